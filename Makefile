@@ -1,0 +1,49 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up all it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+
+.PHONY: help demo dev test lint type soak bench proto docs manifests clean
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## the whole story on this machine's own hardware
+	@$(BIN)/python drivers/pci/demo.py
+
+dev: $(STAMP) ## the local cluster with the PCI driver, until Ctrl-C
+	@$(BIN)/dra dev drivers/pci/driver.py
+
+test: $(STAMP) ## every test
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy --strict, import layers, module sizes
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tests/tools/module_sizes.py
+
+soak: $(STAMP) ## 500 random kills, then 10,000 cycles watching memory and descriptors
+	@$(BIN)/python -m bench.soak $(ARGS)
+
+bench: $(STAMP) ## the figures in README, with a baseline measured in the same run
+	@$(BIN)/python -m bench $(ARGS)
+
+proto: ## regenerate the committed stubs, in an environment of their own
+	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	@.venv-proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0 mypy-protobuf==5.1.0
+	@PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python proto/generate.py src
+
+docs: $(STAMP) ## regenerate the pages that come from the code
+	@$(BIN)/python -m dra_kubeletplugin.errors > docs/errors.md
+	@$(BIN)/python -m dra_kubeletplugin.settings > docs/settings.md
+
+clean:
+	rm -rf $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
