@@ -1,0 +1,310 @@
+"""Every error that a user can meet, with a code and a help text.
+
+The tree::
+
+    DraError
+    ├── SettingsError            bad options; all of them at once
+    ├── SocketError              a socket cannot be served
+    ├── DriverError              the author's class breaks its contract
+    ├── InvalidObjectError       an object that Kubernetes would refuse
+    ├── InvalidSpecError         a CDI spec that a runtime would refuse
+    ├── ApiError                 the API server refused, or cannot be reached
+    ├── RecordsError             the claim records cannot be read or written
+    │   ├── RecordsBusyError
+    │   └── RecordsNewerError
+    └── ClaimError               one claim; its text becomes the pod's event
+        ├── RetryableError       for authors: it may work later
+        ├── PermanentError       for authors: it will not work until somebody changes something
+        └── ...                  one class for each thing that can be wrong with a claim
+
+A message says what, where and what to do, in one sentence of at most 1 KiB. ``python -m dra_kubeletplugin.errors``
+prints the page ``docs/errors.md`` from this file.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+MAX_MESSAGE_BYTES = 1024
+
+
+def clip(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
+    """``text`` on one line, cut to ``limit`` bytes of UTF-8 with an ellipsis."""
+    text = " ".join(text.split())
+    raw = text.encode()
+    if len(raw) <= limit:
+        return text
+    return raw[: limit - 3].decode(errors="ignore") + "..."
+
+
+class DraError(Exception):
+    """Base of all errors of this package."""
+
+    code: ClassVar[str] = "DRA-E000"
+    reason: ClassVar[str] = "INTERNAL"
+    help: ClassVar[str] = "A fault inside the framework; report it with the log lines of the operation id."
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+    def event(self, operation: str = "") -> str:
+        """What the user reads: reason, sentence, code and operation id, at most 1 KiB."""
+        tail = f" [{self.code}{' op ' + operation if operation else ''}]"
+        return clip(f"{self.reason}: {self.message}", MAX_MESSAGE_BYTES - len(tail.encode())) + tail
+
+
+class SettingsError(DraError):
+    """One or more options are wrong; ``faults`` has a sentence for each."""
+
+    code = "DRA-E001"
+    reason = "INVALID_SETTINGS"
+    help = "Every faulty option is named with its flag and environment variable. Correct them all and start again."
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))
+
+
+class SocketError(DraError):
+    """A socket of the plugin cannot be served at its path."""
+
+    code = "DRA-E002"
+    reason = "SOCKET"
+    help = (
+        "Another plugin may be alive on the path (stop it, or set POD_UID to turn rolling update on), "
+        "the folder may be missing or not writable, or the path exceeds the 107 bytes that Linux allows."
+    )
+
+
+class DriverError(DraError):
+    """The driver class breaks the contract that ``Driver`` documents."""
+
+    code = "DRA-E003"
+    reason = "DRIVER"
+    help = "Correct the driver; the message names the class, the attribute and the rule."
+
+
+class InvalidObjectError(DraError):
+    """An object that the API server would refuse; the message has the field's path."""
+
+    code = "DRA-E004"
+    reason = "INVALID"
+    help = "The rules are those of resource.k8s.io in Kubernetes 1.36. Change the named field."
+
+
+class InvalidSpecError(DraError):
+    """A CDI spec that a container runtime would refuse."""
+
+    code = "DRA-E005"
+    reason = "INVALID_CDI"
+    help = "See the CDI specification 1.1.0 for the named field."
+
+
+class ApiError(DraError):
+    """The API server answered with an error, or could not be reached (``status`` 0)."""
+
+    code = "DRA-E006"
+    reason = "API"
+    help = (
+        "403 means that the service account lacks the named permission (deploy/ has the rules); "
+        "0 means that no answer came: see the server, the network and the certificates."
+    )
+
+    def __init__(self, message: str, *, status: int = 0, details: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.details = details or {}
+
+    @property
+    def unreachable(self) -> bool:
+        """True where the server may be away: no answer, or one that says to come back."""
+        return self.status in {0, 429} or self.status >= 500
+
+
+class RecordsError(DraError):
+    """The claim records cannot be read or written."""
+
+    code = "DRA-E010"
+    reason = "RECORDS_UNAVAILABLE"
+    help = (
+        "The database is in the driver's folder below <kubelet-root>/plugins. Look at free space, permissions and "
+        "the disk. A damaged file is set aside as records.db.damaged-<time>, never emptied; `dra claims` shows "
+        "what was rebuilt."
+    )
+
+
+class RecordsBusyError(RecordsError):
+    """Another process holds the records for longer than the bounded wait."""
+
+    code = "DRA-E011"
+    reason = "RECORDS_BUSY"
+    help = "Another instance of the plugin is stopped or hangs while it writes. Delete its pod; the kubelet retries."
+
+
+class RecordsNewerError(RecordsError):
+    """The records were written by a plugin more than one schema version newer."""
+
+    code = "DRA-E012"
+    reason = "RECORDS_NEWER"
+    help = "Downgrades keep records over one schema version. Go back to the newer plugin, or step down one at a time."
+
+
+class ClaimError(DraError):
+    """Something is wrong with one claim. Never fails the others of a call."""
+
+    code = "DRA-E100"
+    reason = "CLAIM"
+    help = "See the message."
+
+
+class RetryableError(ClaimError):
+    """For authors: preparing failed now and may work later; the kubelet tries again."""
+
+    code = "DRA-E101"
+    reason = "RETRYABLE"
+    help = "The driver expects this to pass. If it does not, read the plugin's log under the operation id."
+
+
+class PermanentError(ClaimError):
+    """For authors: preparing cannot work until somebody changes the claim, the class or the machine."""
+
+    code = "DRA-E102"
+    reason = "PERMANENT"
+    help = "Change what the message names, then delete and recreate the pod."
+
+
+class DriverFailedError(ClaimError):
+    """The driver raised something else; its type and message are in the text, its traceback in the log."""
+
+    code = "DRA-E103"
+    reason = "DRIVER_FAILED"
+    help = "A fault in the driver or its hardware. Search the plugin's log for the operation id."
+
+
+class ClaimNotFoundError(ClaimError):
+    code = "DRA-E110"
+    reason = "NOT_FOUND"
+    help = "The claim was deleted. Pods of a deleted claim cannot start; delete the pod."
+
+
+class ClaimReplacedError(ClaimError):
+    code = "DRA-E111"
+    reason = "REPLACED"
+    help = "The claim was deleted and created again under the same name. Delete the pod, so that it is scheduled anew."
+
+
+class ClaimNotAllocatedError(ClaimError):
+    code = "DRA-E112"
+    reason = "NOT_ALLOCATED"
+    help = "The scheduler has not allocated the claim, or it was deallocated. Look at the pod's scheduling events."
+
+
+class WrongNodeError(ClaimError):
+    code = "DRA-E113"
+    reason = "WRONG_NODE"
+    help = "The claim's devices belong to another node. Delete the pod, so that it is scheduled anew."
+
+
+class DeviceHeldError(ClaimError):
+    code = "DRA-E114"
+    reason = "DEVICE_HELD"
+    help = (
+        "An exclusive device is still prepared for the named claim. It is freed when that claim's pod has stopped. "
+        "Where that pod is gone for good, `dra claims` shows the record, and `dra claims forget UID` drops it."
+    )
+
+
+class DeviceGoneError(ClaimError):
+    code = "DRA-E115"
+    reason = "DEVICE_GONE"
+    help = "The device left this node after it was allocated. Delete the pod, so that it is scheduled anew."
+
+
+class DeviceUnhealthyError(ClaimError):
+    code = "DRA-E116"
+    reason = "DEVICE_UNHEALTHY"
+    help = "The driver reports the device as unhealthy and its policy refuses such devices."
+
+
+class ConfigError(ClaimError):
+    """Opaque parameters that the driver's ``Config`` does not accept."""
+
+    code = "DRA-E117"
+    reason = "INVALID_CONFIG"
+    help = "Correct the named field in the DeviceClass or ResourceClaim (spec.devices.config[].opaque.parameters)."
+
+
+class ApiUnavailableError(ClaimError):
+    code = "DRA-E118"
+    reason = "API_UNAVAILABLE"
+    help = "A first prepare has to read the claim. The kubelet tries again; see the API server."
+
+
+class StillWorkingError(ClaimError):
+    code = "DRA-E119"
+    reason = "STILL_WORKING"
+    help = "The work goes on in the plugin and the kubelet's next call joins it. Nothing to do, unless it never ends."
+
+
+class ClaimBusyError(ClaimError):
+    code = "DRA-E120"
+    reason = "CLAIM_BUSY"
+    help = "Another instance of the plugin works on this claim. If that process hangs, delete its pod."
+
+
+class UndoFailedError(ClaimError):
+    code = "DRA-E121"
+    reason = "UNDO_FAILED"
+    help = "A step of an earlier prepare or unprepare could not be reversed; it is tried again. See the log."
+
+
+class BadAnswerError(ClaimError):
+    code = "DRA-E122"
+    reason = "BAD_ANSWER"
+    help = "The driver's answer breaks a rule (an unknown device, a wrong CDI edit); the message names it."
+
+
+class StoppingError(ClaimError):
+    code = "DRA-E123"
+    reason = "STOPPING"
+    help = "The plugin is shutting down; the kubelet tries again with the next instance."
+
+
+class HostPathMissingError(ClaimError):
+    code = "DRA-E124"
+    reason = "HOST_PATH_MISSING"
+    help = "The device node is not on the host (any more). See the driver of the device and udev."
+
+
+def catalogue() -> list[type[DraError]]:
+    """All error classes, by code."""
+    found: list[type[DraError]] = []
+    queue: list[type[DraError]] = [DraError]
+    while queue:
+        cls = queue.pop()
+        found.append(cls)
+        queue.extend(cls.__subclasses__())
+    return sorted(found, key=lambda c: c.code)
+
+
+def page() -> str:
+    """The Markdown page that lists all errors."""
+    lines = [
+        "# Errors",
+        "",
+        "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. The reason comes first in a pod's event, the",
+        "code and the operation id last; the same operation id is on every log line of that call.",
+        "",
+        "| code | reason | class | what to do |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {c.code} | `{c.reason}` | `{c.__name__}` | {c.help} |" for c in catalogue()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    # As __main__ this module is a second copy; print from the one that others import.
+    from dra_kubeletplugin import errors
+
+    print(errors.page(), end="")

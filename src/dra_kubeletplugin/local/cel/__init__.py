@@ -1,0 +1,11 @@
+"""CEL with the environment that Kubernetes 1.36 gives to device selectors.
+
+The language follows the CEL specification (github.com/google/cel-spec); the libraries and cost units follow Kubernetes.
+``compile_selector`` checks an expression, ``Selector.matches`` evaluates it against one device. No library carries this environment
+(``cel-expr-python`` has no lazy default maps and no cost limit), so the compiler is our own; the recorded answers judge it.
+"""
+
+from .selector import COST_LIMIT, Device, Selector, compile_selector
+from .values import CelError, CompileError
+
+__all__ = ["COST_LIMIT", "CelError", "CompileError", "Device", "Selector", "compile_selector"]

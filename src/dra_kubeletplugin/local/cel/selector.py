@@ -1,0 +1,110 @@
+"""Device selectors: compile once, match many devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from ...resources import quantity, version
+from .checker import Checker, boolean_fault
+from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
+from .evaluator import BudgetExceeded, Frame, compile_node
+from .parser import Parser, Source
+from .values import AttributeList, CelError, CompileError, DefaultMap
+
+COST_LIMIT = 1_000_000
+
+_DEVICE = parse_type("kubernetes.DRADevice")
+_OBJECTS = {
+    "kubernetes.DRADevice": {
+        "driver": parse_type("string"),
+        "attributes": parse_type("map(string, map(string, any))"),
+        "capacity": parse_type("map(string, map(string, kubernetes.Quantity))"),
+        "allowMultipleAllocations": parse_type("bool"),
+    }
+}
+
+
+class Device:
+    """One device of a slice, as expressions see it: names without a domain are in the driver's."""
+
+    def __init__(self, driver: str, device: Mapping[str, Any]) -> None:
+        attributes: DefaultMap = DefaultMap()
+        for name, value in (device.get("attributes") or {}).items():
+            domain, key = _split(name, driver)
+            attributes.setdefault(domain, {})[key] = _attribute(value)
+        capacity: DefaultMap = DefaultMap()
+        for name, value in (device.get("capacity") or {}).items():
+            domain, key = _split(name, driver)
+            capacity.setdefault(domain, {})[key] = quantity.parse(value["value"])
+        self.cel_fields = {
+            "driver": driver,
+            "attributes": attributes,
+            "capacity": capacity,
+            "allowMultipleAllocations": bool(device.get("allowMultipleAllocations")),
+        }
+
+
+def _split(name: str, driver: str) -> tuple[str, str]:
+    domain, slash, key = name.partition("/")
+    return (domain, key) if slash else (driver, name)
+
+
+def _attribute(value: Mapping[str, Any]) -> Any:
+    if "version" in value:
+        return version.parse(value["version"])
+    for kind in ("string", "int", "bool"):
+        if kind in value:
+            return value[kind]
+    for kind in ("strings", "ints", "bools"):
+        if kind in value:
+            return AttributeList(list(value[kind]))
+    if "versions" in value:
+        return AttributeList([version.parse(v) for v in value["versions"]])
+    raise CelError("unsupported attribute value")
+
+
+class Selector:
+    """A compiled expression over one ``device``."""
+
+    def __init__(self, expression: str, *, list_attributes: bool = False) -> None:
+        source = Source(expression)
+        functions = {**FUNCTIONS, **LIST_ATTRIBUTE_FUNCTIONS} if list_attributes else FUNCTIONS
+        tree = Parser(source).parse()
+        result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions).check(tree)
+        if fault := boolean_fault(result):
+            raise CompileError(fault)
+        self.expression = expression
+        self._run = compile_node(tree)
+
+    def evaluate(self, device: Device) -> tuple[bool, int]:
+        """Whether the device matches, and the cost.
+
+        Raises :class:`CelError`, which carries ``cost`` as an attribute.
+        """
+        frame = Frame({"device": device}, COST_LIMIT)
+        try:
+            value = self._run(frame)
+            if not isinstance(value, bool):
+                raise CelError("CEL result could not be converted to bool")
+        except BudgetExceeded as e:
+            error = CelError(str(e))
+            error.cost = frame.cost  # type: ignore[attr-defined]
+            raise error from None
+        except CelError as e:
+            e.cost = frame.cost  # type: ignore[attr-defined]
+            raise
+        return value, frame.cost
+
+    def matches(self, device: Device) -> bool:
+        return self.evaluate(device)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def compile_selector(expression: str, *, list_attributes: bool = False) -> Selector:
+    """The compiled selector, from a cache.
+
+    Raises :class:`CompileError` in Kubernetes' words.
+    """
+    return Selector(expression, list_attributes=list_attributes)

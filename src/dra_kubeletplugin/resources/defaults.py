@@ -1,0 +1,47 @@
+"""Defaults that the API server fills in: allocation mode and count of requests, the time a taint was added."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+
+def now() -> str:
+    """This second, as Kubernetes writes times."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def apply(obj: dict[str, Any], kind: str, time: str = "") -> dict[str, Any]:
+    """Fills ``obj``, which is changed in place and returned."""
+    if kind == "ResourceSlice":
+        for device in obj["spec"].get("devices") or []:
+            _taints(device, time or now())
+    elif kind == "ResourceClaim":
+        _claim_spec(obj["spec"])
+        allocation = (obj.get("status") or {}).get("allocation") or {}
+        for result in (allocation.get("devices") or {}).get("results") or []:
+            _tolerations(result)
+    elif kind == "ResourceClaimTemplate":
+        _claim_spec(obj["spec"]["spec"])
+    return obj
+
+
+def _taints(device: dict[str, Any], time: str) -> None:
+    for taint in device.get("taints") or []:
+        taint.setdefault("timeAdded", time)
+
+
+def _claim_spec(spec: dict[str, Any]) -> None:
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        for concrete in (request.get("exactly"), *(request.get("firstAvailable") or [])):
+            if concrete is None:
+                continue
+            concrete["allocationMode"] = concrete.get("allocationMode") or "ExactCount"
+            if concrete["allocationMode"] == "ExactCount":
+                concrete.setdefault("count", 1)
+            _tolerations(concrete)
+
+
+def _tolerations(owner: dict[str, Any]) -> None:
+    for toleration in owner.get("tolerations") or []:
+        toleration.setdefault("operator", "Equal")

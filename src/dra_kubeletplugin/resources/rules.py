@@ -1,0 +1,205 @@
+"""Rules that slices, claims and classes share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from . import names
+from .fields import FieldError, duplicate, invalid, invalids, required, too_long, too_many, unsupported
+
+MAX_OPAQUE_BYTES = 10 * 1024
+
+
+def items(
+    values: Sequence[Any] | None,
+    limit: int,
+    check: Callable[[Any, str], Iterable[FieldError]],
+    path: str,
+    key: Callable[[Any], str] | None = None,
+    key_field: str = "",
+) -> list[FieldError]:
+    """Checks a list: its length, every item, and where ``key`` is given that no key comes twice."""
+    values = values or []
+    if len(values) > limit:
+        return [too_many(path, len(values), limit)]
+    out: list[FieldError] = []
+    seen: set[str] = set()
+    for i, value in enumerate(values):
+        where = f"{path}[{i}]"
+        out += check(value, where)
+        if key:
+            k = key(value)
+            if k in seen:
+                out.append(duplicate(f"{where}{key_field}", k))
+            seen.add(k)
+    return out
+
+
+def driver_name(value: str, path: str) -> list[FieldError]:
+    if not value:
+        return [required(path)]
+    out = [too_long(path, names.MAX_DRIVER)] if len(value.encode()) > names.MAX_DRIVER else []
+    return out + invalids(path, value, names.subdomain(value.lower()))  # the server lets upper case pass
+
+
+def pool_name(value: str, path: str) -> list[FieldError]:
+    if not value:
+        return [required(path)]
+    out = [too_long(path, names.MAX_SUBDOMAIN)] if len(value.encode()) > names.MAX_SUBDOMAIN else []
+    for part in value.split("/"):
+        out += invalids(path, part, names.subdomain(part))
+    return out
+
+
+def qualified_name(value: str, path: str, *, fully: bool = False) -> list[FieldError]:
+    """A device attribute's or capacity's name: a C identifier of 32 bytes, or domain/identifier."""
+    parts = value.split("/")
+    if len(parts) == 1:
+        if fully:
+            return [invalid(path, value, "must include a domain")]
+        return _identifier(parts[0], path)
+    if len(parts) > 2:
+        return []
+    domain, name = parts
+    out: list[FieldError] = []
+    if not domain:
+        out.append(invalid(path, "", "the domain must not be empty"))
+    else:
+        if len(domain.encode()) > names.MAX_DOMAIN:
+            out.append(too_long(path, names.MAX_DOMAIN))
+        out += invalids(path, domain, names.subdomain(domain))
+    if not name:
+        out.append(invalid(path, "", "the name must not be empty"))
+    else:
+        out += _identifier(name, path)
+    return out
+
+
+def _identifier(value: str, path: str) -> list[FieldError]:
+    out = [too_long(path, names.MAX_IDENTIFIER)] if len(value.encode()) > names.MAX_IDENTIFIER else []
+    return out + invalids(path, value, names.c_identifier(value))
+
+
+def taint_key(value: str, path: str) -> list[FieldError]:
+    return invalids(path, value, names.qualified(value))
+
+
+def node_selector(selector: Mapping[str, Any], path: str) -> list[FieldError]:
+    """A NodeSelector that must have exactly one term."""
+    terms = selector.get("nodeSelectorTerms") or []
+    where = f"{path}.nodeSelectorTerms"
+    out: list[FieldError] = []
+    if not terms:
+        out.append(required(where, "must have at least one node selector term"))
+    for i, term in enumerate(terms):
+        for kind in ("matchExpressions", "matchFields"):
+            for j, requirement in enumerate(term.get(kind) or []):
+                out += _node_requirement(requirement, f"{where}[{i}].{kind}[{j}]", kind)
+    if len(terms) != 1:
+        shown = [
+            {
+                "MatchExpressions": _go_requirements(t.get("matchExpressions")),
+                "MatchFields": _go_requirements(t.get("matchFields")),
+            }
+            for t in terms
+        ]
+        out.append(invalid(where, shown or None, "must have exactly one node selector term"))
+    return out
+
+
+def _go_requirements(values: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    if not values:
+        return None
+    return [{"Key": v["key"], "Operator": v["operator"], "Values": v.get("values")} for v in values]
+
+
+_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+
+
+def _node_requirement(requirement: Mapping[str, Any], path: str, kind: str) -> list[FieldError]:
+    operator, values = requirement.get("operator", ""), requirement.get("values") or []
+    out: list[FieldError] = []
+    if kind == "matchFields":
+        if operator not in {"In", "NotIn"}:
+            out.append(invalid(f"{path}.operator", operator, "not a valid selector operator"))
+        elif len(values) != 1:
+            detail = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+            out.append(required(f"{path}.values", detail))
+        if requirement.get("key") != "metadata.name":
+            out.append(invalid(f"{path}.key", requirement.get("key"), "not a valid field selector key"))
+        return out
+    if operator in {"In", "NotIn"}:
+        if not values:
+            out.append(required(f"{path}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
+    elif operator in {"Exists", "DoesNotExist"}:
+        if values:
+            detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
+            out.append(FieldError("FieldValueForbidden", f"{path}.values", f"Forbidden: {detail}"))
+    elif operator in {"Gt", "Lt"}:
+        if len(values) != 1:
+            out.append(required(f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'"))
+    else:
+        out.append(invalid(f"{path}.operator", operator, "not a valid selector operator"))
+    out += invalids(f"{path}.key", requirement.get("key", ""), names.qualified(requirement.get("key", "")))
+    for i, value in enumerate(values):
+        out += invalids(f"{path}.values[{i}]", value, names.label_value(value))
+    return out
+
+
+TAINT_EFFECTS = ("None", "NoSchedule", "NoExecute")
+
+
+def taint_effect(value: str, path: str) -> list[FieldError]:
+    if not value:
+        return [required(path)]
+    return [] if value in TAINT_EFFECTS else [unsupported(path, value, TAINT_EFFECTS)]
+
+
+def opaque(config: Mapping[str, Any], path: str) -> list[FieldError]:
+    """An opaque driver configuration: a driver's name and a JSON object of at most 10 KiB."""
+    import msgspec
+
+    out = driver_name(config.get("driver", ""), f"{path}.driver")
+    parameters = config.get("parameters")
+    where = f"{path}.parameters"
+    if parameters is None:
+        out.append(required(where))
+    elif len(msgspec.json.encode(parameters)) > MAX_OPAQUE_BYTES:
+        out.append(too_long(where, MAX_OPAQUE_BYTES))
+    elif not isinstance(parameters, Mapping):
+        out.append(invalid(where, "<value omitted>", "must be a valid JSON object"))
+    return out
+
+
+def object_name(metadata: Mapping[str, Any], path: str = "metadata") -> list[FieldError]:
+    """``metadata.name``, or ``generateName``, of an object whose name is a DNS subdomain."""
+    name, prefix = metadata.get("name", ""), metadata.get("generateName", "")
+    out: list[FieldError] = []
+    if prefix:
+        # A trailing dash is masked, because a suffix follows.
+        masked = re.sub(r"-$", "a", prefix)
+        out += invalids(f"{path}.generateName", prefix, names.subdomain(masked))
+    if name:
+        out += invalids(f"{path}.name", name, names.subdomain(name))
+    elif not prefix:
+        out.append(required(f"{path}.name", "name or generateName is required"))
+    for i, owner in enumerate(metadata.get("ownerReferences") or []):
+        where = f"{path}.ownerReferences"
+        if not owner.get("uid"):
+            out.append(invalid(f"{where}.uid", "", "must not be empty"))
+        if not owner.get("name"):
+            out.append(invalid(f"{where}.name", "", "must not be empty"))
+        if not owner.get("kind"):
+            out.append(invalid(f"{where}.kind", "", "must not be empty"))
+        if not owner.get("apiVersion"):
+            out.append(invalid(f"{where}.apiVersion", "", "version must not be empty"))
+        del i
+    for key in metadata.get("labels") or {}:
+        out += invalids(f"{path}.labels", key, names.qualified(key))
+        value = metadata["labels"][key]
+        out += invalids(f"{path}.labels", value, names.label_value(value))
+    for key in metadata.get("annotations") or {}:
+        out += invalids(f"{path}.annotations", key, names.qualified(key.lower()))
+    return out

@@ -1,0 +1,330 @@
+"""The shape of resource.k8s.io/v1 objects: which fields exist, of which type, and which are dropped when empty.
+
+One table serves three needs: strict decoding (unknown or mistyped fields are refused with their path), the stored form
+(quantities canonical, empty optional fields left out), and the order of field names.
+
+A field's type is ``string``, ``int``, ``int32``, ``bool``, ``quantity``, ``time``, ``raw``, a list ``[type]``, a map ``{"*": type}``
+or another table. A suffix ``!`` means that the field is always stored, ``?`` that it is a pointer: stored when given, even if empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from . import quantity
+
+Shape = Any
+
+_METADATA: Shape = {
+    "name": "string",
+    "generateName": "string",
+    "namespace": "string",
+    "selfLink": "string",
+    "uid": "string",
+    "resourceVersion": "string",
+    "generation": "int",
+    "creationTimestamp": "time",
+    "deletionTimestamp": "time",
+    "deletionGracePeriodSeconds": "int?",
+    "labels": {"*": "string!"},
+    "annotations": {"*": "string!"},
+    "ownerReferences": [
+        {
+            "apiVersion": "string!",
+            "kind": "string!",
+            "name": "string!",
+            "uid": "string!",
+            "controller": "bool?",
+            "blockOwnerDeletion": "bool?",
+        }
+    ],
+    "finalizers": ["string"],
+    "managedFields": ["raw"],
+}
+_NODE_REQUIREMENT: Shape = {"key": "string!", "operator": "string!", "values": ["string"]}
+_NODE_SELECTOR: Shape = {
+    "nodeSelectorTerms!": [{"matchExpressions": [_NODE_REQUIREMENT], "matchFields": [_NODE_REQUIREMENT]}]
+}
+_ATTRIBUTE: Shape = {
+    "int": "int?",
+    "bool": "bool?",
+    "string": "string?",
+    "version": "string?",
+    "ints": ["int"],
+    "bools": ["bool"],
+    "strings": ["string"],
+    "versions": ["string"],
+}
+_POLICY: Shape = {
+    "default": "quantity?",
+    "validValues": ["quantity"],
+    "validRange": {"min": "quantity?", "max": "quantity?", "step": "quantity?"},
+}
+_COUNTERS: Shape = {"*": {"value": "quantity!"}}
+_TAINT: Shape = {"key": "string!", "value": "string", "effect": "string!", "timeAdded": "time"}
+_DEVICE: Shape = {
+    "name": "string!",
+    "attributes": {"*": _ATTRIBUTE},
+    "capacity": {"*": {"value": "quantity!", "requestPolicy": _POLICY}},
+    "consumesCounters": [{"counterSet": "string!", "counters!": _COUNTERS}],
+    "nodeName": "string?",
+    "nodeSelector": _NODE_SELECTOR,
+    "allNodes": "bool?",
+    "taints": [_TAINT],
+    "bindsToNode": "bool?",
+    "bindingConditions": ["string"],
+    "bindingFailureConditions": ["string"],
+    "allowMultipleAllocations": "bool?",
+}
+_TOLERATION: Shape = {
+    "key": "string",
+    "operator": "string",
+    "value": "string",
+    "effect": "string",
+    "tolerationSeconds": "int?",
+}
+_SELECTORS: Shape = [{"cel": {"expression": "string!"}}]
+_CAPACITY_REQUEST: Shape = {"requests": {"*": "quantity!"}}
+_EXACTLY: Shape = {
+    "deviceClassName": "string!",
+    "selectors": _SELECTORS,
+    "allocationMode": "string",
+    "count": "int",
+    "adminAccess": "bool?",
+    "tolerations": [_TOLERATION],
+    "capacity": _CAPACITY_REQUEST,
+}
+_SUBREQUEST: Shape = {"name": "string!"} | {k: v for k, v in _EXACTLY.items() if k != "adminAccess"}
+_OPAQUE: Shape = {"driver": "string!", "parameters!": "raw"}
+_CLAIM_SPEC: Shape = {
+    "devices!": {
+        "requests!": [{"name": "string!", "exactly": _EXACTLY, "firstAvailable": [_SUBREQUEST]}],
+        "constraints": [{"requests": ["string"], "matchAttribute": "string?", "distinctAttribute": "string?"}],
+        "config": [{"requests": ["string"], "opaque": _OPAQUE}],
+    }
+}
+_CONDITION: Shape = {
+    "type": "string!",
+    "status": "string!",
+    "observedGeneration": "int",
+    "lastTransitionTime": "time!",
+    "reason": "string!",
+    "message": "string!",
+}
+_RESULT: Shape = {
+    "request": "string!",
+    "driver": "string!",
+    "pool": "string!",
+    "device": "string!",
+    "adminAccess": "bool?",
+    "tolerations": [_TOLERATION],
+    "bindingConditions": ["string"],
+    "bindingFailureConditions": ["string"],
+    "shareID": "string?",
+    "consumedCapacity": {"*": "quantity!"},
+}
+_CLAIM_STATUS: Shape = {
+    "allocation": {
+        "devices": {
+            "results": [_RESULT],
+            "config": [{"source": "string!", "requests": ["string"], "opaque": _OPAQUE}],
+        },
+        "nodeSelector": _NODE_SELECTOR,
+        "allocationTimestamp": "time",
+    },
+    "reservedFor": [{"apiGroup": "string", "resource": "string!", "name": "string!", "uid": "string!"}],
+    "devices": [
+        {
+            "driver": "string!",
+            "pool": "string!",
+            "device": "string!",
+            "shareID": "string?",
+            "conditions": [_CONDITION],
+            "data": "raw",
+            "networkData": {"interfaceName": "string", "ips": ["string"], "hardwareAddress": "string"},
+        }
+    ],
+}
+_TYPE: Shape = {"apiVersion": "string", "kind": "string"}
+
+KINDS: Mapping[str, Shape] = {
+    "ResourceSlice": {
+        **_TYPE,
+        "metadata!": _METADATA,
+        "spec!": {
+            "driver": "string!",
+            "pool!": {"name": "string!", "generation": "int!", "resourceSliceCount": "int!"},
+            "nodeName": "string?",
+            "nodeSelector": _NODE_SELECTOR,
+            "allNodes": "bool?",
+            "devices": [_DEVICE],
+            "perDeviceNodeSelection": "bool?",
+            "sharedCounters": [{"name": "string!", "counters!": _COUNTERS}],
+        },
+    },
+    "ResourceClaim": {**_TYPE, "metadata!": _METADATA, "spec!": _CLAIM_SPEC, "status": _CLAIM_STATUS},
+    "ResourceClaimTemplate": {
+        **_TYPE,
+        "metadata!": _METADATA,
+        "spec!": {"metadata!": _METADATA, "spec!": _CLAIM_SPEC},
+    },
+    "DeviceClass": {
+        **_TYPE,
+        "metadata!": _METADATA,
+        "spec!": {"selectors": _SELECTORS, "config": [{"opaque": _OPAQUE}], "extendedResourceName": "string?"},
+    },
+}
+
+
+class DecodeError(ValueError):
+    """The object cannot be read as its kind; the API server answers 400."""
+
+
+def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[str, Any]:
+    """``obj`` in its stored form.
+
+    Unknown fields raise :class:`DecodeError` when ``strict`` and are dropped otherwise; a value of the wrong type
+    always raises.
+    """
+    unknown: list[str] = []
+    out = _struct(obj, KINDS[kind], "", kind, unknown)
+    if strict and unknown:
+        raise DecodeError("strict decoding error: " + ", ".join(f'unknown field "{u}"' for u in unknown))
+    return out
+
+
+def dropped(sent: Any, echoed: Any, path: str = "") -> list[str]:
+    """Paths of fields in ``sent`` that ``echoed`` lacks: what a server with a feature gate off has dropped."""
+    if isinstance(sent, Mapping) and isinstance(echoed, Mapping):
+        out = []
+        for key, value in sent.items():
+            where = f"{path}.{key}" if path else key
+            if key not in echoed:
+                out += [where] if value not in (None, [], {}, "") else []
+            else:
+                out += dropped(value, echoed[key], where)
+        return out
+    if isinstance(sent, list) and isinstance(echoed, list):
+        pairs = zip(sent, echoed, strict=False)
+        return [p for i, (a, b) in enumerate(pairs) for p in dropped(a, b, f"{path}[{i}]")]
+    return []
+
+
+def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _mistyped(value, path, owner)
+    out: dict[str, Any] = {}
+    known = {}
+    for key, field_shape in shape.items():
+        name = key.rstrip("!")
+        known[name] = (field_shape, key.endswith("!"))
+    for key in value:
+        if key not in known:
+            unknown.append(f"{path}.{key}" if path else key)
+    for name, (field_shape, always) in known.items():
+        where = f"{path}.{name}" if path else name
+        given = value.get(name)
+        if isinstance(field_shape, str):
+            mode = field_shape[-1] if field_shape[-1] in "!?" else ""
+            kind = field_shape.rstrip("!?")
+            if given is None:
+                if mode == "!" or always:
+                    out[name] = _zero(kind)
+                continue
+            decoded = _scalar(given, kind, where)
+            if mode or always or decoded not in ("", 0, False):
+                out[name] = decoded
+        elif given is None:
+            if always:
+                out[name] = _zero_of(field_shape)
+        else:
+            decoded = _composite(given, field_shape, where, name, unknown)
+            if always or decoded or (isinstance(field_shape, dict) and "*" not in field_shape):
+                out[name] = decoded
+    return out
+
+
+def _composite(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> Any:
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            raise _mistyped(value, path, "slice")
+        return [_element(v, shape[0], f"{path}[{i}]", owner, unknown) for i, v in enumerate(value)]
+    if "*" in shape:
+        if not isinstance(value, Mapping):
+            raise _mistyped(value, path, "map")
+        return {k: _element(v, shape["*"], f"{path}.{k}", owner, unknown) for k, v in value.items()}
+    return _struct(value, shape, path, owner, unknown)
+
+
+def _element(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> Any:
+    if isinstance(shape, str):
+        kind = shape.rstrip("!?")
+        return _zero(kind) if value is None else _scalar(value, kind, path)
+    return _composite({} if value is None else value, shape, path, owner, unknown)
+
+
+def _scalar(value: Any, kind: str, path: str) -> Any:
+    match kind:
+        case "raw":
+            return value
+        case "quantity":
+            if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+                raise _mistyped(value, path, kind)
+            try:
+                return str(quantity.parse(str(value).strip()))
+            except quantity.QuantityError as e:
+                raise DecodeError(str(e)) from None
+        case "int" | "int32":
+            bits = 63 if kind == "int" else 31
+            if isinstance(value, bool) or not isinstance(value, int) or not -(2**bits) <= value < 2**bits:
+                raise _mistyped(value, path, "int64" if kind == "int" else kind)
+            return value
+        case "bool":
+            if not isinstance(value, bool):
+                raise _mistyped(value, path, kind)
+            return value
+        case "time":
+            if not isinstance(value, str):
+                raise _mistyped(value, path, "Time")
+            return _seconds(value, path)
+        case _:
+            if not isinstance(value, str):
+                raise _mistyped(value, path, kind)
+            return value
+
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)")
+
+
+def _seconds(value: str, path: str) -> str:
+    """A time as it is stored: whole seconds, UTC."""
+    from datetime import UTC, datetime
+
+    if not value:
+        return ""
+    if not _TIME.fullmatch(value):
+        raise DecodeError(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is no RFC 3339 time')
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        raise DecodeError(f'parsing time "{value}": {path} is out of range') from None
+
+
+def _zero(kind: str) -> Any:
+    return {"string": "", "int": 0, "int32": 0, "bool": False, "quantity": "0"}.get(kind)
+
+
+def _zero_of(shape: Shape) -> Any:
+    if isinstance(shape, list) or "*" in shape:
+        return None
+    return _struct({}, shape, "", "", [])
+
+
+def _mistyped(value: Any, path: str, wanted: str) -> DecodeError:
+    kind = {bool: "bool", str: "string", list: "array", dict: "object"}.get(type(value))
+    if kind is None:
+        kind = f"number {value}" if wanted == "int64" else "number"
+    bare = re.sub(r"\[\d+\]", "", path)
+    return DecodeError(f"json: cannot unmarshal {kind} into Go struct field {bare} of type {wanted}")
