@@ -1,0 +1,245 @@
+"""The rules for a CDI spec, as JSON: the strict checks that the Go library makes when a runtime loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InvalidSpecError
+
+VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+OLDEST = "0.3.0"
+HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+
+JSON = Mapping[str, Any]
+
+_STRING_LIST = ["s"]
+_EDITS = {
+    "env": _STRING_LIST,
+    "deviceNodes": [
+        {
+            "path": "s",
+            "hostPath": "s",
+            "type": "s",
+            "major": "i",
+            "minor": "i",
+            "fileMode": "i",
+            "permissions": "s",
+            "uid": "i",
+            "gid": "i",
+        }
+    ],
+    "netDevices": [{"hostInterfaceName": "s", "name": "s"}],
+    "hooks": [{"hookName": "s", "path": "s", "args": _STRING_LIST, "env": _STRING_LIST, "timeout": "i"}],
+    "mounts": [{"hostPath": "s", "containerPath": "s", "options": _STRING_LIST, "type": "s"}],
+    "intelRdt": {
+        "closID": "s",
+        "l3CacheSchema": "s",
+        "memBwSchema": "s",
+        "schemata": _STRING_LIST,
+        "enableCMT": "b",
+        "enableMBM": "b",
+        "enableMonitoring": "b",
+    },
+    "additionalGids": ["i"],
+}
+_SPEC = {
+    "cdiVersion": "s",
+    "kind": "s",
+    "annotations": "m",
+    "devices": [{"name": "s", "annotations": "m", "containerEdits": _EDITS}],
+    "containerEdits": _EDITS,
+}
+_TYPES: dict[str, tuple[type, ...]] = {"s": (str,), "i": (int,), "b": (bool,), "m": (dict,)}
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(p) for p in version.removeprefix("v").split("."))
+
+
+def minimum_version(spec: JSON) -> str:
+    """The least CDI version that a spec may declare, by the fields that it uses."""
+    used = [OLDEST]
+    kind = str(spec.get("kind", ""))
+    if "." in kind.partition("/")[2]:
+        used.append("0.6.0")
+    if spec.get("annotations"):
+        used.append("0.6.0")
+    for device in spec.get("devices") or []:
+        if device.get("name", "")[:1].isdigit():
+            used.append("0.5.0")
+        if device.get("annotations"):
+            used.append("0.6.0")
+        used += _edits_versions(device.get("containerEdits") or {})
+    used += _edits_versions(spec.get("containerEdits") or {})
+    return max(used, key=version_key)
+
+
+def _edits_versions(edits: JSON) -> list[str]:
+    out = []
+    if any(m.get("type") for m in edits.get("mounts") or []):
+        out.append("0.4.0")
+    if any(d.get("hostPath") for d in edits.get("deviceNodes") or []):
+        out.append("0.5.0")
+    rdt = edits.get("intelRdt")
+    if rdt is not None:
+        out.append("1.1.0" if rdt.get("schemata") or rdt.get("enableMonitoring") else "0.7.0")
+    if edits.get("additionalGids"):
+        out.append("0.7.0")
+    if edits.get("netDevices"):
+        out.append("1.1.0")
+    return out
+
+
+def spec_faults(spec: Any) -> str:
+    """Why a runtime refuses ``spec``; empty when it does not."""
+    try:
+        validate_spec(spec)
+    except InvalidSpecError as e:
+        return str(e)
+    return ""
+
+
+def validate_spec(spec: Any) -> None:
+    """Raises :class:`InvalidSpecError`, in the Go library's words, at the first fault."""
+    _strict(spec, _SPEC, "spec")
+    version = str(spec.get("cdiVersion", "")).removeprefix("v")
+    if version not in VERSIONS:
+        raise InvalidSpecError(f'invalid version "{spec.get("cdiVersion", "")}"')
+    least = minimum_version(spec)
+    if version_key(version) < version_key(least):
+        raise InvalidSpecError(f"the spec version must be at least v{least}")
+    validate_kind(spec.get("kind", ""))
+    _check_edits(spec.get("containerEdits") or {})
+    seen: set[str] = set()
+    for device in spec.get("devices") or []:
+        name = device.get("name", "")
+        try:
+            validate_device_name(name)
+            edits = device.get("containerEdits") or {}
+            if not any(v is not None and v != [] for v in edits.values()):
+                raise InvalidSpecError("invalid device, empty device edits")
+            try:
+                _check_edits(edits)
+            except InvalidSpecError as e:
+                raise InvalidSpecError(f'invalid device "{name}": {e}') from None
+        except InvalidSpecError as e:
+            raise InvalidSpecError(f'failed add device "{name}": {e}') from None
+        if name in seen:
+            raise InvalidSpecError(f'invalid spec, multiple device "{name}"')
+        seen.add(name)
+    if not seen:
+        raise InvalidSpecError("invalid spec, no devices")
+
+
+def validate_kind(kind: str) -> None:
+    """``vendor/class``: each begins with a letter, ends with a letter or digit, and has [A-Za-z0-9_.-] between.
+
+    Raises :class:`InvalidSpecError`.
+    """
+    vendor, slash, name = kind.partition("/")
+    if not slash or not vendor or not name:
+        raise InvalidSpecError("invalid vendor. empty name")
+    for what, value in (("vendor", vendor), ("class", name)):
+        if not (value[0].isascii() and value[0].isalpha()):
+            raise InvalidSpecError(f'invalid {what}. "{value}", should start with letter')
+        for c in value[1:-1]:
+            if not (c.isascii() and (c.isalnum() or c in "_.-")):
+                raise InvalidSpecError(f"invalid {what}. invalid character '{c}' in name \"{value}\"")
+        if not (value[-1].isascii() and value[-1].isalnum()):
+            raise InvalidSpecError(f'invalid {what}. "{value}", should end with a letter or digit')
+
+
+def validate_device_name(name: str) -> None:
+    """Begins and ends with a letter or digit, with [A-Za-z0-9_.:-] between.
+
+    Raises :class:`InvalidSpecError`.
+    """
+    if not name:
+        raise InvalidSpecError("invalid (empty) device name")
+    if not (name[0].isascii() and name[0].isalnum()):
+        raise InvalidSpecError(f'invalid class "{name}", should start with a letter or digit')
+    for c in name[1:-1]:
+        if not (c.isascii() and (c.isalnum() or c in "_.:-")):
+            raise InvalidSpecError(f"invalid character '{c}' in device name \"{name}\"")
+    if not (name[-1].isascii() and name[-1].isalnum()):
+        raise InvalidSpecError(f'invalid name "{name}", should end with a letter or digit')
+
+
+def _check_edits(edits: JSON) -> None:
+    for env in edits.get("env") or []:
+        _check_env(env, "invalid container edits: ")
+    for node in edits.get("deviceNodes") or []:
+        _check_node(node)
+    _check_net(edits.get("netDevices") or [])
+    for hook in edits.get("hooks") or []:
+        name = hook.get("hookName", "")
+        if name not in HOOKS:
+            raise InvalidSpecError(f'invalid hook name "{name}"')
+        if not hook.get("path"):
+            raise InvalidSpecError(f'invalid hook "{name}", empty path')
+        for env in hook.get("env") or []:
+            _check_env(env, f'invalid hook "{name}": ')
+    for mount in edits.get("mounts") or []:
+        for key, word in (("hostPath", "host"), ("containerPath", "container")):
+            if not mount.get(key):
+                raise InvalidSpecError(f"invalid mount, empty {word} path")
+    rdt = edits.get("intelRdt")
+    if rdt is not None:
+        clos = rdt.get("closID", "")
+        if len(clos) >= 4096 or clos in {".", ".."} or "/" in clos or "\n" in clos:
+            raise InvalidSpecError("invalid ClosID")
+
+
+def _check_env(value: str, prefix: str) -> None:
+    if not value.partition("=")[0] or "=" not in value:
+        raise InvalidSpecError(f'{prefix}invalid environment variable "{value}"')
+
+
+def _check_node(node: JSON) -> None:
+    path = node.get("path", "")
+    if not path:
+        raise InvalidSpecError("invalid (empty) device path")
+    if node.get("type", "") not in {"", "b", "c", "u", "p"}:
+        raise InvalidSpecError(f'device "{path}": invalid type "{node["type"]}"')
+    permissions = node.get("permissions", "")
+    if any(c not in "rwm" for c in permissions):
+        raise InvalidSpecError(f'device "{path}": invalid permissions "{permissions}"')
+
+
+def _check_net(devices: list[JSON]) -> None:
+    by_host: dict[str, str] = {}
+    by_name: dict[str, str] = {}
+    for device in devices:
+        host, name = device.get("hostInterfaceName", ""), device.get("name", "")
+        if not host:
+            raise InvalidSpecError("invalid linux net device, empty HostInterfaceName")
+        if not name:
+            raise InvalidSpecError("invalid linux net device, empty Name")
+        what = "invalid linux net device, duplicate"
+        if host in by_host:
+            raise InvalidSpecError(f'{what} HostInterfaceName "{host}" with names "{name}" and "{by_host[host]}"')
+        if name in by_name:
+            raise InvalidSpecError(f'{what} Name "{name}" with HostInterfaceName "{host}" and "{by_name[name]}"')
+        by_host[host], by_name[name] = name, host
+
+
+def _strict(value: Any, shape: Any, path: str) -> None:
+    """Unknown fields and wrong types are refused, as by the Go library's decoder."""
+    if value is None:
+        return
+    if isinstance(shape, str):
+        if not isinstance(value, _TYPES[shape]) or (shape == "i" and isinstance(value, bool)):
+            raise InvalidSpecError(f"{path} has the wrong type {type(value).__name__}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise InvalidSpecError(f"{path} must be a list")
+        for i, item in enumerate(value):
+            _strict(item, shape[0], f"{path}[{i}]")
+    else:
+        if not isinstance(value, dict):
+            raise InvalidSpecError(f"{path} must be an object")
+        for key, item in value.items():
+            if key not in shape:
+                raise InvalidSpecError(f'unknown field "{key}" in {path}')
+            _strict(item, shape[key], f"{path}.{key}")

@@ -1,0 +1,197 @@
+"""Finds CDI devices in spec folders and injects them into an OCI spec, by the rules of the Go library 1.1.0."""
+
+from __future__ import annotations
+
+import copy
+import os
+import posixpath
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...cdi.spec import spec_faults
+
+DEFAULT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+class InjectError(Exception):
+    """Devices cannot be injected; ``unresolved`` names those that were not found."""
+
+    def __init__(self, message: str, unresolved: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.unresolved = list(unresolved)
+
+
+class CdiCache:
+    """All usable devices of some folders, lowest priority first. Reads the folders once, when made."""
+
+    def __init__(self, dirs: Sequence[Path] = DEFAULT_DIRS) -> None:
+        self.errors: dict[str, list[str]] = {}
+        self.devices: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = {}
+        self._priority: dict[str, int] = {}
+        conflicts: set[str] = set()
+        for priority, folder in enumerate(dirs):
+            for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+                if path.suffix in {".json", ".yaml"} and path.is_file():
+                    self._load(path, priority, conflicts)
+        for name in conflicts:
+            self.devices.pop(name, None)
+
+    @property
+    def listed(self) -> list[str]:
+        return sorted(self.devices)
+
+    def _load(self, path: Path, priority: int, conflicts: set[str]) -> None:
+        try:
+            spec = _decode(path)
+        except Exception as e:
+            self._fault(path, f"failed to load CDI Spec failed to read CDI Spec {path}: {e}")
+            return
+        if fault := spec_faults(spec):
+            self._fault(path, f"failed to load CDI Spec invalid CDI Spec: {fault}")
+            return
+        for device in spec["devices"]:
+            name = f"{spec['kind']}={device['name']}"
+            if name in self.devices and self._priority[name] == priority:
+                other = self.devices[name][0]
+                message = f'conflicting device "{name}" (specs "{path}", "{other}")'
+                self._fault(path, message)
+                self._fault(other, message)
+                conflicts.add(name)
+                continue
+            self.devices[name] = (path, spec, device)
+            self._priority[name] = priority
+
+    def _fault(self, path: Path, message: str) -> None:
+        self.errors.setdefault(str(path), []).append(message)
+
+    def inject(self, oci: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
+        """A copy of ``oci`` with the devices' edits.
+
+        Raises :class:`InjectError` when a name is unknown or a device node is not on the host.
+        """
+        unresolved = [n for n in names if n not in self.devices]
+        if unresolved:
+            raise InjectError(f"unresolvable CDI devices {', '.join(unresolved)}", unresolved)
+        out: dict[str, Any] = copy.deepcopy(dict(oci or {"ociVersion": ""}))
+        edits: list[Mapping[str, Any]] = []
+        seen: set[Path] = set()
+        for name in names:
+            path, spec, device = self.devices[name]
+            if path not in seen:
+                seen.add(path)
+                edits.append(spec.get("containerEdits") or {})
+            edits.append(device["containerEdits"])
+        try:
+            _apply(out, edits)
+        except InjectError as e:
+            raise InjectError(f"failed to inject devices: {e}") from None
+        return out
+
+
+def _decode(path: Path) -> Any:
+    if path.suffix == ".json":
+        return msgspec.json.decode(path.read_bytes())
+    import yaml
+
+    return yaml.safe_load(path.read_text())
+
+
+def _process(oci: dict[str, Any]) -> dict[str, Any]:
+    process: dict[str, Any] = oci.setdefault("process", {"user": {"uid": 0, "gid": 0}, "cwd": ""})
+    return process
+
+
+def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]]) -> None:
+    def gathered(key: str) -> list[Any]:
+        return [item for edits in all_edits for item in edits.get(key) or []]
+
+    for entry in gathered("env"):
+        _set_env(_process(oci).setdefault("env", []), entry)
+    for node in gathered("deviceNodes"):
+        _add_node(oci, node)
+    for net in gathered("netDevices"):
+        oci.setdefault("linux", {}).setdefault("netDevices", {})[net["hostInterfaceName"]] = {"name": net["name"]}
+    if mounts := gathered("mounts"):
+        _add_mounts(oci, mounts)
+    for hook in gathered("hooks"):
+        entry = {k: hook[k] for k in ("path", "args", "env", "timeout") if hook.get(k) not in (None, [])}
+        oci.setdefault("hooks", {}).setdefault(hook["hookName"], []).append(entry)
+    for edits in all_edits:
+        if edits.get("intelRdt") is not None:
+            rdt = {k: v for k, v in edits["intelRdt"].items() if v not in ("", False, None, [])}
+            oci.setdefault("linux", {})["intelRdt"] = rdt
+    for gid in gathered("additionalGids"):
+        if gid:
+            gids = _process(oci)["user"].setdefault("additionalGids", [])
+            if gid not in gids:
+                gids.append(gid)
+
+
+def _set_env(env: list[str], entry: str) -> None:
+    key = entry.partition("=")[0]
+    for i, existing in enumerate(env):
+        if existing.partition("=")[0] == key:
+            env[i] = entry
+            return
+    env.append(entry)
+
+
+def _add_mounts(oci: dict[str, Any], mounts: Sequence[Mapping[str, Any]]) -> None:
+    existing: list[dict[str, Any]] = oci.setdefault("mounts", [])
+    for mount in mounts:
+        existing[:] = [m for m in existing if m["destination"] != mount["containerPath"]]
+        entry = {"destination": mount["containerPath"], "type": mount.get("type", ""), "source": mount["hostPath"]}
+        entry["options"] = mount.get("options") or []
+        existing.append({k: v for k, v in entry.items() if v})
+    # Parents before children: by number of path components, otherwise in order.
+    existing.sort(key=lambda m: posixpath.normpath(m["destination"]).count("/"))
+
+
+def _add_node(oci: dict[str, Any], node: Mapping[str, Any]) -> None:
+    filled = _fill(node)
+    device: dict[str, Any] = {"path": filled["path"], "type": filled["type"]}
+    device |= {"major": filled.get("major", 0), "minor": filled.get("minor", 0)}
+    if filled.get("fileMode") is not None:
+        device["fileMode"] = filled["fileMode"]
+    user = (oci.get("process") or {}).get("user") or {}
+    for key in ("uid", "gid"):
+        if filled.get(key) is not None:
+            device[key] = filled[key]
+        elif user.get(key):
+            device[key] = user[key]
+    linux = oci.setdefault("linux", {})
+    devices = linux.setdefault("devices", [])
+    devices[:] = [d for d in devices if d["path"] != device["path"]]
+    devices.append(device)
+    if device["type"] in {"b", "c"}:
+        rule = {"allow": True, "type": device["type"], "major": device["major"], "minor": device["minor"]}
+        rule["access"] = filled.get("permissions") or "rwm"
+        linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
+
+
+def _fill(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Type, numbers and mode from the host, where the spec leaves them out."""
+    out = dict(node)
+    if out.get("type") and (out.get("major") or out["type"] == "p"):
+        return out
+    source = out.get("hostPath") or out["path"]
+    try:
+        found = os.stat(source)  # noqa: PTH116
+    except OSError as e:
+        raise InjectError(f'failed to stat CDI host device "{source}": {(e.strerror or "").lower()}') from None
+    kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
+    kind = kinds.get(stat.S_IFMT(found.st_mode))
+    if kind is None:
+        raise InjectError(f'failed to stat CDI host device "{source}": not a device node')
+    if out.get("type") and out["type"] != kind:
+        raise InjectError(f'CDI device ("{out["path"]}", "{source}"), host type mismatch ({out["type"]}, {kind})')
+    out["type"] = kind
+    if kind != "p" and not out.get("major"):
+        out["major"], out["minor"] = os.major(found.st_rdev), os.minor(found.st_rdev)
+    if out.get("fileMode") is None:
+        out["fileMode"] = stat.S_IMODE(found.st_mode)
+    return out
