@@ -1,0 +1,1 @@
+"""The scheduler: which devices a claim gets, and on which node a pod goes."""

@@ -1,0 +1,63 @@
+"""Consumable capacity (KEP-5075): how much of a device a request takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...resources.quantity import Quantity, canonical, parse
+
+JSON = Mapping[str, Any]
+
+
+def consumed(device: JSON, requested: JSON | None) -> dict[str, Quantity] | None:
+    """What a request for ``requested`` takes from each capacity of ``device``; None where it cannot be had."""
+    capacities = device.get("capacity") or {}
+    wanted = {k: parse(str(v)) for k, v in ((requested or {}).get("requests") or {}).items()}
+    if any(name not in capacities for name in wanted):
+        return None
+    out: dict[str, Quantity] = {}
+    for name, capacity in capacities.items():
+        amount = _amount(wanted.get(name), capacity)
+        if amount is None or amount > parse(capacity["value"]):
+            return None
+        out[name] = amount
+    return out
+
+
+def fits(device: JSON, requested: JSON | None) -> bool:
+    """Whether a device that is allocated whole is large enough for ``requested``."""
+    capacities = device.get("capacity") or {}
+    for name, value in ((requested or {}).get("requests") or {}).items():
+        if name not in capacities or parse(str(value)) > parse(capacities[name]["value"]):
+            return False
+    return True
+
+
+def _amount(wanted: Quantity | None, capacity: JSON) -> Quantity | None:
+    """The requested amount, or the default, rounded up to what the policy allows; None where it allows none."""
+    policy = capacity.get("requestPolicy")
+    if policy is None:
+        return wanted if wanted is not None else parse(capacity["value"])
+    if wanted is None:
+        return parse(policy["default"]) if policy.get("default") is not None else parse(capacity["value"])
+    if values := policy.get("validValues"):
+        fitting = [v for v in sorted(parse(v) for v in values) if v >= wanted]
+        return fitting[0] if fitting else None
+    span = policy.get("validRange")
+    if span is None:
+        return wanted
+    low = parse(span["min"]) if span.get("min") is not None else Quantity(wanted.value * 0)
+    amount = max(wanted, low)
+    if span.get("step") is not None:
+        step = parse(span["step"])
+        over = (amount.value - low.value) % step.value
+        if over:
+            amount = Quantity(amount.value + step.value - over, amount.format)
+    if span.get("max") is not None and amount > parse(span["max"]):
+        return None
+    return amount
+
+
+def shown(amounts: Mapping[str, Quantity]) -> dict[str, str]:
+    return {name: canonical(q) for name, q in amounts.items()}

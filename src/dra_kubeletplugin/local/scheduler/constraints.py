@@ -1,0 +1,103 @@
+"""Constraints between the devices of one claim: all share an attribute's value, or all differ in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .pools import Candidate
+
+JSON = Mapping[str, Any]
+_SCALARS = ("string", "int", "bool", "version")
+
+
+def attribute_of(candidate: Candidate, name: str) -> JSON | None:
+    """The attribute with a fully qualified name; a name in the driver's own domain may be published bare."""
+    attributes = candidate.device.get("attributes") or {}
+    if name in attributes:
+        found: JSON = attributes[name]
+        return found
+    domain, _, bare = name.partition("/")
+    return attributes.get(bare) if domain == candidate.id.driver else None
+
+
+class _Constraint:
+    def __init__(self, attribute: str, requests: list[str]) -> None:
+        self.attribute = attribute
+        self.requests = frozenset(requests)
+
+    def covers(self, request: str, subrequest: str) -> bool:
+        if not self.requests or request in self.requests:
+            return True
+        return bool(subrequest) and f"{request}/{subrequest}" in self.requests
+
+    def add(self, request: str, subrequest: str, candidate: Candidate) -> bool:
+        """Takes a device in; False where the constraint would not hold."""
+        if not self.covers(request, subrequest):
+            return True
+        value = attribute_of(candidate, self.attribute)
+        return value is not None and self._add(request, value)
+
+    def remove(self, request: str, subrequest: str) -> None:
+        if self.covers(request, subrequest):
+            self._remove(request)
+
+    def _add(self, request: str, value: JSON) -> bool:
+        raise NotImplementedError
+
+    def _remove(self, request: str) -> None:
+        raise NotImplementedError
+
+
+class MatchAttribute(_Constraint):
+    """Every device has the attribute, with the same value."""
+
+    def __init__(self, attribute: str, requests: list[str]) -> None:
+        super().__init__(attribute, requests)
+        self._values: list[JSON] = []
+
+    def _add(self, request: str, value: JSON) -> bool:
+        if self._values and not _same(value, self._values[0]):
+            return False
+        self._values.append(value)
+        return True
+
+    def _remove(self, request: str) -> None:
+        self._values.pop()
+
+
+class DistinctAttribute(_Constraint):
+    """Every device has the attribute, and another value than the devices of other requests.
+
+    Within one request Kubernetes compares with that request's latest device only, because it keeps one value a request.
+    """
+
+    def __init__(self, attribute: str, requests: list[str]) -> None:
+        super().__init__(attribute, requests)
+        self._values: dict[str, JSON] = {}
+
+    def _add(self, request: str, value: JSON) -> bool:
+        if any(_same(value, v) for v in self._values.values()):
+            return False
+        self._values[request] = value
+        return True
+
+    def _remove(self, request: str) -> None:
+        self._values.pop(request, None)
+
+
+def _same(a: JSON, b: JSON) -> bool:
+    return any(k in a and k in b and a[k] == b[k] for k in _SCALARS)
+
+
+def build(claim: JSON) -> list[_Constraint]:
+    out: list[_Constraint] = []
+    for c in claim["spec"].get("devices", {}).get("constraints") or []:
+        requests = list(c.get("requests") or [])
+        if c.get("matchAttribute") is not None:
+            out.append(MatchAttribute(c["matchAttribute"], requests))
+        elif c.get("distinctAttribute") is not None:
+            out.append(DistinctAttribute(c["distinctAttribute"], requests))
+        else:
+            raise ValueError("empty constraint (unsupported constraint type?)")
+    return out

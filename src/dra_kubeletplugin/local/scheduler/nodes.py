@@ -1,0 +1,52 @@
+"""Whether a node matches a node selector, as the core scheduler decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+JSON = Mapping[str, Any]
+
+
+def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSON | None) -> bool:
+    """Whether a slice or device with these three fields is for ``node``."""
+    if name:
+        return bool(node["metadata"]["name"] == name)
+    if everywhere:
+        return True
+    return selector is not None and selector_matches(node, selector)
+
+
+def selector_matches(node: JSON, selector: JSON) -> bool:
+    return any(_term(node, term) for term in selector.get("nodeSelectorTerms") or [])
+
+
+def _term(node: JSON, term: JSON) -> bool:
+    expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
+    if not expressions and not fields:
+        return False  # an empty term selects nothing
+    labels = node["metadata"].get("labels") or {}
+    return all(_expression(labels, e) for e in expressions) and all(
+        _expression({"metadata.name": node["metadata"]["name"]}, e) for e in fields
+    )
+
+
+def _expression(labels: JSON, expression: JSON) -> bool:
+    value = labels.get(expression["key"])
+    values = expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value is not None and value in values
+        case "NotIn":
+            return value is None or value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as operator:
+            try:
+                number, bound = int(value or ""), int(values[0])
+            except (ValueError, IndexError):
+                return False
+            return number > bound if operator == "Gt" else number < bound
+    return False
