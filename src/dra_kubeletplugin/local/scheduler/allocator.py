@@ -188,6 +188,8 @@ class _Search:
         self.state = state
         self.pools = pools
         self.by_pool = {(p.driver, p.name): p for p in pools}
+        # A pool that is being updated, or contradicts itself, is passed over.
+        self.candidates = [c for p in pools if not (p.invalid or p.incomplete) for c in p.candidates]
         self.claims = claims
         self.picks: list[list[_Pick]] = [[] for _ in claims]
         self.taken: dict[DeviceId, list[int]] = {}  # which of the claims took a device
@@ -304,8 +306,12 @@ class _Search:
                 continue
         return False
 
-    def _devices(self, index: int, position: int, request: _Request, n: int) -> bool:
-        """Finds device number ``n`` of ``request`` and everything after it."""
+    def _devices(self, index: int, position: int, request: _Request, n: int, start: int = 0) -> bool:
+        """Finds device number ``n`` of ``request`` and everything after it.
+
+        The devices of one request are tried in published order only, from ``start`` on: another order of the same
+        devices would be the same answer.
+        """
         if request.all is not None and not request.all:
             return False
         if n >= request.count:
@@ -321,18 +327,16 @@ class _Search:
             undo()
             return False
         claim = self.claims[index]
-        for pool in self.pools:
-            if pool.invalid or pool.incomplete:
+        for place in range(start, len(self.candidates)):
+            candidate = self.candidates[place]
+            if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
                 continue
-            for candidate in pool.candidates:
-                if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
-                    continue
-                undo = self._take(index, request, candidate, must=False)
-                if undo is None:
-                    continue
-                if self._devices(index, position, request, n + 1):
-                    return True
-                undo()
+            undo = self._take(index, request, candidate, must=False)
+            if undo is None:
+                continue
+            if self._devices(index, position, request, n + 1, place):
+                return True
+            undo()
         return False
 
     def _free(self, index: int, request: _Request, candidate: Candidate) -> bool:
