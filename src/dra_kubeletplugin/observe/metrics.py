@@ -19,7 +19,7 @@ _COUNTERS = {
     "kubelet_calls_total": ("Calls of the kubelet, by method.", ["method"]),
 }
 _GAUGES = {
-    "in_flight": ("Claims being worked on.", ["operation"]),
+    "in_flight": ("Claims being worked on.", []),
     "prepared_claims": ("Claims that are prepared on this node.", []),
     "devices": ("Devices of this node, by health.", ["health"]),
     "slices": ("Published ResourceSlices.", []),

@@ -1,0 +1,78 @@
+"""Blocking work done in batches: what arrives while one batch runs becomes the next.
+
+A call for 32 claims is one transaction and one folder sync, and so are 100 calls that come together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Batcher(Generic[Item]):
+    """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item."""
+
+    def __init__(self, name: str, work: Callable[[Sequence[Item]], Sequence[Any]]) -> None:
+        self._work = work
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
+        self._drain: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.batches = 0
+
+    async def submit(self, item: Item) -> Any:
+        """Waits for the item's result, or raises its exception. A cancelled wait does not stop the work."""
+        self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append((item, future))
+        if self._drain is None or self._drain.done():
+            self._drain = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            await asyncio.sleep(0)  # everything that is ready in this turn of the loop goes together
+            batch, self._waiting = self._waiting, []
+            self.batches += 1
+            try:
+                results = await loop.run_in_executor(self._thread, self._work, [item for item, _ in batch])
+            except Exception as e:
+                results = [e] * len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                if future.cancelled():
+                    continue
+                if isinstance(result, BaseException):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+    async def close(self) -> None:
+        """Waits for what is under way, then ends the thread."""
+        if self._drain:
+            await asyncio.gather(self._drain, return_exceptions=True)
+        self._thread.shutdown(wait=False)
+
+
+class Rendezvous:
+    """A meeting of ``count`` tasks before a common step; those that fail earlier leave."""
+
+    def __init__(self, count: int) -> None:
+        self._missing = count
+        self._all = asyncio.Event()
+        self._seen: set[object] = set()
+
+    def leave(self, who: object) -> None:
+        if who not in self._seen:
+            self._seen.add(who)
+            self._missing -= 1
+            if self._missing <= 0:
+                self._all.set()
+
+    async def meet(self, who: object) -> None:
+        self.leave(who)
+        await self._all.wait()

@@ -1,0 +1,18 @@
+"""What an author writes and is given."""
+
+from .claim import AllocatedDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .config import Config
+from .contract import Driver, Health
+from .loading import load_driver
+
+__all__ = [
+    "AllocatedDevice",
+    "Claim",
+    "Config",
+    "Driver",
+    "Health",
+    "PreparedClaim",
+    "PreparedDevice",
+    "RecoveredClaim",
+    "load_driver",
+]

@@ -1,0 +1,146 @@
+"""Claims as a driver sees them: what is allocated, what was prepared, what must be undone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..cdi import ContainerEdits
+from ..resources.quantity import Quantity
+from ..resources.types import Device
+from .config import Config
+
+JSON = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedDevice:
+    """A driver's answer for one allocated device; made by :meth:`AllocatedDevice.prepared`.
+
+    ``edits`` are what containers get. ``data`` is the driver's own JSON: it is kept in the record and comes back at unprepare.
+    """
+
+    request: str
+    pool: str
+    name: str
+    share_id: str | None = None
+    edits: ContainerEdits = field(default_factory=ContainerEdits)
+    data: JSON = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatedDevice:
+    """A device of this driver that the scheduler allocated to a claim.
+
+    Attributes:
+        request: name of the claim's request, ``request/subrequest`` for a prioritised alternative.
+        pool, name: which device.
+        share_id: set when several claims share the device (KEP-5075).
+        admin_access: for monitoring; the device may be in use by others at the same time.
+        consumed_capacity: what this share has of the device.
+        config: typed parameters of the request, or the defaults, or None.
+        config_source: ``FromClass``, ``FromClaim``, or empty.
+        device: as the driver published it, with its ``data``.
+        tolerations: of the request.
+    """
+
+    request: str
+    pool: str
+    name: str
+    share_id: str | None
+    admin_access: bool
+    consumed_capacity: Mapping[str, Quantity]
+    config: Config | None
+    config_source: str
+    device: Device
+    tolerations: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        return self.device.attributes
+
+    def prepared(self, edits: ContainerEdits | None = None, *, data: JSON = None) -> PreparedDevice:
+        """This device, ready, with the changes that containers need."""
+        return PreparedDevice(
+            request=self.request,
+            pool=self.pool,
+            name=self.name,
+            share_id=self.share_id,
+            edits=edits or ContainerEdits(),
+            data=data,
+        )
+
+
+class UndoRegistrar:
+    """How a claim registers a step's reversal; made by the engine.
+
+    Two doors to the same thing: awaited from ``async def prepare``, called from a plain one in its thread.
+    """
+
+    def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim to prepare.
+
+    Attributes:
+        namespace, name, uid: of the ResourceClaim.
+        devices: those of this driver, in the order of the allocation.
+        reserved_for: consumers (pods), as in the claim's status.
+        object: the whole ResourceClaim as the API server gave it, in resource.k8s.io/v1 form.
+        operation: id that is on every log line of this call.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    devices: Sequence[AllocatedDevice]
+    reserved_for: Sequence[Mapping[str, Any]] = ()
+    object: Mapping[str, Any] = field(default_factory=dict)
+    operation: str = ""
+    _undo: UndoRegistrar = field(default_factory=UndoRegistrar, repr=False, compare=False)
+
+    def on_undo(self, step: str, /, **data: JSON) -> Awaitable[None]:
+        """Registers how to reverse what comes next, *before* it is done.
+
+        The driver's method ``undo_<step>(claim, **data)`` is called, newest step first, when prepare fails, when its process
+        dies and another takes over, and at unprepare. ``data`` is JSON and is on disk when the call returns (plain ``prepare``)
+        or has been awaited (``async def prepare``). One synced write, about a millisecond.
+
+        Raises :class:`DriverError` where the driver has no such method.
+        """
+        return self._undo.register(step, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedClaim:
+    """A claim to unprepare, from our own record: the API object may be gone.
+
+    Attributes:
+        devices: what prepare answered, or, where it never got that far, what was allocated (without data).
+        complete: False when prepare did not finish: any part of it may have happened.
+        same_boot: False when the node was rebooted since: what lives in memory and in /sys is gone already.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    devices: Sequence[PreparedDevice]
+    complete: bool = True
+    same_boot: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredClaim:
+    """What :meth:`Driver.recover` knows of a claim whose record was lost."""
+
+    uid: str
+    devices: Sequence[PreparedDevice]
+    namespace: str = ""
+    name: str = ""
+
+
+Undo = Callable[..., Any]

@@ -1,0 +1,134 @@
+"""Opaque parameters: typed, strict, with class and claim precedence.
+
+Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices.config`` of a ResourceClaim.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from ..errors import ConfigError
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Base class of a driver's parameters.
+
+    Fields are written in Python's style and read in JSON's (``time_slice`` is ``timeSlice``). An unknown field, a wrong type or
+    a missing one is refused with its path. Nested objects are Structs, best made with ``Config`` as their base too::
+
+        class GpuConfig(Config):
+            KIND = "GpuConfig"
+            API_VERSION = "gpu.example.com/v1alpha1"
+            interval: Literal["Short", "Long"] = "Short"
+
+            def check(self) -> None:
+                ...  # raise ValueError for what types cannot say
+    """
+
+    KIND: ClassVar[str] = ""
+    API_VERSION: ClassVar[str] = ""
+
+    def check(self) -> None:
+        """Called after decoding. Raise ``ValueError`` with a sentence for a value that cannot work."""
+
+
+Resolved = tuple[Config | None, str]
+
+
+def resolve(
+    entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]], driver: str, request: str
+) -> Resolved:
+    """The configuration of one ``request`` (``req`` or ``req/sub``) and where it came from.
+
+    Entries are in the order of the allocation, class before claim; the last that applies wins. Without one, the default of
+    the first kind where all its fields have defaults. Origin is ``FromClass``, ``FromClaim`` or empty.
+
+    Raises :class:`ConfigError` with the path of the wrong field.
+    """
+    found: Config | None = None
+    origin = ""
+    for i, entry in enumerate(entries):
+        opaque = entry.get("opaque")
+        if not opaque or opaque.get("driver") != driver or not applies(entry.get("requests") or (), request):
+            continue
+        config = decode(opaque.get("parameters"), kinds, driver, f"config[{i}] ({entry.get('source', '')})")
+        if config is not None:
+            found, origin = config, entry.get("source", "")
+    if found is None and kinds:
+        try:
+            found = msgspec.convert({}, kinds[0])
+        except msgspec.ValidationError:
+            found = None
+    return found, origin
+
+
+def applies(requests: Sequence[str], request: str) -> bool:
+    """Whether an entry for ``requests`` is for ``request``: none named means all; a base name covers its alternatives."""
+    return not requests or request in requests or request.partition("/")[0] in requests
+
+
+def decode(parameters: Any, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
+    """The typed parameters; None for an object of somebody else's kind."""
+    if not isinstance(parameters, Mapping):
+        raise ConfigError(f"{where}: opaque.parameters must be an object")
+    given = dict(parameters)
+    api_version, kind = str(given.pop("apiVersion", "")), str(given.pop("kind", ""))
+    cls = _choose(kinds, api_version, kind, driver, where)
+    if cls is None:
+        return None
+    if any(f.encode_name in {"apiVersion", "kind"} for f in msgspec.structs.fields(cls)):
+        given = dict(parameters)
+    try:
+        config = msgspec.convert(given, cls)
+        config.check()
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{where}: {_explain(str(e), cls)}") from None
+    except ValueError as e:
+        raise ConfigError(f"{where}: parameters: {e}") from None
+    return config
+
+
+def _choose(
+    kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str
+) -> type[Config] | None:
+    if not kinds:
+        raise ConfigError(f"{where}: {driver} takes no parameters: remove this entry")
+    for cls in kinds:
+        if (cls.KIND or kind) == kind and (cls.API_VERSION or api_version) == api_version:
+            return cls
+    if not kind and not api_version and len(kinds) == 1:
+        return kinds[0]
+    group = api_version.partition("/")[0]
+    ours = {cls.API_VERSION.partition("/")[0] for cls in kinds} - {""}
+    if "/" in api_version and group not in ours and group != driver and not group.endswith("." + driver):
+        return None  # somebody else's kind, in their domain
+    known = ", ".join(f"{c.API_VERSION or '-'} {c.KIND or c.__name__}" for c in kinds)
+    raise ConfigError(f"{where}: {api_version or '-'} {kind or '-'} is not known to {driver}: known are {known}")
+
+
+def _explain(message: str, cls: type[Config]) -> str:
+    """msgspec's sentence, with the path first and the nearest known name for an unknown field."""
+    text, _, path = message.partition(" - at `")
+    path = "parameters" + path.rstrip("`").removeprefix("$") if path else "parameters"
+    unknown = re.search(r"unknown field `(.+)`", text)
+    if unknown:
+        near = difflib.get_close_matches(unknown[1], sorted(_names(cls)), 1)
+        return f"{path}: unknown field {unknown[1]!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    return f"{path}: {text}"
+
+
+def _names(cls: Any, depth: int = 0) -> set[str]:
+    """JSON names of the fields of a struct and of those within it."""
+    out: set[str] = set()
+    for f in msgspec.structs.fields(cls):
+        out.add(f.encode_name)
+        inner = msgspec.inspect.type_info(f.type)
+        for t in getattr(inner, "types", (inner,)):
+            if isinstance(t, msgspec.inspect.StructType) and depth < 4:
+                out |= _names(t.cls, depth + 1)
+    return out

@@ -1,0 +1,139 @@
+"""The class that an author subclasses. Its docstrings are the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import DriverError
+from ..host import Host
+from ..resources.types import CounterSet, Device, Taint
+from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
+from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .config import Config
+
+_THREADS = 256  # as many plain methods may block at once; threads are made when needed
+
+
+@dataclass(frozen=True)
+class Health:
+    """A device's health. ``message`` is cut by the kubelet at 1,024 characters."""
+
+    healthy: bool | None  # None: not known
+    message: str = ""
+
+
+class Driver:
+    """Base class of all drivers. Subclass it, set ``name``, write ``devices`` and ``prepare``, and pass it to ``run``.
+
+    Methods may be ``async def`` or plain ``def``; plain ones run in a thread of their own and may block. The framework keeps
+    what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI files, sockets,
+    slices. One object lives for the whole process; during a rolling update two processes have one each.
+
+    Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``.
+    """
+
+    name: ClassVar[str] = ""
+    """DNS subdomain of at most 63 bytes, e.g. ``gpu.example.com``; the vendor's own domain."""
+    config: ClassVar[type[Config] | Sequence[type[Config]] | None] = None
+    """Kinds of opaque parameters; None where there are none."""
+    unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
+    """Put on unhealthy devices; None for no taint. NoExecute would also evict the pods that use them."""
+
+    host: Host
+    settings: Settings
+    log: logging.Logger
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
+            raise DriverError(
+                f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
+                "lower case letters, digits, '-' and '.', e.g. fpga.example.com"
+            )
+
+    def bind(self, host: Host, settings: Settings) -> None:
+        """Called once by the framework, before anything else."""
+        self.host = host
+        self.settings = settings
+        self.log = logging.getLogger(f"driver.{type(self).__name__}")
+
+    def start(self) -> None | Awaitable[None]:
+        """Opens what lives as long as the process, such as a vendor's library. An exception ends the process."""
+
+    def stop(self) -> None | Awaitable[None]:
+        """Closes it again, after the last call. Not called when the process is killed."""
+
+    def devices(self) -> Iterable[Device] | Awaitable[Iterable[Device]]:
+        """All devices of this node that claims may get, in the order in which they should be given out.
+
+        Called at start, after hardware events, and every ``rescan_interval`` seconds; never twice at once. Must be quick to
+        repeat and must answer the same names for the same hardware: claims refer to devices by name, over reboots too. A device
+        that is left out is not given to new claims. An exception is logged, and the last answer stays in force.
+        """
+        raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
+
+    def counter_sets(self) -> Iterable[CounterSet]:
+        """Counters that partitions of one physical device draw from (KEP-4815). Called right after ``devices``."""
+        return ()
+
+    def prepare(self, claim: Claim) -> Iterable[PreparedDevice] | Awaitable[Iterable[PreparedDevice]]:
+        """Makes the claim's devices ready for containers, and answers one :class:`PreparedDevice` for each.
+
+        Called when the first pod of a claim is about to start. Before the call a record is on disk and the devices are held for
+        this claim; another claim's exclusive hold is refused without a call. Several claims are prepared at once. The call may
+        take as long as it must: the kubelet is answered before its 45 s end, and its retry joins this call.
+
+        It is repeated only when an earlier one failed and was undone, or the node was rebooted; the answer is kept, so other
+        repetitions never reach the driver. The process may die anywhere within: then ``unprepare`` is called, with
+        ``complete=False``, and so are the steps registered with ``claim.on_undo``.
+
+        Raise :class:`RetryableError` for what may pass and :class:`PermanentError` for what will not; their text is the pod's event.
+        """
+        raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+
+    def unprepare(self, claim: PreparedClaim) -> None | Awaitable[None]:
+        """Reverses ``prepare``, after the claim's last pod has stopped.
+
+        Idempotent: may be called again after success, for a claim whose prepare never began or broke off
+        (``claim.complete`` is False), by another process than prepare, and after a reboot. The ResourceClaim object may be gone.
+        Nothing else uses the devices until it returns. An exception keeps them held, and the call is repeated.
+        """
+
+    def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
+        """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy."""
+        return {}
+
+    def recover(self) -> Iterable[RecoveredClaim] | Awaitable[Iterable[RecoveredClaim]]:
+        """What the hardware itself knows to be in use. Called only when the record database was lost."""
+        return ()
+
+    @property
+    def reports_health(self) -> bool:
+        return type(self).health is not Driver.health
+
+    def config_kinds(self) -> Sequence[type[Config]]:
+        if self.config is None:
+            return ()
+        return (self.config,) if isinstance(self.config, type) else tuple(self.config)
+
+
+_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="driver")
+
+
+async def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls an author's method: awaits it, or runs it in a thread with the caller's context."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*args, **kwargs)
+    import contextvars
+    import functools
+
+    context = contextvars.copy_context()
+    run = functools.partial(context.run, functools.partial(method, *args, **kwargs))
+    result = await asyncio.get_running_loop().run_in_executor(_pool, run)
+    return await result if inspect.isawaitable(result) else result

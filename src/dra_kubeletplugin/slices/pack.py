@@ -1,0 +1,85 @@
+"""Devices in, slices out: a pure function.
+
+A device stays in its slice when others come and go, so that a change touches as few objects as it can. Limits are those of
+Kubernetes 1.36, and a size in bytes: a slice of the worst case would come near to what etcd takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..resources.slice_rules import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, max_devices
+
+MAX_BYTES = 512 * 1024
+JSON = Mapping[str, Any]
+
+
+@dataclass
+class SliceContent:
+    """What one slice carries: devices, or counter sets; never both (since 1.35). ``key`` is the slice it was in before."""
+
+    devices: list[JSON] = field(default_factory=list)
+    counter_sets: list[JSON] = field(default_factory=list)
+    key: str | None = None
+    _bytes: int = 0
+    _consumed: int = 0
+
+    def take(self, device: JSON) -> bool:
+        """Adds a device if the slice stays within its limits."""
+        size = len(msgspec.json.encode(device))
+        consumed = sum(len(c["counters"]) for c in device.get("consumesCounters") or [])
+        devices = [*self.devices, device]
+        if len(devices) > max_devices(devices) or self._bytes + size > MAX_BYTES:
+            return False
+        if self._consumed + consumed > MAX_CONSUMED_COUNTERS:
+            return False
+        self.devices.append(device)
+        self._bytes += size
+        self._consumed += consumed
+        return True
+
+
+def pack(
+    devices: Sequence[JSON], counter_sets: Sequence[JSON] = (), before: Mapping[str, Sequence[str]] | None = None
+) -> list[SliceContent]:
+    """Slices for a pool.
+
+    Args:
+        devices: in published order.
+        counter_sets: shared counters of the pool.
+        before: slice → names of its devices, in slice order; a slice of counter sets has none.
+
+    An empty pool is one slice with no devices: "the driver is up and has nothing".
+    """
+    before = before or {}
+    home = {name: key for key, names in before.items() for name in names}
+    contents = {key: SliceContent(key=key) for key in before}
+    rest = []
+    for device in devices:
+        content = contents.get(home.get(device["name"], ""))
+        if content is None or not content.take(device):
+            rest.append(device)
+    filled = [c for c in contents.values() if c.devices]
+    spare = [c for c in contents.values() if not c.devices]
+    for device in rest:
+        for content in filled:
+            if content.take(device):
+                break
+        else:
+            # An emptied slice is filled again before a new one is made.
+            content = spare.pop(0) if spare else SliceContent()
+            content.take(device)
+            filled.append(content)
+    sets = [
+        SliceContent(counter_sets=list(counter_sets[i : i + MAX_COUNTER_SETS]))
+        for i in range(0, len(counter_sets), MAX_COUNTER_SETS)
+    ]
+    for content in sets:
+        if spare:
+            content.key = spare.pop(0).key
+    out = sets + filled
+    return out or [SliceContent(key=next(iter(before), None))]
