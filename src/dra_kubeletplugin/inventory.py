@@ -41,6 +41,11 @@ class Inventory:
         health = self.health.get(name)
         return health is None or health.healthy is not False
 
+    @property
+    def has_gone(self) -> bool:
+        """Whether a device vanished that a claim still holds."""
+        return bool(self._gone)
+
     def __len__(self) -> int:
         return len(self._devices)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Repair:
         log.error("%s", self.report[-1])
         db = connect(self.path, self.wait)
         salvaged = self._salvage(aside, db)
-        self._rebuild(db, salvaged)
+        self.rebuild(db, salvaged)
         return db
 
     def _salvage(self, aside: Path, db: sqlite3.Connection) -> set[str]:
@@ -74,8 +74,11 @@ class Repair:
             log.warning("%s", self.report[-1])
         return found
 
-    def _rebuild(self, db: sqlite3.Connection, known: set[str]) -> None:
-        """Records for CDI files that have none: their devices are in use, whoever's claim it is."""
+    def rebuild(self, db: sqlite3.Connection, known: Collection[str] = ()) -> None:
+        """Records for CDI files that have none: their devices are in use, whoever's claim it is.
+
+        Also for a database that was not there at all: a first start finds no files of ours.
+        """
         for uid in self.specs.uids():
             if uid in known:
                 continue

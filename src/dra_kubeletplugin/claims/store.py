@@ -124,16 +124,23 @@ class Store:
         driver: the driver's name, part of every hold's key.
         wait: seconds to wait for another process's transaction.
         reopen: called in the store's thread when the database cannot be opened; makes it usable or raises.
+        on_missing: called there after a missing database was made.
     """
 
     def __init__(
-        self, path: Path, driver: str, wait: float = 10.0, reopen: Callable[[Exception], sqlite3.Connection] | None = None
+        self,
+        path: Path,
+        driver: str,
+        wait: float = 10.0,
+        reopen: Callable[[Exception], sqlite3.Connection] | None = None,
+        on_missing: Callable[[sqlite3.Connection], None] | None = None,
     ) -> None:
         self.path = path
         self.driver = driver
         self.wait = wait
         self.fault = ""  # why the records cannot be used; empty when they can
         self._reopen = reopen
+        self._on_missing = on_missing
         self._db: sqlite3.Connection | None = None
         self._batcher: Batcher[tuple[Operation, bool]] = Batcher("records", self._work)
 
@@ -159,7 +166,10 @@ class Store:
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
             try:
+                missing = not self.path.exists()
                 self._db = connect(self.path, self.wait)
+                if missing and self._on_missing is not None:
+                    self._on_missing(self._db)
             except (sqlite3.Error, OSError) as e:
                 if self._reopen is None or is_busy(e):
                     raise

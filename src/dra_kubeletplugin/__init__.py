@@ -1,0 +1,60 @@
+"""Kubernetes DRA drivers in Python: subclass :class:`Driver`, test it whole on a laptop, run it as a DaemonSet.
+
+About ten names are enough for a first driver; the docstrings of :class:`Driver` are the contract.
+"""
+
+from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
+from .driver import (
+    AllocatedDevice,
+    Claim,
+    Config,
+    Driver,
+    Health,
+    PreparedClaim,
+    PreparedDevice,
+    RecoveredClaim,
+)
+from .errors import DraError, PermanentError, RetryableError
+from .host import Host, PciFunction
+from .resources.quantity import Quantity
+from .resources.types import Capacity, CounterSet, Device, Taint
+from .resources.version import Version
+
+__version__ = "0.1.0"
+
+
+def run(driver: type[Driver]) -> None:
+    """Runs a driver class as a plugin until SIGTERM; options come from flags and environment, as with ``dra run``."""
+    # Imported here, so that a unit test of a driver does not load a gRPC server.
+    from .cli import run_class
+
+    raise SystemExit(run_class(driver))
+
+
+__all__ = [
+    "AllocatedDevice",
+    "Capacity",
+    "Claim",
+    "Config",
+    "ContainerEdits",
+    "CounterSet",
+    "Device",
+    "DeviceNode",
+    "DraError",
+    "Driver",
+    "Health",
+    "Hook",
+    "Host",
+    "Mount",
+    "NetDevice",
+    "PciFunction",
+    "PermanentError",
+    "PreparedClaim",
+    "PreparedDevice",
+    "Quantity",
+    "RecoveredClaim",
+    "RetryableError",
+    "Taint",
+    "Version",
+    "run",
+]
