@@ -1,0 +1,5 @@
+"""The API server: storage, versions, validation, watch, tables; enough of it that kubectl and client libraries work."""
+
+from .server import ApiServer
+
+__all__ = ["ApiServer"]

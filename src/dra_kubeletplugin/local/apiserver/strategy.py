@@ -1,0 +1,148 @@
+"""What happens to an object on its way in and out: decoding, defaults, validation, what an update may change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from ...resources import claim_rules, defaults, schema, slice_rules
+from ...resources.convert import GROUP, convert
+from ...resources.fields import FieldError, invalid
+from .. import cel
+from .kinds import Kind
+
+JSON = dict[str, Any]
+
+
+class BadObject(Exception):
+    """400: the object cannot be read."""
+
+
+class InvalidObject(Exception):
+    """422: the object breaks rules."""
+
+    def __init__(self, faults: list[FieldError]) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = faults
+
+
+def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) -> JSON:
+    """The stored form of what a client sent in ``version``.
+
+    Raises :class:`BadObject`.
+    """
+    if not isinstance(obj.get("metadata", {}), Mapping):
+        raise BadObject("metadata must be an object")
+    if kind.group != GROUP:
+        out = copy.deepcopy(dict(obj))
+        out.setdefault("metadata", {})
+        return out
+    sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
+    try:
+        decoded = schema.decode(convert(sent, "v1"), kind.kind, strict=strict)
+    except schema.DecodeError as e:
+        raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {e}') from None
+    except (TypeError, AttributeError, KeyError):
+        raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: wrong shape') from None
+    return decoded
+
+
+def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
+    """A stored object as ``version`` has it."""
+    if kind.group != GROUP:
+        return {"apiVersion": kind.api_version(version), "kind": kind.kind} | dict(obj)
+    full = {"apiVersion": f"{GROUP}/v1", "kind": kind.kind} | dict(obj)
+    return full if version == "v1" else convert(full, version)
+
+
+def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
+    """What is stored: the part that this request may write, the rest as it was."""
+    if kind.status and old is not None:
+        out = {**old, "status": obj.get("status")} if status else {**obj, "status": old.get("status")}
+        if out["status"] is None:
+            del out["status"]
+        if status:
+            out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
+        obj = out
+    elif kind.status and old is None and not status:
+        obj = {k: v for k, v in obj.items() if k != "status"}
+        if kind.kind == "Pod":
+            obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        elif kind.kind == "Namespace":
+            obj["status"] = {"phase": "Active"}
+        elif kind.kind == "ResourceClaim":
+            obj["status"] = {}
+    if kind.kind == "Pod" and old is None:
+        _pod_defaults(obj)
+    return defaults.apply(obj, kind.kind) if kind.group == GROUP else obj
+
+
+def _pod_defaults(pod: JSON) -> None:
+    spec = pod.setdefault("spec", {})
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec.setdefault("dnsPolicy", "ClusterFirst")
+    spec.setdefault("schedulerName", "default-scheduler")
+
+
+def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool) -> None:
+    """Raises :class:`InvalidObject` with every fault."""
+    faults: list[FieldError] = []
+    match kind.kind:
+        case "ResourceSlice":
+            faults = slice_rules.validate(obj) + _slice_update(obj, old)
+        case "ResourceClaim":
+            if status and old is not None:
+                faults = claim_rules.validate_claim_status(obj, old)
+            else:
+                faults = claim_rules.validate_claim(obj, cel.compile_selector)
+                faults += claim_rules.validate_admin_access(obj["spec"], namespace_labels)
+                faults += claim_rules.validate_claim_update(obj, old) if old else []
+        case "ResourceClaimTemplate":
+            faults = claim_rules.validate_template(obj, cel.compile_selector)
+            faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels, "spec.spec")
+            if old and obj["spec"] != old["spec"]:
+                faults.append(invalid("spec", "<value omitted>", "field is immutable"))
+        case "DeviceClass":
+            faults = claim_rules.validate_class(obj, cel.compile_selector)
+        case "Pod":
+            faults = _pod(obj, old)
+    if faults:
+        raise InvalidObject(faults)
+
+
+def _slice_update(new: JSON, old: JSON | None) -> list[FieldError]:
+    if old is None:
+        return []
+    spec, before = new["spec"], old["spec"]
+    out = []
+    if spec["driver"] != before["driver"]:
+        out.append(invalid("spec.driver", spec["driver"], "field is immutable"))
+    if spec["pool"]["name"] != before["pool"]["name"]:
+        out.append(invalid("spec.pool.name", spec["pool"]["name"], "field is immutable"))
+    if spec.get("nodeName") != before.get("nodeName"):
+        out.append(invalid("spec.nodeName", spec.get("nodeName"), "field is immutable"))
+    return out
+
+
+def _pod(pod: JSON, old: JSON | None) -> list[FieldError]:
+    from ...resources.fields import required
+
+    spec = pod.get("spec") or {}
+    out = []
+    if not spec.get("containers"):
+        out.append(required("spec.containers"))
+    claims = {c.get("name") for c in spec.get("resourceClaims") or []}
+    for i, c in enumerate(spec.get("resourceClaims") or []):
+        if bool(c.get("resourceClaimName")) == bool(c.get("resourceClaimTemplateName")):
+            rule = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
+            out.append(invalid(f"spec.resourceClaims[{i}]", c.get("name"), rule))
+    for i, container in enumerate(spec.get("containers") or []):
+        for j, c in enumerate((container.get("resources") or {}).get("claims") or []):
+            if c.get("name") not in claims:
+                where = f"spec.containers[{i}].resources.claims[{j}]"
+                out.append(FieldError("FieldValueNotFound", where, f'Not found: "{c.get("name")}"'))
+    if old and (old.get("spec") or {}).get("nodeName") and spec.get("nodeName") != old["spec"]["nodeName"]:
+        out.append(invalid("spec.nodeName", spec.get("nodeName"), "field is immutable"))
+    return out
