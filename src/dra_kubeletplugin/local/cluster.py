@@ -1,0 +1,255 @@
+"""A whole cluster in one process: what runs here runs on Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ApiError
+from ..host import described
+from ..kube import ApiConfig, KubeClient, Resource
+from .apiserver import ApiServer
+from .apiserver.kinds import BY_PLURAL
+from .controllers import ClaimController
+from .informer import PODS
+from .kubelet import Kubelet, Timers
+from .runtime.oci import Runtime
+from .scheduler.loop import Scheduler
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node's folders; a plugin is pointed at them by its settings."""
+
+    name: str
+    root: Path
+    kubelet: Kubelet
+    cdi_root: Path
+
+    @property
+    def kubelet_root(self) -> Path:
+        return self.root / "kubelet"
+
+
+class LocalCluster:
+    """API server, controllers, scheduler and one kubelet a node. Use with ``async with``.
+
+    Args:
+        nodes: their names.
+        state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
+        address: of the API server.
+        cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
+        timers: of the kubelets.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str] = ("node-1",),
+        *,
+        state: Path | None = None,
+        address: str = "127.0.0.1:0",
+        cdi_root: Path | None = None,
+        timers: Timers | None = None,
+    ) -> None:
+        self._names = nodes
+        self._keep = state is not None
+        self.state = state or Path(tempfile.mkdtemp(prefix="dra-"))
+        self._cdi_root = cdi_root
+        self._timers = timers
+        self.api = ApiServer(address)
+        self.nodes: dict[str, Node] = {}
+
+    async def __aenter__(self) -> LocalCluster:
+        self._stack = contextlib.AsyncExitStack()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._clean_up)
+            url = await self.api.start()
+            stack.push_async_callback(self.api.close)
+            self.kubeconfig = self.state / "kubeconfig"
+            self.state.mkdir(parents=True, exist_ok=True)
+            self.kubeconfig.write_text(_KUBECONFIG.format(url=url))
+            self.config = ApiConfig(url)
+            self.client = KubeClient(self.config)
+            stack.push_async_callback(self.client.close)
+            for component in (ClaimController(self.client), Scheduler(self.client)):
+                task = asyncio.create_task(component.run(), name=type(component).__name__)
+                stack.push_async_callback(_cancel, task)
+            for name in self._names:
+                node = self._node(name)
+                await node.kubelet.start()
+                stack.push_async_callback(node.kubelet.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def _node(self, name: str) -> Node:
+        root = self.state / name
+        cdi = self._cdi_root or root / "cdi"
+        cdi.mkdir(parents=True, exist_ok=True)
+        runtime = Runtime(root / "containers", (cdi,))
+        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, self._timers)
+        self.nodes[name] = Node(name, root, kubelet, cdi)
+        return self.nodes[name]
+
+    def _clean_up(self) -> None:
+        if not self._keep:
+            shutil.rmtree(self.state, ignore_errors=True)
+
+    @property
+    def node(self) -> Node:
+        """The first node."""
+        return next(iter(self.nodes.values()))
+
+    # --- what a user does -----------------------------------------------------------------------
+
+    async def apply(self, *documents: JSON) -> list[JSON]:
+        """Creates objects, or replaces those that exist, as ``kubectl apply`` would."""
+        out = []
+        for doc in documents:
+            resource = resource_of(doc)
+            doc = {**doc, "metadata": dict(doc["metadata"])}
+            if resource.namespaced:
+                doc["metadata"].setdefault("namespace", "default")
+            try:
+                out.append(await self.client.create(resource, doc))
+            except ApiError as e:
+                if e.status != 409:
+                    raise
+                meta = doc["metadata"]
+                out.append(await self.client.patch(resource, meta["name"], doc, meta.get("namespace", "")))
+        return out
+
+    async def apply_file(self, path: Path) -> list[JSON]:
+        """Every document of a YAML file."""
+        return await self.apply(*load_yaml(path))
+
+    async def wait(self, what: str, check: Any, timeout: float = 20.0) -> Any:
+        """Waits until ``await check()`` answers something true, and answers that.
+
+        Raises ``TimeoutError`` that says what was waited for.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    found = await check()
+                    if found:
+                        return found
+                    changed = self.api.storage._woken
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.1):
+                            await changed.wait()
+        except TimeoutError:
+            raise TimeoutError(f"waited {timeout:g}s for {what}") from None
+
+    async def pod(self, name: str, namespace: str = "default") -> JSON | None:
+        return self.api.storage.get("pods", namespace, name)
+
+    async def wait_running(self, name: str, namespace: str = "default", timeout: float = 20.0) -> JSON:
+        async def check() -> JSON | None:
+            pod = await self.pod(name, namespace)
+            return pod if pod and pod.get("status", {}).get("phase") == "Running" else None
+
+        try:
+            found: JSON = await self.wait(f"pod {name} to run", check, timeout)
+        except TimeoutError as e:
+            raise TimeoutError(f"{e}; events: {self.events(name)}") from None
+        return found
+
+    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = 20.0) -> None:
+        """Deletes a pod and waits until it has gone."""
+        await self.client.delete(PODS, name, namespace)
+
+        async def check() -> bool:
+            return await self.pod(name, namespace) is None
+
+        await self.wait(f"pod {name} to go", check, timeout)
+
+    def events(self, name: str = "") -> list[str]:
+        """Events as ``reason: message``, about one object or all, oldest first."""
+        found = self.api.storage.list("events")
+        found.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
+        return [f"{e['reason']}: {e['message']}" for e in found if not name or e["involvedObject"]["name"] == name]
+
+    def slices(self, driver: str = "") -> list[JSON]:
+        return [s for s in self.api.storage.list("resourceslices.resource.k8s.io") if not driver or s["spec"]["driver"] == driver]
+
+    def claims(self) -> list[JSON]:
+        return self.api.storage.list("resourceclaims.resource.k8s.io")
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    async def reboot(self, name: str = "", sysfs: Path | None = None) -> None:
+        """A node's reboot: everything in memory is gone (CDI files, sockets stay as stale files), a new boot id.
+
+        Kill the driver before, start it after. ``sysfs`` is the described host whose boot id changes.
+        """
+        node = self.nodes[name] if name else self.node
+        await node.kubelet.stop()
+        for path in node.cdi_root.glob("*"):
+            path.unlink()
+        if sysfs:
+            described.reboot(sysfs)
+        await node.kubelet.rebooted()
+
+    @contextlib.contextmanager
+    def api_away(self) -> Any:
+        """While inside, the API server answers nothing useful."""
+        self.api.faults.down = True
+        self.api.drop_connections()
+        try:
+            yield
+        finally:
+            self.api.faults.down = False
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    results = await asyncio.gather(task, return_exceptions=True)
+    if results and isinstance(results[0], Exception):
+        raise results[0]
+
+
+def resource_of(doc: JSON) -> Resource:
+    """Raises ``ValueError`` for a kind that the local cluster does not serve."""
+    group, _, version = doc["apiVersion"].rpartition("/")
+    for (g, v, plural), kind in BY_PLURAL.items():
+        if (g, v, kind.kind) == (group, version, doc["kind"]):
+            return Resource(group, version, plural, kind.namespaced)
+    raise ValueError(f"{doc['apiVersion']} {doc['kind']} is not served by the local cluster")
+
+
+def load_yaml(path: Path) -> list[JSON]:
+    import yaml
+
+    return [d for d in yaml.safe_load_all(path.read_text()) if d]
+
+
+_KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: local
+clusters:
+- name: local
+  cluster:
+    server: {url}
+contexts:
+- name: local
+  context:
+    cluster: local
+    user: local
+users:
+- name: local
+  user: {{}}
+"""
+
+__all__ = ["LocalCluster", "Node", "load_yaml", "resource_of"]

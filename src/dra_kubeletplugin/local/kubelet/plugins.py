@@ -1,0 +1,172 @@
+"""The plugin watcher: sockets in plugins_registry, GetInfo, validation, NotifyRegistrationStatus, and who is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from ..._proto import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
+from ..._proto import registration_v1_pb2 as pb
+from ..._proto import registration_v1_pb2_grpc as pb_grpc
+
+log = logging.getLogger(__name__)
+_SERVICES: dict[str, tuple[Any, Any]] = {
+    "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
+    "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
+}
+
+
+def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
+    """A channel to a Unix socket. Kubelets up to 1.33 sent the path as authority, later ones ``localhost`` or ``unix:<path>``."""
+    escaped = str(path).replace("%", "%25")
+    return grpc.aio.insecure_channel(f"unix:{escaped}", options=[("grpc.default_authority", authority)])
+
+
+@dataclass(eq=False)
+class Connection:
+    """One registered instance of a driver."""
+
+    driver: str
+    socket: Path
+    endpoint: str
+    version: str
+    channel: grpc.aio.Channel
+    order: int
+    services: list[str] = field(default_factory=list)
+
+    @property
+    def messages(self) -> Any:
+        return _SERVICES[self.version][0]
+
+    @property
+    def stub(self) -> Any:
+        return _SERVICES[self.version][1].DRAPluginStub(self.channel)
+
+
+class PluginWatcher:
+    """``connected`` maps a driver to its instances, newest last."""
+
+    def __init__(
+        self, registry: Path, interval: float, supported: tuple[str, ...], on_gone: Callable[[str], None]
+    ) -> None:
+        self.registry = registry
+        self.interval = interval
+        self.supported = supported
+        self.on_gone = on_gone
+        self.connected: dict[str, list[Connection]] = {}
+        self.changed = asyncio.Event()
+        self._known: dict[Path, tuple[int, Connection | None]] = {}
+        self._retry: dict[Path, tuple[float, float]] = {}  # next try, pause
+        self._count = 0
+
+    def newest(self, driver: str) -> Connection | None:
+        found = self.connected.get(driver)
+        return found[-1] if found else None
+
+    async def run(self) -> None:
+        """Never returns. Sockets are found by looking often: a watch would race with a rename."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self.interval)
+
+    async def close(self) -> None:
+        for _, connection in self._known.values():
+            if connection:
+                await connection.channel.close()
+        self._known.clear()
+        self.connected.clear()
+
+    async def look(self) -> None:
+        found: dict[Path, int] = {}
+        for path in self.registry.iterdir() if self.registry.is_dir() else []:
+            if path.name.startswith("."):
+                continue
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                if stat.S_ISSOCK(info.st_mode):
+                    found[path] = info.st_ino
+        for path, (inode, connection) in list(self._known.items()):
+            if found.get(path) != inode:
+                del self._known[path]
+                self._retry.pop(path, None)
+                if connection:
+                    await self._disconnect(connection)
+        for path, inode in found.items():
+            if path in self._known:
+                continue
+            due, pause = self._retry.get(path, (0.0, 1.0))
+            if time.monotonic() < due:
+                continue
+            connection = await self._register(path)
+            if connection is None:
+                # After a refusal the kubelet tries again after 1 s, 2 s, 4 s ...
+                self._retry[path] = (time.monotonic() + pause * self.interval * 10, pause * 2)
+            else:
+                self._known[path] = (inode, connection)
+
+    async def _disconnect(self, connection: Connection) -> None:
+        instances = self.connected.get(connection.driver, [])
+        if connection in instances:
+            instances.remove(connection)
+        await connection.channel.close()
+        if not instances:
+            self.connected.pop(connection.driver, None)
+            self.on_gone(connection.driver)
+        self.changed.set()
+        log.info("kubelet: plugin %s at %s is gone", connection.driver, connection.socket.name)
+
+    async def _register(self, path: Path) -> Connection | None:
+        channel = dial(path)
+        try:
+            stub = pb_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(pb.InfoRequest(), timeout=1)
+            error, version = self._validate(info)
+            status = pb.RegistrationStatus(plugin_registered=not error, error=error)
+            if not error:
+                connection = self._connect(path, info, version)
+            await stub.NotifyRegistrationStatus(status, timeout=5)
+            if error:
+                log.warning("kubelet: %s refused: %s", path.name, error)
+                return None
+            return connection
+        except grpc.aio.AioRpcError as e:
+            log.debug("kubelet: %s does not answer: %s", path.name, e.code())
+            return None
+        finally:
+            await channel.close()
+
+    def _validate(self, info: Any) -> tuple[str, str]:
+        if info.type != "DRAPlugin":
+            return f"no handler registered for plugin type: {info.type}", ""
+        versions = list(info.supported_versions)
+        if not versions:
+            return "RegisterPlugin error -- plugin validation failed: empty list of supported gRPC services", ""
+        version = next((v for v in self.supported if v in versions), "")
+        if not version:
+            listed = ", ".join(self.supported)
+            return (
+                f"invalid supported gRPC versions of DRA driver plugin {info.name} at endpoint {info.endpoint}: none of "
+                f"services supported by the plugin ({versions}) are supported by the kubelet ([{listed}])"
+            ), ""
+        if any(c.endpoint == info.endpoint for c in self.connected.get(info.name, [])):
+            return f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}", ""
+        return "", version
+
+    def _connect(self, path: Path, info: Any, version: str) -> Connection:
+        self._count += 1
+        connection = Connection(
+            info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
+        )
+        self.connected.setdefault(info.name, []).append(connection)
+        self.changed.set()
+        log.info("kubelet: plugin %s registered with %s", info.name, version)
+        return connection
