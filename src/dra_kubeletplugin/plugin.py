@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from .cdi import ClaimSpecs
@@ -58,7 +57,7 @@ class Plugin:
         self.store = Store(settings.records_path, settings.driver_name, settings.lock_wait, self.repair, self.repair.rebuild)
         self._api = api
         self._rescan = asyncio.Event()
-        self._started = time.monotonic()
+        self.serving = False
 
     def _assemble(self) -> None:
         """What needs the API server's address, which may be wrong."""
@@ -113,6 +112,7 @@ class Plugin:
             await self._open_records()
             async with asyncio.TaskGroup() as tasks:
                 jobs = await self._serve(tasks, stack)
+                self.serving = True
                 try:
                     yield self
                 finally:
@@ -195,6 +195,7 @@ class Plugin:
         await registration.start()
         # Registered callbacks run in reverse: the kubelet loses the registration first.
         stack.push_async_callback(registration.stop, 0.5)
+        self._registration_server = registration
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
         interval = self.settings.reconcile_interval
         jobs: list[tuple[str, Callable[[], Awaitable[None]]]] = [
@@ -208,6 +209,8 @@ class Plugin:
         return [tasks.create_task(_named(name, job), name=name) for name, job in jobs]
 
     async def _drain(self) -> None:
+        """The kubelet loses the registration first, then what is under way may end."""
+        self._registration_server.unlink()
         await self.engine.stop(self.settings.stop_grace)
 
     # --- devices --------------------------------------------------------------------------------

@@ -95,6 +95,13 @@ class Settings:
     reconcile_grace: float = _option(
         "--reconcile-grace", "RECONCILE_GRACE", 120.0, "A claim must be gone for this long before it is unprepared.", _seconds
     )
+    local_cluster: bool = _option(
+        "--local-cluster",
+        "LOCAL_CLUSTER",
+        False,
+        "1 when the machine is somebody's own and its hardware must be left as it is; `dra dev` sets it.",
+        lambda text: text.lower() in {"1", "true", "yes"},
+    )
     unhealthy_policy: str = _option(
         "--unhealthy-policy",
         "UNHEALTHY_POLICY",

@@ -114,4 +114,4 @@ class ClaimSpecs:
 def _alive(name: str) -> bool:
     """Whether the process that writes a temporary file still lives."""
     match = re.search(r"\.tmp-(\d+)$", name)
-    return bool(match) and Path(f"/proc/{match[1]}").exists()
+    return match is not None and Path(f"/proc/{match[1]}").exists()

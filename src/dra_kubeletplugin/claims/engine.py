@@ -410,13 +410,17 @@ class Engine:
         specs = [(uid, spec) for uid, spec in items if spec is not None]
         gone = [uid for uid, spec in items if spec is None]
         results: dict[str, Any] = {}
-        for work, group, uids in ((self.specs.write, specs, [u for u, _ in specs]), (self.specs.remove, gone, gone)):
-            if group:
-                try:
-                    work(group)  # type: ignore[operator]
-                except OSError as e:
-                    error = RecordsError(f"{self.specs.root} cannot be written ({e.strerror}): see its mount and space")
-                    results |= dict.fromkeys(uids, error)
+        jobs = (
+            ([uid for uid, _ in specs], lambda: self.specs.write(specs)),
+            (gone, lambda: self.specs.remove(gone)),
+        )
+        for uids, work in jobs:
+            try:
+                if uids:
+                    work()
+            except OSError as e:
+                error = RecordsError(f"{self.specs.root} cannot be written ({e.strerror}): see its mount and space")
+                results |= dict.fromkeys(uids, error)
         return [results.get(uid) for uid, _ in items]
 
     def _wrap(self, e: BaseException, ref: ClaimRef | None = None) -> DraError:

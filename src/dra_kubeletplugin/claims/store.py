@@ -211,9 +211,7 @@ class Store:
         return found
 
     async def all(self) -> list[Record]:
-        rows: list[Record] = await self.do(
-            lambda db: [_record(r) for r in db.execute(f"SELECT {_COLUMNS} FROM claims ORDER BY created, uid")], write=False
-        )
+        rows: list[Record] = await self.do(all_records, write=False)
         return rows
 
     async def save(self, record: Record) -> None:
@@ -291,6 +289,11 @@ def read(db: sqlite3.Connection, uid: str) -> Record | None:
     """Inside an operation: the record of a claim."""
     row = db.execute(f"SELECT {_COLUMNS} FROM claims WHERE uid = ?", (uid,)).fetchone()
     return _record(row) if row else None
+
+
+def all_records(db: sqlite3.Connection) -> list[Record]:
+    """Inside an operation: every record, oldest first."""
+    return [_record(r) for r in db.execute(f"SELECT {_COLUMNS} FROM claims ORDER BY created, uid")]
 
 
 def write(db: sqlite3.Connection, record: Record) -> None:

@@ -179,8 +179,8 @@ def _client_certificate(tls: ssl.SSLContext, user: Mapping[str, Any], base: Path
             file = Path(folder) / name
             file.touch(mode=0o600)
             file.write_bytes(base64.b64decode(data))
-            paths.append(file)
-        tls.load_cert_chain(*paths)
+            paths.append(str(file))
+        tls.load_cert_chain(paths[0], paths[1])
 
 
 def _credentials(user: Mapping[str, Any], cluster: Mapping[str, Any], base: Path) -> Credentials:

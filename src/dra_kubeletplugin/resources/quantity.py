@@ -45,7 +45,7 @@ class Quantity:
         return isinstance(other, Quantity) and self.value == other.value
 
     def __lt__(self, other: Quantity) -> bool:
-        return self.value < other.value
+        return bool(self.value < other.value)
 
     def __hash__(self) -> int:
         return hash(self.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -136,12 +136,12 @@ BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
 BY_KEY = {k.key: k for k in KINDS}
 
 
-def table(kind: Kind, objects: list[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
+def table(kind: Kind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
     """A meta.k8s.io/v1 Table of the objects."""
     columns = [
         {
             "name": name,
-            "type": "string" if name != "Devices" else "string",
+            "type": "string",
             "format": "name" if name == "Name" else "",
             "description": name,
             "priority": priority,

@@ -238,7 +238,7 @@ class ApiServer:
             name = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(5))
             if self.storage.get(target.qualified, target.namespace, name) is None:
                 meta["name"] = name
-                return name
+                return str(name)
 
     def _validate(self, target: _Target, obj: JSON, old: JSON | None, *, status: bool) -> None:
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
@@ -255,7 +255,7 @@ class ApiServer:
         text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
         group = f".{target.kind.group}" if target.kind.group else ""
         details = {"name": name, "group": target.kind.group, "kind": target.kind.kind}
-        details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]  # type: ignore[assignment]
+        details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
         return Refusal(422, "Invalid", f'{target.kind.kind}{group} "{name}" is invalid: {text}', details)
 
     def _drop(self, target: _Target, obj: JSON) -> None:
@@ -286,7 +286,7 @@ class ApiServer:
         try:
             match kind:
                 case "application/json-patch+json":
-                    patched = patch.json_patch(current, change)  # type: ignore[arg-type]
+                    patched = patch.json_patch(current, change)
                 case "application/strategic-merge-patch+json":
                     patched = patch.strategic(current, change)
                 case "application/merge-patch+json" | "application/apply-patch+yaml":

@@ -45,7 +45,7 @@ class Kubelet:
         for folder in ("plugins_registry", "plugins", "pods"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         self._task: asyncio.Task[None] | None = None
-        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._workers: dict[str, asyncio.Task[Any]] = {}
         self._wipes: dict[str, asyncio.Task[None]] = {}
         self._told: dict[tuple[str, str], str] = {}
         self._make()

@@ -1,0 +1,155 @@
+"""The whole story on this machine: `make demo` runs it. Nothing of the machine's own functions is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin.cli.dev import Session, session
+from dra_kubeletplugin.cli.inspect import host_root, tree
+from dra_kubeletplugin.cli.run import settings_for
+from dra_kubeletplugin.cli.style import Style
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.host import Host, PciFunction
+from dra_kubeletplugin.local.runtime.oci import Podman
+
+HERE = Path(__file__).parent
+STYLE = Style.of(sys.stdout)
+CDI_ROOT = Path("/var/run/cdi")
+COMMAND = ["/bin/sh", "-c", "env | grep PCI_ | sort; for d in /run/pci/*; do echo \"$d: $(ls $d | grep -c .) files, vendor $(cat $d/vendor)\"; done"]
+
+
+def say(number: int, text: str) -> None:
+    print(f"\n{STYLE.bold(STYLE.green(f'{number}.'))} {STYLE.bold(text)}")
+
+
+def show(text: str, indent: int = 3) -> None:
+    for line in text.splitlines():
+        print(" " * indent + line)
+
+
+async def main() -> int:
+    started = time.monotonic()
+    logging.basicConfig(level=logging.ERROR)
+    Pci = load_driver(str(HERE / "driver.py"))
+    real = Host().pci()
+    usable = [fn for fn in real if not fn.is_class(0x06)]
+    description = None if usable else str(HERE / "hosts/two-sockets.yaml")
+    podman, why_not = Podman.find()
+    if description:
+        print(STYLE.yellow(f"This machine shows no PCI function; a described host is used: {description}"))
+        podman, why_not = None, "a described host's folders are of no use to a container"
+    if podman and not os.access(CDI_ROOT.parent, os.W_OK):
+        podman, why_not = None, f"{CDI_ROOT} cannot be written"
+    settings = settings_for(Pci, {"log_level": "error", "kubeconfig": ""})
+    with host_root(description, settings.sysfs_root) as sysfs:
+        say(1, "Local cluster and driver start")
+        async with session(Pci, settings, sysfs=sysfs, cdi_root=CDI_ROOT if podman else None) as s:
+            show(f"API server {s.cluster.api.url}, kubelet root {s.cluster.node.kubelet_root}")
+            show(f"driver {settings.driver_name} registered with the kubelet in {time.monotonic() - started:.2f} s")
+            story = Story(s, podman, why_not)
+            found = Host(sysfs).pci()
+            for step in (lambda: story.hardware(found), story.claim, story.container, story.clean_up):
+                await step()
+        print(f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl.")
+    return 0
+
+
+class Story:
+    """The numbered steps after the start."""
+
+    def __init__(self, s: Session, podman: Podman | None, why_not: str) -> None:
+        self.s = s
+        self.cluster = s.cluster
+        self.podman = podman
+        self.why_not = why_not
+        self.cdi_ids: list[str] = []
+
+    async def hardware(self, functions: list[PciFunction]) -> None:
+        say(2, "What this machine has, and what is published of it")
+        published = {d.data.address: d for d in self.s.plugin.inventory if isinstance(d.data, PciFunction)}
+        notes = {a: STYLE.green(f"published as {d.name}") for a, d in published.items()}
+        withheld = getattr(self.s.plugin.driver, "_withheld", {})
+        notes |= {a: STYLE.yellow(f"kept for the host: it carries {why}") for a, why in withheld.items() if a not in notes}
+        show("\n".join(tree(functions, notes, STYLE)))
+        for sl in self.cluster.slices(self.s.plugin.settings.driver_name):
+            spec = sl["spec"]
+            pool = spec["pool"]
+            print()
+            show(f"ResourceSlice {STYLE.bold(sl['metadata']['name'])}: pool {pool['name']}, generation {pool['generation']}")
+            for device in spec.get("devices") or []:
+                attributes = device["attributes"]
+                standard = {k: v for k, v in attributes.items() if k.startswith("resource.kubernetes.io/")}
+                values = ", ".join(f"{k}={next(iter(v.values()))}" for k, v in standard.items())
+                show(f"{STYLE.cyan(device['name'])}: {values}", 5)
+        if not published:
+            raise SystemExit("no function can be published; set PCI_UNSAFE=1 to publish those that the host needs")
+
+    async def claim(self) -> None:
+        say(3, "A DeviceClass, a ResourceClaimTemplate and a Pod, as a user gives them to kubectl")
+        for name in ("deviceclass.yaml", "claimtemplate.yaml", "pod.yaml"):
+            for obj in await self.cluster.apply_file(HERE / name):
+                show(f"{obj['kind'].lower()}/{obj['metadata']['name']} created from drivers/pci/{name}")
+        await self.cluster.wait_running("pci-demo")
+        claim = self.cluster.claims()[0]
+        results = claim["status"]["allocation"]["devices"]["results"]
+        show(f"claim {STYLE.bold(claim['metadata']['name'])} allocated: " + ", ".join(f"{r['pool']}/{r['device']}" for r in results))
+        uid = claim["metadata"]["uid"]
+        path = self.s.plugin.specs.path(uid)
+        show(f"prepared through {self.s.plugin.paths.dra}")
+        show(f"CDI spec {path}:")
+        show(json.dumps(json.loads(path.read_text()), indent=2), 5)
+        self.cdi_ids = [i for d in (await self.s.plugin.store.get(uid)).devices for i in d["cdi"]]
+
+    async def container(self) -> None:
+        say(4, "What the container gets")
+        if self.podman is None:
+            show(STYLE.yellow(f"No real container is run: {self.why_not}. The OCI spec after injection:"))
+            pod = await self.cluster.pod("pci-demo")
+            started = self.cluster.node.kubelet.runtime.started[pod["metadata"]["uid"], "main"]
+            shown = {"process": {"env": started.spec["process"]["env"]}, "mounts": started.spec["mounts"]}
+            shown["linux"] = {"devices": started.spec["linux"].get("devices", [])}
+            show(json.dumps(shown, indent=2), 5)
+            return
+        rootfs = Podman.make_rootfs(self.cluster.state / "rootfs")
+        show("podman run --runtime runc " + " ".join(f"--device {i}" for i in self.cdi_ids) + " --rootfs ...")
+        try:
+            code, out = await self.podman.run(rootfs, self.cdi_ids, COMMAND)
+        except TimeoutError:
+            code, out = 1, "podman did not end within a minute"
+        show("seen from inside the container:")
+        show(STYLE.cyan(out), 5)
+        if code:
+            raise SystemExit(f"podman failed with exit code {code}")
+
+    async def clean_up(self) -> None:
+        say(5, "The pod is deleted, and nothing is left")
+        await self.cluster.delete_pod("pci-demo")
+        await self._until("the claim to go", lambda: not self.cluster.claims())
+        checks = {
+            "CDI files": self.s.plugin.specs.uids(),
+            "records": await self.s.plugin.store.all(),
+            "devices held": await self.s.plugin.store.held(),
+            "claims": self.cluster.claims(),
+        }
+        for what, left in checks.items():
+            show(f"{what}: {STYLE.green('none') if not left else STYLE.red(str(left))}")
+        if any(checks.values()):
+            raise SystemExit("something was left behind")
+
+    async def _until(self, what: str, check: Callable[[], Any]) -> None:
+        async def ask() -> Any:
+            return check()
+
+        await self.cluster.wait(what, ask)
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main()))

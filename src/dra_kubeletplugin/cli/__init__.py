@@ -1,0 +1,90 @@
+"""One command, ``dra``: run a driver, develop with it, look at its records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..driver import Driver
+from ..errors import DraError, SettingsError
+from .options import add_settings, given
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(prog="dra", description="Kubernetes DRA drivers in Python.")
+    commands = out.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
+    run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    add_settings(run)
+    dev = commands.add_parser(
+        "dev", help="a local cluster with a driver", description="Starts a whole cluster in one process, with the driver in it."
+    )
+    dev.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    dev.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
+    dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
+    dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
+    dev.add_argument("--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated")
+    add_settings(dev)
+    claims = commands.add_parser("claims", help="list or forget records of prepared claims")
+    claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list")
+    claims.add_argument("uid", nargs="?", help="UID of the record to forget")
+    claims.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    claims.add_argument("--yes", action="store_true", help="forget without asking")
+    add_settings(claims)
+    inspect = commands.add_parser("inspect", help="show the PCI tree and what a driver would publish")
+    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="path to a file, or module:Class")
+    inspect.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
+    add_settings(inspect)
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and answers its exit code: 0, 1 for a failure, 2 for what the user has to correct."""
+    args = parser().parse_args(argv)
+    try:
+        match args.command:
+            case "run":
+                from .run import run
+
+                return run(args.driver, given(args))
+            case "dev":
+                from .dev import dev
+
+                return dev(args)
+            case "claims":
+                from .claims import claims
+
+                return claims(args)
+            case _:
+                from .inspect import inspect
+
+                return inspect(args)
+    except DraError as e:
+        return report(e)
+    except KeyboardInterrupt:
+        return 130
+
+
+def report(e: DraError) -> int:
+    """Says on standard error what is wrong, one sentence a fault."""
+    faults = e.faults if isinstance(e, SettingsError) else (e.message,)
+    for fault in faults:
+        print(f"dra: {fault} [{e.code}]", file=sys.stderr)
+    return 2
+
+
+def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
+    """``dra run`` for a class at hand; options from the command line and the environment."""
+    from .run import run
+
+    out = argparse.ArgumentParser(description=(driver.__doc__ or driver.__name__).strip().splitlines()[0])
+    add_settings(out)
+    try:
+        return run(driver, given(out.parse_args(argv)))
+    except DraError as e:
+        return report(e)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""``dra dev``: a whole cluster in one process, with a driver in it, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..driver import Driver, load_driver
+from ..errors import SettingsError
+from ..kube.config import ApiConfig
+from ..local.cluster import LocalCluster, Node
+from ..local.kubelet import Timers
+from ..observe.log import configure
+from ..plugin import Plugin
+from ..settings import Settings
+from .inspect import host_root
+from .options import given
+from .run import settings_for
+from .style import Style
+
+
+@dataclass(frozen=True)
+class Session:
+    cluster: LocalCluster
+    plugin: Plugin
+
+
+def node_settings(settings: Settings, cluster: LocalCluster, node: Node, sysfs: Path) -> Settings:
+    """A plugin's settings for a node of the local cluster."""
+    return dataclasses.replace(
+        settings,
+        node_name=node.name,
+        kubelet_root=node.kubelet_root,
+        cdi_root=node.cdi_root,
+        kubeconfig=str(cluster.kubeconfig),
+        sysfs_root=sysfs,
+        local_cluster=True,
+    )
+
+
+@contextlib.asynccontextmanager
+async def session(
+    driver: type[Driver],
+    settings: Settings,
+    *,
+    sysfs: Path,
+    state: Path | None = None,
+    address: str = "127.0.0.1:0",
+    cdi_root: Path | None = None,
+    apply: Sequence[Path] = (),
+    timers: Timers | None = None,
+) -> AsyncIterator[Session]:
+    """A running local cluster with one node and the driver on it, registered and published."""
+    name = settings.node_name or "node-1"
+    async with LocalCluster((name,), state=state, address=address, cdi_root=cdi_root, timers=timers) as cluster:
+        ready = node_settings(settings, cluster, cluster.node, sysfs)
+        plugin = Plugin(driver(), ready, ApiConfig(cluster.api.url))
+        async with plugin.running():
+            async with asyncio.timeout(20):
+                await plugin.ready()
+            for path in apply:
+                await cluster.apply_file(path)
+            yield Session(cluster, plugin)
+
+
+def dev(args: argparse.Namespace) -> int:
+    driver = load_driver(args.driver)
+    options = given(args)
+    options.pop("kubeconfig", None)
+    settings = dataclasses.replace(settings_for(driver, options), kubeconfig="")
+    configure(settings.log_format, settings.log_level if "log_level" in options else "info")
+    for path in args.apply:
+        if not Path(path).is_file():
+            raise SettingsError(f"--apply {path} is not a file")
+    with host_root(args.host, settings.sysfs_root) as sysfs:
+        return asyncio.run(_stay(args, driver, settings, sysfs))
+
+
+async def _stay(args: argparse.Namespace, driver: type[Driver], settings: Settings, sysfs: Path) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    style = Style.of(sys.stdout)
+    state = Path(args.state).absolute() if args.state else None
+    cdi = settings.cdi_root if "cdi_root" in given(args) else None
+    async with session(
+        driver, settings, sysfs=sysfs, state=state, address=args.api_address, cdi_root=cdi, apply=[Path(p) for p in args.apply]
+    ) as s:
+        slices = len(s.cluster.slices())
+        print(f"{style.bold('local cluster')} at {s.cluster.api.url}, driver {settings.driver_name} with", end=" ")
+        print(f"{len(s.plugin.inventory)} devices in {slices} slices on {s.cluster.node.name}")
+        print(f"\n  export KUBECONFIG={s.cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n")
+        print("Ctrl-C ends it.", flush=True)
+        await stop.wait()
+    return 0

@@ -1,0 +1,84 @@
+"""``dra inspect``: the machine's PCI functions as a tree, and what a driver would publish of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ..driver import load_driver
+from ..driver.contract import call
+from ..errors import SettingsError
+from ..host import Host, PciFunction, described
+from ..settings import load
+from .options import given
+from .style import Style
+
+
+@contextlib.contextmanager
+def host_root(description: str | None, default: Path) -> Iterator[Path]:
+    """The sysfs of a described host, made for as long as needed, or ``default``."""
+    if description is None:
+        yield default
+        return
+    try:
+        found = described.load(Path(description))
+    except (OSError, ValueError) as e:
+        raise SettingsError(f"--host {description}: {e}") from None
+    with tempfile.TemporaryDirectory(prefix="dra-host-") as folder:
+        yield described.build(Path(folder), found)
+
+
+def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Style) -> list[str]:
+    """PCIe root → function → vendor, class, driver, NUMA. ``notes``, by address, end a function's line."""
+    roots: dict[str, list[PciFunction]] = {}
+    for fn in functions:
+        roots.setdefault(fn.pcie_root or "(no PCIe root)", []).append(fn)
+    lines = []
+    for root, members in sorted(roots.items()):
+        lines.append(style.bold(root))
+        for i, fn in enumerate(members):
+            last = i == len(members) - 1
+            name = fn.device_name or f"device {fn.device_id:04x}"
+            vendor = fn.vendor_name or f"vendor {fn.vendor:04x}"
+            lines.append(f"{'└─' if last else '├─'} {style.cyan(fn.address)} {vendor} · {name}")
+            numa = "-" if fn.numa_node is None else str(fn.numa_node)
+            details = [
+                f"[{fn.vendor:04x}:{fn.device_id:04x}]",
+                f"class {fn.class_code:06x} {fn.class_name or ''}".rstrip(),
+                f"driver {fn.driver or '-'}",
+                f"NUMA {numa}",
+            ]
+            if fn.iommu_group is not None:
+                details.append(f"IOMMU group {fn.iommu_group}")
+            if fn.is_vf:
+                details.append(f"VF {fn.vf_index} of {fn.physical_function}")
+            lines.append(f"{'  ' if last else '│ '}    {style.dim(', '.join(details))}")
+            if note := notes.get(fn.address):
+                lines.append(f"{'  ' if last else '│ '}    {note}")
+    return lines
+
+
+def inspect(args: argparse.Namespace) -> int:
+    settings = load(given(args))
+    style = Style.of(sys.stdout)
+    with host_root(args.host, settings.sysfs_root) as root:
+        host = Host(root, settings.dev_root)
+        notes: dict[str, str] = {}
+        if args.driver:
+            cls = load_driver(args.driver)
+            driver = cls()
+            driver.bind(host, dataclasses.replace(settings, driver_name=settings.driver_name or cls.name, sysfs_root=root))
+            for device in asyncio.run(call(driver.devices)):
+                fn = device.data
+                if isinstance(fn, PciFunction):
+                    notes[fn.address] = style.green(f"published as {device.name}")
+                else:
+                    print(device.name, device.json())
+        print("\n".join(tree(host.pci(), notes, style)))
+    return 0

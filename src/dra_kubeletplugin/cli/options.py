@@ -1,0 +1,27 @@
+"""Flags for every setting; a flag beats its environment variable, which beats the default."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from ..settings import Settings
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings", "each can be given by its environment variable as well")
+    for f in fields(Settings):
+        meta = f.metadata
+        default = f"{f.default:g}s" if isinstance(f.default, float) else f.default
+        shown = f"; {default}" if default not in {"", False} else ""
+        text = f"{meta['help']} ({meta['env']}{shown})".replace("%", "%%")
+        if f.default is False:
+            group.add_argument(meta["flag"], dest=f.name, action="store_const", const="1", help=text)
+        else:
+            group.add_argument(meta["flag"], dest=f.name, metavar=f.name.rpartition("_")[2].upper(), help=text)
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given on the command line, by field name."""
+    return {f.name: getattr(args, f.name) for f in fields(Settings) if getattr(args, f.name) is not None}

@@ -1,0 +1,38 @@
+"""Colours where the terminal has them. Source: no-color.org."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TextIO
+
+
+@dataclass(frozen=True)
+class Style:
+    coloured: bool
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Style:
+        dumb = os.environ.get("TERM", "") in {"", "dumb"} or "NO_COLOR" in os.environ
+        return cls(stream.isatty() and not dumb)
+
+    def _wrap(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.coloured else text
+
+    def bold(self, text: str) -> str:
+        return self._wrap("1", text)
+
+    def dim(self, text: str) -> str:
+        return self._wrap("2", text)
+
+    def red(self, text: str) -> str:
+        return self._wrap("31", text)
+
+    def green(self, text: str) -> str:
+        return self._wrap("32", text)
+
+    def yellow(self, text: str) -> str:
+        return self._wrap("33", text)
+
+    def cyan(self, text: str) -> str:
+        return self._wrap("36", text)
