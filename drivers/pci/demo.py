@@ -23,7 +23,11 @@ from dra_kubeletplugin.local.runtime.oci import Podman
 HERE = Path(__file__).parent
 STYLE = Style.of(sys.stdout)
 CDI_ROOT = Path("/var/run/cdi")
-COMMAND = ["/bin/sh", "-c", "env | grep PCI_ | sort; for d in /run/pci/*; do echo \"$d: $(ls $d | grep -c .) files, vendor $(cat $d/vendor)\"; done"]
+COMMAND = [
+    "/bin/sh",
+    "-c",
+    'env | grep PCI_ | sort; for d in /run/pci/*; do echo "$d: $(ls $d | grep -c .) files, vendor $(cat $d/vendor)"; done',
+]
 
 
 def say(number: int, text: str) -> None:
@@ -58,7 +62,9 @@ async def main() -> int:
             found = Host(sysfs).pci()
             for step in (lambda: story.hardware(found), story.claim, story.container, story.clean_up):
                 await step()
-        print(f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl.")
+        print(
+            f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl."
+        )
     return 0
 
 
@@ -77,13 +83,17 @@ class Story:
         published = {d.data.address: d for d in self.s.plugin.inventory if isinstance(d.data, PciFunction)}
         notes = {a: STYLE.green(f"published as {d.name}") for a, d in published.items()}
         withheld = getattr(self.s.plugin.driver, "_withheld", {})
-        notes |= {a: STYLE.yellow(f"kept for the host: it carries {why}") for a, why in withheld.items() if a not in notes}
+        notes |= {
+            a: STYLE.yellow(f"kept for the host: it carries {why}") for a, why in withheld.items() if a not in notes
+        }
         show("\n".join(tree(functions, notes, STYLE)))
         for sl in self.cluster.slices(self.s.plugin.settings.driver_name):
             spec = sl["spec"]
             pool = spec["pool"]
             print()
-            show(f"ResourceSlice {STYLE.bold(sl['metadata']['name'])}: pool {pool['name']}, generation {pool['generation']}")
+            show(
+                f"ResourceSlice {STYLE.bold(sl['metadata']['name'])}: pool {pool['name']}, generation {pool['generation']}"
+            )
             for device in spec.get("devices") or []:
                 attributes = device["attributes"]
                 standard = {k: v for k, v in attributes.items() if k.startswith("resource.kubernetes.io/")}
@@ -100,7 +110,10 @@ class Story:
         await self.cluster.wait_running("pci-demo")
         claim = self.cluster.claims()[0]
         results = claim["status"]["allocation"]["devices"]["results"]
-        show(f"claim {STYLE.bold(claim['metadata']['name'])} allocated: " + ", ".join(f"{r['pool']}/{r['device']}" for r in results))
+        show(
+            f"claim {STYLE.bold(claim['metadata']['name'])} allocated: "
+            + ", ".join(f"{r['pool']}/{r['device']}" for r in results)
+        )
         uid = claim["metadata"]["uid"]
         path = self.s.plugin.specs.path(uid)
         show(f"prepared through {self.s.plugin.paths.dra}")

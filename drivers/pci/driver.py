@@ -69,7 +69,9 @@ class Pci(Driver):
                 continue
             if reason := reasons.get(fn.address):
                 if self._withheld.get(fn.address) != reason:
-                    self.log.info("%s is kept for the host: it carries %s (PCI_UNSAFE=1 publishes it)", fn.address, reason)
+                    self.log.info(
+                        "%s is kept for the host: it carries %s (PCI_UNSAFE=1 publishes it)", fn.address, reason
+                    )
                 continue
             out.append(fn.device())
         self._withheld = reasons
@@ -116,7 +118,9 @@ class Pci(Driver):
 
     def _info_edits(self, fn: PciFunction) -> ContainerEdits:
         mount = Mount(
-            host_path=str(fn.path), container_path=f"/run/pci/{fn.address}", options=["ro", "bind", "nosuid", "nodev", "noexec"]
+            host_path=str(fn.path),
+            container_path=f"/run/pci/{fn.address}",
+            options=["ro", "bind", "nosuid", "nodev", "noexec"],
         )
         return ContainerEdits(env=environment(fn, "info"), mounts=[mount])
 
@@ -148,7 +152,9 @@ class Pci(Driver):
         self.host.write("bus/pci/drivers_probe", fn.address)
         now = self._bound(fn.address)
         if now != VFIO:
-            raise RetryableError(f"{fn.address} was to be bound to {VFIO} and is bound to {now or 'nothing'}: see dmesg")
+            raise RetryableError(
+                f"{fn.address} was to be bound to {VFIO} and is bound to {now or 'nothing'}: see dmesg"
+            )
 
     def undo_restore_driver(self, claim: PreparedClaim, address: str, driver: str | None) -> None:
         """Gives a function back to the driver that it had. Idempotent; a function that has gone needs nothing."""
@@ -164,7 +170,9 @@ class Pci(Driver):
         if driver:
             self.host.write("bus/pci/drivers_probe", address)
             if (now := self._bound(address)) != driver:
-                raise RetryableError(f"{address} had driver {driver} and has {now or 'none'} after drivers_probe: see dmesg")
+                raise RetryableError(
+                    f"{address} had driver {driver} and has {now or 'none'} after drivers_probe: see dmesg"
+                )
 
     def _bound(self, address: str) -> str | None:
         link = self.host.sysfs / "bus/pci/devices" / address / "driver"
@@ -214,7 +222,9 @@ def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, 
             yield fn.address, "a disk"
         elif fn.boot_vga:
             yield fn.address, "the console"
-        elif any(p.is_relative_to(fn.path) for p in networks) or (fn.path / "net").is_dir() and not sysfs.joinpath("class/net").is_dir():
+        elif any(p.is_relative_to(fn.path) for p in networks) or (
+            (fn.path / "net").is_dir() and not sysfs.joinpath("class/net").is_dir()
+        ):
             yield fn.address, "a network that is up"
 
 

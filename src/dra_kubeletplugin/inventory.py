@@ -79,7 +79,9 @@ class Inventory:
             if not isinstance(device, Device):
                 raise DriverError(f"devices() answered {type(device).__name__}, not Device")
             if device.name in fresh:
-                raise DriverError(f"devices() answered two devices named {device.name!r}: names must be unique in a node")
+                raise DriverError(
+                    f"devices() answered two devices named {device.name!r}: names must be unique in a node"
+                )
             fresh[device.name] = device
         sets = tuple(counter_sets)
         kept = {name: fresh[name] for name in self._devices if name in fresh}

@@ -51,10 +51,10 @@ class Plugin:
         self.specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
         self.inventory = Inventory(settings.node_name, driver.unhealthy_taint)
         self.process = ProcessLock(settings.plugin_dir / "processes")
-        self.repair = Repair(
-            settings.records_path, self.specs, settings.node_name, self.boot_id, settings.lock_wait
+        self.repair = Repair(settings.records_path, self.specs, settings.node_name, self.boot_id, settings.lock_wait)
+        self.store = Store(
+            settings.records_path, settings.driver_name, settings.lock_wait, self.repair, self.repair.rebuild
         )
-        self.store = Store(settings.records_path, settings.driver_name, settings.lock_wait, self.repair, self.repair.rebuild)
         self._api = api
         self._rescan = asyncio.Event()
         self.serving = False
@@ -83,9 +83,7 @@ class Plugin:
             on_change=self._rescan.set,
         )
         self.reconciler = Reconciler(self.engine, self.metrics, settings.reconcile_grace)
-        self.publisher = Publisher(
-            self.client, self.inventory, settings.driver_name, settings.node_name, self.metrics
-        )
+        self.publisher = Publisher(self.client, self.inventory, settings.driver_name, settings.node_name, self.metrics)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if self.driver.reports_health else ())
         self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
@@ -139,7 +137,9 @@ class Plugin:
         try:
             url = await server.start()
         except OSError as e:
-            raise SettingsError(f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {e.strerror or e}") from None
+            raise SettingsError(
+                f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {e.strerror or e}"
+            ) from None
         stack.push_async_callback(server.close)
         log.info("metrics and probes at %s", url)
 
@@ -265,7 +265,9 @@ class Plugin:
         """Why the plugin is not ready; empty when it is."""
         out = []
         if not self.registration.registered.is_set():
-            out.append(f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}")
+            out.append(
+                f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
+            )
         if not self.publisher.published.is_set():
             out.append(f"slices are not published{': ' + self.publisher.fault if self.publisher.fault else ''}")
         elif self.publisher.fault:
@@ -300,4 +302,3 @@ async def _named(name: str, job: Callable[[], Awaitable[None]]) -> None:
         log.critical("background task %r failed, the plugin ends: %s: %s", name, type(e).__name__, e)
         raise
     raise DraError(f"background task {name!r} ended by itself")
-

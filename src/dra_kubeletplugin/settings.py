@@ -46,9 +46,14 @@ class Settings:
     """What a plugin process is told. Durations are seconds. Paths are absolute after :func:`load`."""
 
     driver_name: str = _option(
-        "--driver-name", "DRIVER_NAME", "", "Name of the driver, in place of the class's own; a DNS subdomain of 63 bytes."
+        "--driver-name",
+        "DRIVER_NAME",
+        "",
+        "Name of the driver, in place of the class's own; a DNS subdomain of 63 bytes.",
     )
-    node_name: str = _option("--node-name", "NODE_NAME", "", "Name of this node's Node object (downward spec.nodeName).")
+    node_name: str = _option(
+        "--node-name", "NODE_NAME", "", "Name of this node's Node object (downward spec.nodeName)."
+    )
     pod_uid: str = _option(
         "--pod-uid", "POD_UID", "", "UID of this pod (downward metadata.uid); turns rolling update on."
     )
@@ -78,10 +83,18 @@ class Settings:
         "--call-timeout", "CALL_TIMEOUT", 40.0, "Answer the kubelet within this; it gives up after 45s.", _seconds
     )
     stop_grace: float = _option(
-        "--stop-grace", "STOP_GRACE", 20.0, "Let calls in flight end for this long at SIGTERM; below the pod's own grace.", _seconds
+        "--stop-grace",
+        "STOP_GRACE",
+        20.0,
+        "Let calls in flight end for this long at SIGTERM; below the pod's own grace.",
+        _seconds,
     )
     lock_wait: float = _option(
-        "--lock-wait", "LOCK_WAIT", 10.0, "Longest wait for another instance that holds the records or a claim.", _seconds
+        "--lock-wait",
+        "LOCK_WAIT",
+        10.0,
+        "Longest wait for another instance that holds the records or a claim.",
+        _seconds,
     )
     rescan_interval: float = _option(
         "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Look at the hardware again this often, events or not.", _seconds
@@ -93,7 +106,11 @@ class Settings:
         "--reconcile-interval", "RECONCILE_INTERVAL", 300.0, "Compare records with the API server this often.", _seconds
     )
     reconcile_grace: float = _option(
-        "--reconcile-grace", "RECONCILE_GRACE", 120.0, "A claim must be gone for this long before it is unprepared.", _seconds
+        "--reconcile-grace",
+        "RECONCILE_GRACE",
+        120.0,
+        "A claim must be gone for this long before it is unprepared.",
+        _seconds,
     )
     local_cluster: bool = _option(
         "--local-cluster",

@@ -42,7 +42,9 @@ class ClaimSpecs:
     def path(self, uid: str) -> Path:
         return self.root / f"{self._prefix}{uid}.json"
 
-    def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]], common: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def build(
+        self, devices: Sequence[tuple[str, Mapping[str, Any]]], common: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
 
         Raises :class:`InvalidSpecError`.

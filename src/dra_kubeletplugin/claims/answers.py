@@ -65,7 +65,9 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
     try:
         record.doc["cdi"] = specs.build(edits)
     except InvalidSpecError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: prepare answered CDI edits that no runtime takes: {e}") from None
+        raise BadAnswerError(
+            f"claim {claim.namespace}/{claim.name}: prepare answered CDI edits that no runtime takes: {e}"
+        ) from None
 
 
 def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
@@ -75,7 +77,9 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     try:
         answers = list(prepared)
     except TypeError:
-        raise BadAnswerError(f"{shown}: prepare answered {type(prepared).__name__}, not a list of PreparedDevice") from None
+        raise BadAnswerError(
+            f"{shown}: prepare answered {type(prepared).__name__}, not a list of PreparedDevice"
+        ) from None
     for p in answers:
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(f"{shown}: prepare answered {type(p).__name__}, not PreparedDevice")
@@ -108,4 +112,6 @@ def _plain(claim: Claim, given: PreparedDevice) -> Any:
     try:
         return msgspec.json.decode(msgspec.json.encode(given.data))
     except (TypeError, ValueError) as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: data of device {given.name} is no JSON: {e}") from None
+        raise BadAnswerError(
+            f"claim {claim.namespace}/{claim.name}: data of device {given.name} is no JSON: {e}"
+        ) from None

@@ -249,7 +249,9 @@ class Engine:
         """A hold from before a reboot, or of a dead process's unfinished work: nothing runs with the device."""
         if self.is_others(holder) or holder.uid in self._flights:
             return False
-        return holder.boot_id != self.boot_id or (holder.state is not State.PREPARED and holder.owner != self.process.id)
+        return holder.boot_id != self.boot_id or (
+            holder.state is not State.PREPARED and holder.owner != self.process.id
+        )
 
     async def _free_stale(self, holder: Record) -> None:
         ref = ClaimRef(holder.namespace, holder.name, holder.uid)
@@ -257,7 +259,9 @@ class Engine:
         try:
             await self.run("unprepare", ref, self.unprepare_one)
         except DraError as e:
-            raise DeviceHeldError(f"a device is still held by claim {holder.shown}, which cannot be undone: {e}") from None
+            raise DeviceHeldError(
+                f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+            ) from None
 
     async def _prepare_fresh(self, record: Record, ref: ClaimRef, verified: Verified) -> Sequence[PreparedAnswer]:
         undo = RecordUndo(self.driver, self.store, record, asyncio.get_running_loop())
@@ -410,7 +414,7 @@ class Engine:
         specs = [(uid, spec) for uid, spec in items if spec is not None]
         gone = [uid for uid, spec in items if spec is None]
         results: dict[str, Any] = {}
-        jobs = (
+        jobs: tuple[tuple[list[str], Callable[[], None]], ...] = (
             ([uid for uid, _ in specs], lambda: self.specs.write(specs)),
             (gone, lambda: self.specs.remove(gone)),
         )

@@ -143,4 +143,3 @@ class Reconciler:
 
 def _ref(record: Record) -> ClaimRef:
     return ClaimRef(record.namespace, record.name, record.uid)
-

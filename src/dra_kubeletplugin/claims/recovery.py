@@ -101,7 +101,12 @@ class Repair:
         for name in names:
             device = str(name).removeprefix(f"{uid}-")
             share = _SHARE.search(device)
-            entry = {"request": "", "pool": self.pool, "device": _SHARE.sub("", device), "cdi": [f"{spec['kind']}={name}"]}
+            entry = {
+                "request": "",
+                "pool": self.pool,
+                "device": _SHARE.sub("", device),
+                "cdi": [f"{spec['kind']}={name}"],
+            }
             devices.append(entry | ({"shareID": share[1]} if share else {}))
         doc = {"devices": devices, "cdi": spec, "complete": True, "rebuilt": True}
         return Record(uid, "", "", State.PREPARED, self.boot_id, "", doc)

@@ -199,7 +199,11 @@ class Store:
             if self.fault != str(error):
                 log.error("claim records: %s", error)
             self.fault = str(error)
-        if isinstance(e, sqlite3.DatabaseError) and not isinstance(e, sqlite3.OperationalError) and self._db is not None:
+        if (
+            isinstance(e, sqlite3.DatabaseError)
+            and not isinstance(e, sqlite3.OperationalError)
+            and self._db is not None
+        ):
             self._db.close()  # damaged: the next operation opens, and so repairs, it anew
             self._db = None
         return error

@@ -31,7 +31,9 @@ class RecordUndo(UndoRegistrar):
 
     def register(self, step: str, data: Mapping[str, Any]) -> Awaitable[None]:
         if not callable(getattr(self.driver, f"undo_{step}", None)):
-            raise DriverError(f"on_undo({step!r}): {type(self.driver).__name__} has no method undo_{step}(claim, **data)")
+            raise DriverError(
+                f"on_undo({step!r}): {type(self.driver).__name__} has no method undo_{step}(claim, **data)"
+            )
         entry = {"step": step, "data": msgspec.json.decode(msgspec.json.encode(dict(data)))}
         try:
             on_loop = asyncio.get_running_loop() is self.loop
@@ -54,7 +56,9 @@ class RecordUndo(UndoRegistrar):
         for registration in self.pending:
             if not registration.awaited:
                 registration.close()
-                raise DriverError(f"claim.on_undo({registration.step!r}, ...) was not awaited: its reversal is not on disk")
+                raise DriverError(
+                    f"claim.on_undo({registration.step!r}, ...) was not awaited: its reversal is not on disk"
+                )
 
 
 class _Registration(Awaitable[None]):
@@ -90,12 +94,12 @@ async def run_undo(driver: Driver, record: Record, claim: PreparedClaim) -> None
         method = getattr(driver, f"undo_{step}", None)
         try:
             if method is None:
-                raise DriverError(f"{type(driver).__name__} has no method undo_{step} any more: an older version registered it")
+                raise DriverError(
+                    f"{type(driver).__name__} has no method undo_{step} any more: an older version registered it"
+                )
             await call(method, claim, **entry["data"])
         except Exception as e:
             log.exception("undo step %s of claim %s failed", step, record.shown)
             failures.append(e)
     if failures:
         raise failures[0]
-
-

@@ -92,7 +92,9 @@ class Verifier:
             raise ClaimReplacedError(f"claim {ref} has UID {uid}, not {ref.uid}: it was deleted and created again")
         allocation = (claim.get("status") or {}).get("allocation")
         if allocation is None:
-            raise ClaimNotAllocatedError(f"claim {ref} (UID {uid}) is not allocated: the scheduler has not chosen devices")
+            raise ClaimNotAllocatedError(
+                f"claim {ref} (UID {uid}) is not allocated: the scheduler has not chosen devices"
+            )
         devices = allocation.get("devices") or {}
         results = [r for r in devices.get("results") or [] if r["driver"] == self.name]
         for r in results:

@@ -18,13 +18,17 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     add_settings(run)
     dev = commands.add_parser(
-        "dev", help="a local cluster with a driver", description="Starts a whole cluster in one process, with the driver in it."
+        "dev",
+        help="a local cluster with a driver",
+        description="Starts a whole cluster in one process, with the driver in it.",
     )
     dev.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     dev.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
-    dev.add_argument("--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated")
+    dev.add_argument(
+        "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
+    )
     add_settings(dev)
     claims = commands.add_parser("claims", help="list or forget records of prepared claims")
     claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list")

@@ -31,7 +31,7 @@ def claims(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json.dumps([_json(driver, r) for driver, r in records], indent=2))
         return 0
-    rows = [("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")]
+    rows: list[tuple[str, ...]] = [("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")]
     rows += [_row(driver, r) for driver, r in records]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
@@ -45,7 +45,9 @@ def _databases(settings: Settings) -> list[tuple[str, Path]]:
     names = [settings.driver_name] if settings.driver_name else sorted(p.name for p in folder.glob("*") if p.is_dir())
     found = [(n, folder / n / "records.db") for n in names if (folder / n / "records.db").exists()]
     if not found:
-        raise SettingsError(f"no record database below {folder}: see --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)")
+        raise SettingsError(
+            f"no record database below {folder}: see --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
+        )
     return found
 
 
@@ -84,7 +86,9 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
             continue
         processes = ProcessLock(path.parent / "processes")
         if record.owner and processes.alive(record.owner):
-            raise SettingsError(f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it")
+            raise SettingsError(
+                f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"
+            )
         devices = ", ".join(d["device"] for d in record.devices) or "nothing"
         print(f"claim {record.shown} is {record.state} and holds {devices}.")
         print("Forgetting frees these devices without asking the driver to undo anything.")
@@ -104,4 +108,3 @@ def _delete(path: Path, uid: str, wait: float) -> None:
         db.execute("DELETE FROM claims WHERE uid = ?", (uid,))
     finally:
         db.close()
-

@@ -91,12 +91,20 @@ async def _stay(args: argparse.Namespace, driver: type[Driver], settings: Settin
     state = Path(args.state).absolute() if args.state else None
     cdi = settings.cdi_root if "cdi_root" in given(args) else None
     async with session(
-        driver, settings, sysfs=sysfs, state=state, address=args.api_address, cdi_root=cdi, apply=[Path(p) for p in args.apply]
+        driver,
+        settings,
+        sysfs=sysfs,
+        state=state,
+        address=args.api_address,
+        cdi_root=cdi,
+        apply=[Path(p) for p in args.apply],
     ) as s:
         slices = len(s.cluster.slices())
         print(f"{style.bold('local cluster')} at {s.cluster.api.url}, driver {settings.driver_name} with", end=" ")
         print(f"{len(s.plugin.inventory)} devices in {slices} slices on {s.cluster.node.name}")
-        print(f"\n  export KUBECONFIG={s.cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n")
+        print(
+            f"\n  export KUBECONFIG={s.cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
+        )
         print("Ctrl-C ends it.", flush=True)
         await stop.wait()
     return 0

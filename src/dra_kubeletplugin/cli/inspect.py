@@ -73,7 +73,9 @@ def inspect(args: argparse.Namespace) -> int:
         if args.driver:
             cls = load_driver(args.driver)
             driver = cls()
-            driver.bind(host, dataclasses.replace(settings, driver_name=settings.driver_name or cls.name, sysfs_root=root))
+            driver.bind(
+                host, dataclasses.replace(settings, driver_name=settings.driver_name or cls.name, sysfs_root=root)
+            )
             for device in asyncio.run(call(driver.devices)):
                 fn = device.data
                 if isinstance(fn, PciFunction):

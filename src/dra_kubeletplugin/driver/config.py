@@ -40,9 +40,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 Resolved = tuple[Config | None, str]
 
 
-def resolve(
-    entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]], driver: str, request: str
-) -> Resolved:
+def resolve(entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
     """The configuration of one ``request`` (``req`` or ``req/sub``) and where it came from.
 
     Entries are in the order of the allocation, class before claim; the last that applies wins. Without one, the default of
@@ -93,9 +91,7 @@ def decode(parameters: Any, kinds: Sequence[type[Config]], driver: str, where: s
     return config
 
 
-def _choose(
-    kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str
-) -> type[Config] | None:
+def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:
     if not kinds:
         raise ConfigError(f"{where}: {driver} takes no parameters: remove this entry")
     for cls in kinds:

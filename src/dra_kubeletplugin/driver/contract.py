@@ -63,10 +63,10 @@ class Driver:
         self.settings = settings
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
 
-    def start(self) -> None | Awaitable[None]:
+    def start(self) -> Awaitable[None] | None:
         """Opens what lives as long as the process, such as a vendor's library. An exception ends the process."""
 
-    def stop(self) -> None | Awaitable[None]:
+    def stop(self) -> Awaitable[None] | None:
         """Closes it again, after the last call. Not called when the process is killed."""
 
     def devices(self) -> Iterable[Device] | Awaitable[Iterable[Device]]:
@@ -97,7 +97,7 @@ class Driver:
         """
         raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
 
-    def unprepare(self, claim: PreparedClaim) -> None | Awaitable[None]:
+    def unprepare(self, claim: PreparedClaim) -> Awaitable[None] | None:
         """Reverses ``prepare``, after the claim's last pod has stopped.
 
         Idempotent: may be called again after success, for a claim whose prepare never began or broke off

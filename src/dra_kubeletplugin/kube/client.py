@@ -75,7 +75,14 @@ class KubeClient:
         return await self.call("GET", resource.path(namespace, name), timeout=timeout)
 
     async def list(
-        self, resource: Resource, namespace: str = "", *, fields: str = "", labels: str = "", limit: int = 0, cont: str = ""
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        fields: str = "",
+        labels: str = "",
+        limit: int = 0,
+        cont: str = "",
     ) -> JSON:
         query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
         return await self.call("GET", resource.path(namespace), query=query)
@@ -102,7 +109,14 @@ class KubeClient:
         return await self.call("PATCH", resource.path(namespace, name, sub), patch, content_type=kind)
 
     async def delete(
-        self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", version: str = "", grace: int | None = None
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        version: str = "",
+        grace: int | None = None,
     ) -> JSON:
         """Deletes where the preconditions hold; 404 is raised like other errors."""
         options: JSON = {"kind": "DeleteOptions", "apiVersion": "v1"}

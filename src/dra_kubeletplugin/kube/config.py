@@ -185,7 +185,9 @@ def _client_certificate(tls: ssl.SSLContext, user: Mapping[str, Any], base: Path
 
 def _credentials(user: Mapping[str, Any], cluster: Mapping[str, Any], base: Path) -> Credentials:
     if user.get("exec"):
-        return ExecPlugin(user["exec"], {k: v for k, v in cluster.items() if k in {"server", "certificate-authority-data"}})
+        return ExecPlugin(
+            user["exec"], {k: v for k, v in cluster.items() if k in {"server", "certificate-authority-data"}}
+        )
     if user.get("tokenFile"):
         return TokenFile(base / user["tokenFile"])
     if user.get("token"):

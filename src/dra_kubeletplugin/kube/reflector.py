@@ -42,7 +42,9 @@ class _Expired(Exception):
 class Reflector:
     """Follows the objects of ``resource`` that fit the selectors; ``items`` is the copy, by UID."""
 
-    def __init__(self, client: KubeClient, resource: Resource, namespace: str = "", fields: str = "", labels: str = "") -> None:
+    def __init__(
+        self, client: KubeClient, resource: Resource, namespace: str = "", fields: str = "", labels: str = ""
+    ) -> None:
         self.client = client
         self.resource = resource
         self.namespace = namespace
@@ -121,7 +123,10 @@ class Reflector:
         }
         target = f"{self.resource.path(self.namespace)}?{urlencode(query)}"
         headers = await self.client.headers()
-        async with self.client.transport.stream(target, headers, self.client.timeout, WATCH_SECONDS + 30) as (head, lines):
+        async with self.client.transport.stream(target, headers, self.client.timeout, WATCH_SECONDS + 30) as (
+            head,
+            lines,
+        ):
             if head.status != 200:
                 body = b"".join([line async for line in lines])
                 if head.status == 401:

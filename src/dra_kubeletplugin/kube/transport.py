@@ -150,7 +150,9 @@ class _Connection:
             async with asyncio.timeout(1):
                 await self.writer.wait_closed()
 
-    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, kept: bool) -> HttpResponse:
+    async def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, kept: bool
+    ) -> HttpResponse:
         fields = {"Host": self.host, **headers}
         if body or method in {"POST", "PUT", "PATCH"}:
             fields["Content-Length"] = str(len(body))

@@ -45,10 +45,11 @@ def socket_paths(registry_dir: Path, plugin_dir: Path, driver: str, pod_uid: str
         names = [f"{driver}-reg.sock", f"dra-{_hash(driver.encode(), 16)}-reg.sock"]
         dra_names = ["dra.sock", "d"]
     else:
+        both = driver.encode() + b"\0" + pod_uid.encode()
         names = [
             f"{driver}-{pod_uid}-reg.sock",
             f"{driver}-{_hash(pod_uid.encode(), 8)}-reg.sock",
-            f"dra-{_hash(driver.encode() + b'\0' + pod_uid.encode(), 16)}-reg.sock",
+            f"dra-{_hash(both, 16)}-reg.sock",
         ]
         dra_names = [f"dra-{pod_uid}.sock", f"dra-{_hash(pod_uid.encode(), 8)}.sock", _hash(pod_uid.encode(), 8)]
     return SocketPaths(_first_fit(registry_dir, names), _first_fit(plugin_dir, dra_names))

@@ -181,7 +181,11 @@ class LocalCluster:
         return [f"{e['reason']}: {e['message']}" for e in found if not name or e["involvedObject"]["name"] == name]
 
     def slices(self, driver: str = "") -> list[JSON]:
-        return [s for s in self.api.storage.list("resourceslices.resource.k8s.io") if not driver or s["spec"]["driver"] == driver]
+        return [
+            s
+            for s in self.api.storage.list("resourceslices.resource.k8s.io")
+            if not driver or s["spec"]["driver"] == driver
+        ]
 
     def claims(self) -> list[JSON]:
         return self.api.storage.list("resourceclaims.resource.k8s.io")

@@ -81,7 +81,9 @@ class ClaimController:
                 self._complained.add(key)
                 missing = f'resourceclaimtemplates.resource.k8s.io "{entry["resourceClaimTemplateName"]}" not found'
                 text = f"PodResourceClaim {entry['name']}: resource claim template: {missing}"
-                await record_event(self.client, pod, "Pod", "Warning", "FailedResourceClaimCreation", text, "resource_claim")
+                await record_event(
+                    self.client, pod, "Pod", "Warning", "FailedResourceClaimCreation", text, "resource_claim"
+                )
             return None
         inner = template["spec"]
         claim_meta = copy.deepcopy(inner.get("metadata") or {})
@@ -90,7 +92,12 @@ class ClaimController:
         claim_meta["namespace"] = meta["namespace"]
         owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
         claim_meta["ownerReferences"] = [owner | {"controller": True, "blockOwnerDeletion": True}]
-        body = {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": claim_meta, "spec": inner["spec"]}
+        body = {
+            "apiVersion": CLAIMS.api_version,
+            "kind": "ResourceClaim",
+            "metadata": claim_meta,
+            "spec": inner["spec"],
+        }
         claim = await self.client.create(CLAIMS, body, meta["namespace"])
         return str(claim["metadata"]["name"])
 

@@ -164,7 +164,7 @@ class _Connection:
         step: asyncio.Future[bytes] | None = None
         try:
             while True:
-                step = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+                step = asyncio.ensure_future(anext(stream))
                 await asyncio.wait({step, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done():
                     raise ConnectionResetError

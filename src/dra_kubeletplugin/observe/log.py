@@ -44,7 +44,9 @@ class TextFormatter(_Base):
     def format(self, record: logging.LogRecord) -> str:
         op = _operation.get()
         name = record.name.removeprefix("dra_kubeletplugin.")
-        line = f"{self.when(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {record.getMessage()}"
+        line = (
+            f"{self.when(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {record.getMessage()}"
+        )
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 

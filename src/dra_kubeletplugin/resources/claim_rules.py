@@ -34,7 +34,11 @@ def validate_claim(obj: JSON, compile: Compile = None) -> list[FieldError]:
 def validate_template(obj: JSON, compile: Compile = None) -> list[FieldError]:
     inner = obj["spec"]
     out = object_name(obj["metadata"])
-    labels = {"name": "x", "labels": inner["metadata"].get("labels"), "annotations": inner["metadata"].get("annotations")}
+    labels = {
+        "name": "x",
+        "labels": inner["metadata"].get("labels"),
+        "annotations": inner["metadata"].get("annotations"),
+    }
     out += object_name(labels, "spec.metadata")
     return out + _claim_spec(inner["spec"], "spec.spec", compile)
 
@@ -51,7 +55,7 @@ def validate_class(obj: JSON, compile: Compile = None) -> list[FieldError]:
 
 def _is_extended(name: str) -> bool:
     """KEP-5004: not native, not a quota request, a qualified name, and room for the quota's prefix."""
-    if "/" not in name or name.split("/")[0].endswith("kubernetes.io") or name.startswith("requests."):
+    if "/" not in name or name.split("/", maxsplit=1)[0].endswith("kubernetes.io") or name.startswith("requests."):
         return False
     return not names.qualified(f"requests.{name}") and len(name.split("/")[1]) <= MAX_EXTENDED_NAME
 
@@ -87,7 +91,9 @@ def _request_names(values: list[str] | None, path: str, known: set[str]) -> list
         for part in value.split("/", 1):
             out += invalids(where, part, names.label(part))
         if not out and value not in known:
-            rule = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+            rule = (
+                "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+            )
             out.append(invalid(where, value, rule))
         return out
 
@@ -95,9 +101,11 @@ def _request_names(values: list[str] | None, path: str, known: set[str]) -> list
 
 
 def _request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
-    out = invalids(f"{path}.name", request["name"], names.label(request["name"])) if request["name"] else [
-        required(f"{path}.name")
-    ]
+    out = (
+        invalids(f"{path}.name", request["name"], names.label(request["name"]))
+        if request["name"]
+        else [required(f"{path}.name")]
+    )
     exactly, alternatives = request.get("exactly"), request.get("firstAvailable")
     rule = "exactly one of `exactly` or `firstAvailable` is required"
     if exactly is None and not alternatives:
@@ -192,9 +200,7 @@ def validate_admin_access(spec: JSON, labels: JSON, path: str = "spec") -> list[
     """Admin access is for namespaces with the label ``resource.kubernetes.io/admin-access: "true"``."""
     if labels.get("resource.kubernetes.io/admin-access") == "true":
         return []
-    rule = (
-        "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
-    )
+    rule = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
     requests = (spec.get("devices") or {}).get("requests") or []
     return [
         forbidden(f"{path}.devices.requests[{i}].exactly.adminAccess", rule)

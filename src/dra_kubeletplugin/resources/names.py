@@ -70,7 +70,9 @@ def qualified(value: str) -> list[str]:
     parts = value.split("/")
     if len(parts) > 2:
         return [
-            "a qualified name " + _QUALIFIED_RULE + " with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            "a qualified name "
+            + _QUALIFIED_RULE
+            + " with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
         ]
     out = []
     if len(parts) == 2:

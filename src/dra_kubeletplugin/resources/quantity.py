@@ -100,7 +100,7 @@ def _keeps_text(whole: str, fraction: str, suffix: str, form: str) -> bool:
         exponent = 10 * _BINARY.index(suffix)
         if fraction or 15 - len(digits) - int(exponent * 3 / 10) - 1 < 0:
             return False
-        return int(digits) * 2**exponent <= _MAX
+        return int(digits) << exponent <= _MAX
     exponent = _DECIMAL[suffix] if form == "decimal" else int(suffix[1:])
     return len(digits) + len(fraction) <= _FAST_DIGITS and exponent - len(fraction) >= -9
 

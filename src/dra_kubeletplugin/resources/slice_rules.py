@@ -47,7 +47,9 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
     sets = spec.get("sharedCounters") or []
     out += items(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters", lambda s: s["name"], ".name")
     if devices and sets:
-        out.append(invalid(path, "{`sharedCounters`, `devices`}", "only one of `sharedCounters` or `devices` is allowed"))
+        out.append(
+            invalid(path, "{`sharedCounters`, `devices`}", "only one of `sharedCounters` or `devices` is allowed")
+        )
     return out
 
 
@@ -171,7 +173,9 @@ def _policy(limit: quantity.Quantity, policy: JSON, path: str) -> list[FieldErro
     return []
 
 
-def _valid_values(default: quantity.Quantity, limit: quantity.Quantity, values: list[str], path: str) -> list[FieldError]:
+def _valid_values(
+    default: quantity.Quantity, limit: quantity.Quantity, values: list[str], path: str
+) -> list[FieldError]:
     out: list[FieldError] = []
     seen: set[quantity.Quantity] = set()
     found = False

@@ -118,10 +118,13 @@ class Publisher:
         resource = await self.client.dra("resourceslices")
         listed = await self.client.list(resource, fields=self._fields)
         existing = [
-            convert({"apiVersion": resource.api_version, "kind": "ResourceSlice", **s}, "v1") for s in listed.get("items") or []
+            convert({"apiVersion": resource.api_version, "kind": "ResourceSlice", **s}, "v1")
+            for s in listed.get("items") or []
         ]
         # A server that ignores field selectors must not make us touch what is not ours.
-        existing = [s for s in existing if s["spec"]["driver"] == self.driver and s["spec"].get("nodeName") == self.node]
+        existing = [
+            s for s in existing if s["spec"]["driver"] == self.driver and s["spec"].get("nodeName") == self.node
+        ]
         desired = self._desired(existing)
         plan = make_plan(desired, existing, self.driver, self.node, self.least_generation, self._as_wanted)
         if plan.writes:
@@ -148,9 +151,15 @@ class Publisher:
         return wanted == found or self._echoes.get(have["metadata"]["name"]) == (wanted, found)
 
     def _desired(self, existing: list[JSON]) -> list[SliceContent]:
-        newest = max((s["spec"]["pool"]["generation"] for s in existing if s["spec"]["pool"]["name"] == self.node), default=0)
+        newest = max(
+            (s["spec"]["pool"]["generation"] for s in existing if s["spec"]["pool"]["name"] == self.node), default=0
+        )
         current = sorted(
-            (s for s in existing if s["spec"]["pool"]["name"] == self.node and s["spec"]["pool"]["generation"] == newest),
+            (
+                s
+                for s in existing
+                if s["spec"]["pool"]["name"] == self.node and s["spec"]["pool"]["generation"] == newest
+            ),
             key=lambda s: s["metadata"]["name"],
         )
         before = {s["metadata"]["name"]: [d["name"] for d in s["spec"].get("devices") or []] for s in current}
@@ -222,7 +231,9 @@ def make_plan(
     plan = Plan()
     plan.total = len(contents)
     by_name = {s["metadata"]["name"]: s for s in existing}
-    generation = max((s["spec"]["pool"]["generation"] for s in existing if s["spec"]["pool"]["name"] == node), default=0)
+    generation = max(
+        (s["spec"]["pool"]["generation"] for s in existing if s["spec"]["pool"]["name"] == node), default=0
+    )
     keys = {c.key for c in contents if c.key}
     plan.delete = [s for name, s in sorted(by_name.items()) if name not in keys]
     wanted = [(c, _spec(c, driver, node, len(contents), max(generation, 1, least_generation))) for c in contents]

@@ -69,7 +69,12 @@ def _resources(group: str, version: str) -> JSON:
             entry["shortNames"] = list(kind.short)
         out.append(entry)
         if kind.status:
-            status = {"name": f"{kind.plural}/status", "singularName": "", "namespaced": kind.namespaced, "kind": kind.kind}
+            status = {
+                "name": f"{kind.plural}/status",
+                "singularName": "",
+                "namespaced": kind.namespaced,
+                "kind": kind.kind,
+            }
             out.append({**status, "verbs": ["get", "patch", "update"]})
     return {
         "kind": "APIResourceList",

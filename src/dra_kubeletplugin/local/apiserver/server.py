@@ -171,7 +171,9 @@ class ApiServer:
             item.pop("kind", None)
             item.pop("apiVersion", None)
         api_version = target.kind.api_version(target.version)
-        return _json({"kind": f"{target.kind.kind}List", "apiVersion": api_version, "metadata": metadata, "items": items})
+        return _json(
+            {"kind": f"{target.kind.kind}List", "apiVersion": api_version, "metadata": metadata, "items": items}
+        )
 
     def _page(self, request: Request, found: list[JSON], metadata: JSON) -> list[JSON]:
         start = 0
@@ -225,7 +227,9 @@ class ApiServer:
         if meta.get("namespace") not in {None, "", namespace}:
             raise Refusal(400, "BadRequest", "the namespace of the object does not match the namespace of the request")
         if self.storage.get("namespaces", "", namespace) is None:
-            raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found', {"name": namespace, "kind": "namespaces"})
+            raise Refusal(
+                404, "NotFound", f'namespaces "{namespace}" not found', {"name": namespace, "kind": "namespaces"}
+            )
         meta["namespace"] = namespace
 
     def _name(self, target: _Target, meta: JSON) -> str:
@@ -254,7 +258,7 @@ class ApiServer:
         listed = [f"{field}: {message}" for _, field, message in causes]
         text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
         group = f".{target.kind.group}" if target.kind.group else ""
-        details = {"name": name, "group": target.kind.group, "kind": target.kind.kind}
+        details: JSON = {"name": name, "group": target.kind.group, "kind": target.kind.kind}
         details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
         return Refusal(422, "Invalid", f'{target.kind.kind}{group} "{name}" is invalid: {text}', details)
 
@@ -292,7 +296,9 @@ class ApiServer:
                 case "application/merge-patch+json" | "application/apply-patch+yaml":
                     patched = patch.merge(current, change)
                 case _:
-                    raise Refusal(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {kind}")
+                    raise Refusal(
+                        415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {kind}"
+                    )
         except patch.PatchError as e:
             raise Refusal(422, "Invalid", f"the patch cannot be applied: {e}") from None
         strict = request.query.get("fieldValidation", "Strict") == "Strict"
@@ -308,13 +314,25 @@ class ApiServer:
             self.faults.conflicts -= 1
             raise _conflict(target, "a fault made on purpose")
         if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
-            raise _conflict(target, "the object has been modified; please apply your changes to the latest version and try again")
+            raise _conflict(
+                target, "the object has been modified; please apply your changes to the latest version and try again"
+            )
         if meta.get("uid") not in {None, "", before["uid"]}:
-            raise _conflict(target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}")
+            raise _conflict(
+                target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
+            )
         obj = strategy.prepare(target.kind, obj, old, status=target.sub == "status")
         self._drop(target, obj)
         meta = obj["metadata"] = dict(obj["metadata"])
-        for key in ("uid", "creationTimestamp", "name", "namespace", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"):
+        for key in (
+            "uid",
+            "creationTimestamp",
+            "name",
+            "namespace",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+        ):
             meta.pop(key, None)
             if key in before:
                 meta[key] = before[key]
@@ -412,8 +430,10 @@ class ApiServer:
         seconds = float(request.query.get("timeoutSeconds") or 1800)
 
         def line(type: str, obj: JSON) -> bytes:
-            shown = table(target.kind, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]}) if as_table else (
-                strategy.outgoing(target.kind, target.version, obj)
+            shown = (
+                table(target.kind, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]})
+                if as_table
+                else (strategy.outgoing(target.kind, target.version, obj))
             )
             return msgspec.json.encode({"type": type, "object": shown}) + b"\n"
 
@@ -436,7 +456,7 @@ class ApiServer:
         deadline = loop.time() + seconds
         try:
             while (left := deadline - loop.time()) > 0:
-                step = step or asyncio.ensure_future(anext(changes))  # type: ignore[arg-type]
+                step = step or asyncio.ensure_future(anext(changes))
                 done, _ = await asyncio.wait({step}, timeout=min(left, _BOOKMARK_EVERY))
                 if not done:
                     if bookmarks and not as_table:
@@ -533,8 +553,8 @@ def _json(obj: Any, code: int = 200) -> Response:
 
 
 def _status(e: Refusal) -> Response:
-    body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    body |= {"message": str(e), "reason": e.reason, "details": e.details, "code": e.code}  # type: ignore[dict-item]
+    body: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    body |= {"message": str(e), "reason": e.reason, "details": e.details, "code": e.code}
     return _json(body, e.code)
 
 
@@ -545,4 +565,6 @@ def _not_found(target: _Target) -> Refusal:
 
 def _conflict(target: _Target, why: str) -> Refusal:
     message = f'Operation cannot be fulfilled on {target.qualified} "{target.name}": {why}'
-    return Refusal(409, "Conflict", message, {"name": target.name, "group": target.kind.group, "kind": target.kind.plural})
+    return Refusal(
+        409, "Conflict", message, {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
 from .declarations import FUNCTIONS, Overload
@@ -59,8 +59,8 @@ class Checker:
         return Type("!error!")
 
     def _visit(self, node: Node) -> Type:
-        node.type = self._type(node)
-        return node.type
+        node.type = found = self._type(node)
+        return found
 
     def _type(self, node: Node) -> Type:
         match node:
@@ -202,7 +202,11 @@ class Checker:
         last = node.args[-1] if node.args else None
         if not isinstance(last, Literal) or not isinstance(last.value, str):
             return
-        parsers = {"matches": regex, "duration": parse_duration, "timestamp": parse_timestamp}
+        parsers: dict[str, Callable[[str], object]] = {
+            "matches": regex,
+            "duration": parse_duration,
+            "timestamp": parse_timestamp,
+        }
         if parse := parsers.get(node.function):
             try:
                 parse(last.value)
@@ -223,7 +227,9 @@ class Checker:
             word, allowed, listed = _CLAUSES[clause]
             name = element.type.name
             if name != "dyn" and name not in allowed:
-                message = f"error during formatting: {word} clause can only be used on {listed}, was given {element.type}"
+                message = (
+                    f"error during formatting: {word} clause can only be used on {listed}, was given {element.type}"
+                )
                 self._fault(element.pos, message)
         if len(args.elements) > len(clauses):
             message = "too many arguments supplied to the formatting call"

@@ -289,10 +289,10 @@ def _logical(left: Run, right: Run, *, stop: bool) -> Run:
             except CelError as e:
                 failed = failed or e
                 continue
-            if value is stop:
-                return stop
             if not isinstance(value, bool):
                 failed = failed or CelError("no such overload")
+            elif value is stop:
+                return stop
         if failed:
             raise failed
         return not stop

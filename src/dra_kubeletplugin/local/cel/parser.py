@@ -24,9 +24,29 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _RAW_TRIPLE = re.compile(r"[rR][bB]?(?P<q>\"\"\"|''')(.*?)(?P=q)", re.DOTALL)
-_EXPECTED = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}"
+_EXPECTED = (
+    "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}"
+)
 _RESERVED = frozenset(
-    "as break const continue else for function if import let loop package namespace return var void while".split()
+    [
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "for",
+        "function",
+        "if",
+        "import",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "return",
+        "var",
+        "void",
+        "while",
+    ]
 )
 _PRECEDENCE = {
     "||": 1, "&&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3, "in": 3,
@@ -148,13 +168,19 @@ class Parser:
         if not self.accept(text):
             found = self.token
             word = "missing" if found.kind == "end" else "mismatched input"
-            message = f"missing '{text}' at '{found.text}'" if word == "missing" else f"mismatched input '{found.text}' expecting '{text}'"
+            message = (
+                f"missing '{text}' at '{found.text}'"
+                if word == "missing"
+                else f"mismatched input '{found.text}' expecting '{text}'"
+            )
             raise self.source.error(found.pos, f"Syntax error: {message}")
 
     def parse(self) -> Node:
         node = self.expression()
         if self.token.kind != "end":
-            raise self.source.error(self.token.pos, f"Syntax error: extraneous input '{self.token.text}' expecting <EOF>")
+            raise self.source.error(
+                self.token.pos, f"Syntax error: extraneous input '{self.token.text}' expecting <EOF>"
+            )
         return node
 
     def expression(self) -> Node:

@@ -87,7 +87,9 @@ class ClaimManager:
                     continue
                 result = answer.claims[info.uid]
                 if result.error:
-                    failed = failed or PrepareError(f"NodePrepareResources failed for ResourceClaim {info.name}: {result.error}")
+                    failed = failed or PrepareError(
+                        f"NodePrepareResources failed for ResourceClaim {info.name}: {result.error}"
+                    )
                     continue
                 info.devices[driver] = [_device(d) for d in result.devices]
             self._save()
@@ -130,7 +132,9 @@ class ClaimManager:
                 if info.uid not in answer.claims:
                     failed = failed or PrepareError("NodeUnprepareResources skipped 1 ResourceClaims")
                 elif error := answer.claims[info.uid].error:
-                    failed = failed or PrepareError(f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error}")
+                    failed = failed or PrepareError(
+                        f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error}"
+                    )
                 else:
                     info.devices.pop(driver, None)
                     info.drivers.remove(driver)

@@ -35,7 +35,9 @@ class Timers:
 class Kubelet:
     """The kubelet of node ``name`` with its root folder ``root``."""
 
-    def __init__(self, client: KubeClient, name: str, root: Path, runtime: Runtime, timers: Timers | None = None) -> None:
+    def __init__(
+        self, client: KubeClient, name: str, root: Path, runtime: Runtime, timers: Timers | None = None
+    ) -> None:
         self.client = client
         self.name = name
         self.root = root
@@ -183,7 +185,9 @@ class Kubelet:
             try:
                 await self.runtime.start(pod, container, ids)
             except InjectError as e:
-                await self._fail(pod, "Failed", f"Error: failed to create containerd container: CDI device injection failed: {e}")
+                await self._fail(
+                    pod, "Failed", f"Error: failed to create containerd container: CDI device injection failed: {e}"
+                )
                 return
             await record_event(
                 self.client, pod, "Pod", "Normal", "Started", f"Started container {container['name']}", "kubelet"

@@ -108,7 +108,9 @@ class Podman:
             (folder / name).mkdir(exist_ok=True)
         return folder
 
-    async def run(self, rootfs: Path, cdi_ids: Sequence[str], command: Sequence[str], timeout: float = 60) -> tuple[int, str]:
+    async def run(
+        self, rootfs: Path, cdi_ids: Sequence[str], command: Sequence[str], timeout: float = 60
+    ) -> tuple[int, str]:
         """Runs ``command`` with the devices to its end; answers exit code and output.
 
         Raises ``TimeoutError``.

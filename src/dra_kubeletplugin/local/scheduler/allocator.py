@@ -216,7 +216,9 @@ class _Search:
             least += min(o.count for o in options)
         if least > MAX_RESULTS:
             name = _name(claim)
-            raise AllocationError(f"claim {name}: number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}")
+            raise AllocationError(
+                f"claim {name}: number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
+            )
         return out
 
     def _request(self, index: int, claim: JSON, name: str, parent: str, spec: JSON) -> _Request:
@@ -233,7 +235,9 @@ class _Search:
         request.all = []
         for pool in self.pools:
             if pool.incomplete:
-                raise AllocationError(f"{where}: asks for all devices, but resource pool {pool} is currently being updated")
+                raise AllocationError(
+                    f"{where}: asks for all devices, but resource pool {pool} is currently being updated"
+                )
             if pool.invalid:
                 raise AllocationError(
                     f"{where}: asks for all devices, but resource pool {pool} is currently invalid: {pool.invalid}"
@@ -247,9 +251,11 @@ class _Search:
         if key not in self._selectable:
             name = f"class {request.device_class['metadata']['name']}"
             of_class = request.device_class["spec"].get("selectors") or []
-            self._selectable[key] = self._match(name, of_class, candidate) and self._match(
-                f"claim {_name(claim)}", request.spec.get("selectors") or [], candidate
-            ) and self._large_enough(request, candidate)
+            self._selectable[key] = (
+                self._match(name, of_class, candidate)
+                and self._match(f"claim {_name(claim)}", request.spec.get("selectors") or [], candidate)
+                and self._large_enough(request, candidate)
+            )
         return self._selectable[key]
 
     def _large_enough(self, request: _Request, candidate: Candidate) -> bool:

@@ -47,7 +47,9 @@ class Scheduler:
 
     async def reconcile(self) -> None:
         waiting = [p for p in self.informers.all(PODS) if _is_waiting(p)]
-        for pod in sorted(waiting, key=lambda p: (p["metadata"]["creationTimestamp"], int(p["metadata"]["resourceVersion"]))):
+        for pod in sorted(
+            waiting, key=lambda p: (p["metadata"]["creationTimestamp"], int(p["metadata"]["resourceVersion"]))
+        ):
             try:
                 await self._schedule(pod)
                 self._told.pop(pod["metadata"]["uid"], None)
@@ -151,7 +153,9 @@ class Scheduler:
         self._told[meta["uid"]] = why
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
         condition["lastTransitionTime"] = now()
-        await self.client.patch(PODS, meta["name"], {"status": {"conditions": [condition]}}, meta["namespace"], "status")
+        await self.client.patch(
+            PODS, meta["name"], {"status": {"conditions": [condition]}}, meta["namespace"], "status"
+        )
         await record_event(self.client, pod, "Pod", "Warning", "FailedScheduling", why, "default-scheduler")
 
 

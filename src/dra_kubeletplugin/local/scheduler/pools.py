@@ -89,7 +89,9 @@ def _fill(pool: Pool, node: JSON) -> bool:
         for device in spec.get("devices") or []:
             on_node = here
             if per_device:
-                on_node = nodes.matches(node, device.get("nodeName"), device.get("allNodes"), device.get("nodeSelector"))
+                on_node = nodes.matches(
+                    node, device.get("nodeName"), device.get("allNodes"), device.get("nodeSelector")
+                )
             if on_node:
                 pool.candidates.append(Candidate(DeviceId(pool.driver, pool.name, device["name"]), device, sl))
         relevant = relevant or bool(pool.candidates) or (here and not per_device)

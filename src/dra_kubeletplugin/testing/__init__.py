@@ -1,0 +1,14 @@
+"""For tests of drivers: a node in a box, with the real sockets, records and files, and a local cluster around it.
+
+from dra_kubeletplugin.testing import node_with
+
+async def test_a_pod_gets_its_fpga():
+    async with node_with(Fpga, host="hosts/two-fpgas.yaml") as node:
+        pod = await node.run_pod(node.claim_template(count=1))
+        assert "/dev/fpga0" in node.devices_of(pod)
+"""
+
+from .node import DriverNode, node_with
+from .pods import device_class, pod, template
+
+__all__ = ["DriverNode", "device_class", "node_with", "pod", "template"]

@@ -1,0 +1,146 @@
+"""Every recorded answer of real Kubernetes 1.36.2 and the CDI library, case by case.
+
+Reads the folder that DRA_VECTORS names, else the copy in the project. Every kind of answer is compared; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.cdi import minimum_version
+from dra_kubeletplugin.local import cel
+from dra_kubeletplugin.local.apiserver import strategy
+from dra_kubeletplugin.local.apiserver.kinds import KINDS
+from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
+from dra_kubeletplugin.local.scheduler.allocator import AllocationError, Allocator
+from dra_kubeletplugin.resources import defaults
+from dra_kubeletplugin.resources.convert import convert
+
+JSON = dict[str, Any]
+FOLDER = Path(os.environ.get("DRA_VECTORS") or Path(__file__).parent / "data")
+KIND = {k.kind: k for k in KINDS}
+
+
+def cases(name: str) -> list[Any]:
+    path = FOLDER / f"{name}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    loaded = [json.loads(line) for line in lines]
+    return [pytest.param(c, id=str(c.get("id", i))) for i, c in enumerate(loaded)]
+
+
+def post(obj: JSON) -> tuple[int, Any]:
+    """What our API server makes of a strict create: 201 and the stored object, 422 and causes, or 400 and a message."""
+    kind = KIND[obj["kind"]]
+    try:
+        decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, strict=True)
+        stored = strategy.prepare(kind, decoded, None, status=False)
+        strategy.validate(kind, defaults.apply(stored, kind.kind), None, {}, status=False)
+    except strategy.BadObject as e:
+        return 400, str(e)
+    except strategy.InvalidObject as e:
+        return 422, e.faults
+    return 201, stored
+
+
+def without_times(spec: Any) -> Any:
+    return json.loads(re.sub(r'"timeAdded": "[^"]*"', '"timeAdded": "T"', json.dumps(spec)))
+
+
+def check_post(case: JSON) -> None:
+    code, found = post(case["object"])
+    assert code == case["code"], found
+    if code == 201:
+        assert without_times(found["spec"]) == without_times(case["stored"]["spec"])
+    elif code == 422:
+        assert sorted((f.reason, f.field) for f in found) == sorted((c["reason"], c["field"]) for c in case["causes"])
+
+
+@pytest.mark.parametrize("case", cases("resourceslices"))
+def test_a_slice_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
+    check_post(case)
+
+
+@pytest.mark.parametrize("case", cases("claims"))
+def test_a_claim_template_or_class_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
+    check_post(case)
+
+
+@pytest.mark.parametrize("case", cases("conversions"))
+def test_an_object_reads_the_same_in_every_version(case: JSON) -> None:
+    for source in ("v1", "v1beta2", "v1beta1"):
+        for target in ("v1", "v1beta2", "v1beta1"):
+            assert convert(case[source], target) == case[target], f"{source} to {target}"
+
+
+@pytest.mark.parametrize("case", cases("cel"))
+def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(case: JSON) -> None:
+    expect = case["expect"]
+    try:
+        selector = cel.Selector(case["expression"], list_attributes=case["listTypeAttributes"])
+    except cel.CompileError as e:
+        assert "compileError" in expect, str(e)
+        return
+    assert "compileError" not in expect, expect
+    try:
+        match, cost = selector.evaluate(cel.Device(case["driver"], case["device"]))
+    except cel.CelError as e:
+        assert "error" in expect, str(e)
+        cost = e.cost  # type: ignore[attr-defined]
+    else:
+        assert match == expect.get("match"), expect
+    # Iteration over a map has no order, so some costs were not recorded.
+    if expect.get("cost") is not None:
+        assert cost == expect["cost"]
+
+
+@pytest.mark.parametrize("case", cases("allocations"))
+def test_claims_get_the_same_devices_as_from_the_real_allocator(case: JSON) -> None:
+    allocator = Allocator(case["slices"], case["classes"], case["allocated"], share_id=lambda: "*")
+    try:
+        found: JSON = {"results": allocator.allocate(case["node"], case["claims"])}
+    except AllocationError as e:
+        found = {"error": str(e)}
+    expect = case["expect"]
+    if "error" in expect and "CEL compile error" in expect["error"]:
+        assert "CEL compile error" in found.get("error", ""), found
+    else:
+        assert found == expect
+
+
+@pytest.mark.parametrize("case", cases("cdi"))
+def test_cdi_devices_are_found_and_injected_as_by_the_go_library(case: JSON) -> None:
+    expect = case["expect"]
+    with tempfile.TemporaryDirectory() as folder:
+        dirs = []
+        least: dict[str, str] = {}
+        for i, files in enumerate(case["dirs"]):
+            dirs.append(Path(folder) / str(i))
+            dirs[-1].mkdir()
+            for name, spec in files.items():
+                (dirs[-1] / name).write_text(spec if isinstance(spec, str) else json.dumps(spec))
+                if isinstance(spec, dict):
+                    least[f"{i}/{name}"] = minimum_version(spec)
+        cache = CdiCache(dirs)
+        errors = {k.replace(f"{folder}/", ""): [m.replace(folder, "ROOT") for m in v] for k, v in cache.errors.items()}
+        assert (cache.listed or None) == expect.get("listed")
+        assert errors.keys() == (expect.get("specErrors") or {}).keys()
+        for name, version in (expect.get("minimumVersion") or {}).items():
+            if name in least:
+                assert least[name] == version, name
+        try:
+            assert cache.inject(case["oci"], case["devices"]) == expect.get("oci")
+        except InjectError as e:
+            assert "injectError" in expect, str(e)
+            assert (e.unresolved or None) == expect.get("unresolved")
+
+
+def test_every_file_of_answers_is_there() -> None:
+    for name in ("resourceslices", "claims", "conversions", "cel", "allocations", "cdi"):
+        assert (FOLDER / f"{name}.jsonl").stat().st_size > 0
