@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dra_kubeletplugin import (
     Claim,
@@ -41,8 +41,8 @@ class Toy(Driver):
     fail_unprepare: Exception | None = None
     delay = 0.0
     block: asyncio.Event | None = None
-    calls: list[tuple[str, str]]
-    state: dict[str, Any]
+    calls: ClassVar[list[tuple[str, str]]]
+    state: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,7 +90,7 @@ class Blocking(Driver):
     """Plain methods, as a vendor's blocking library has them."""
 
     name = "blocking.example.com"
-    threads: set[int] = set()
+    threads: ClassVar[set[int]] = set()
 
     def devices(self) -> list[Device]:
         return [Device(f"b-{i}") for i in range(8)]
@@ -103,7 +103,7 @@ class Blocking(Driver):
 class Sick(Toy):
     """Reports health."""
 
-    report: dict[str, Health] = {}
+    report: ClassVar[dict[str, Health]] = {}
 
     def health(self) -> dict[str, Health]:
         return type(self).report

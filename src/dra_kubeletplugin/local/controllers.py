@@ -33,6 +33,7 @@ class ClaimController:
         self.client = client
         self.informers = Informers(client, {PODS: "", CLAIMS: "", TEMPLATES: ""})
         self._complained: set[tuple[str, str]] = set()
+        self._made: dict[tuple[str, str], str] = {}  # (pod UID, name in the pod) → claim, which our copies may not show yet
 
     async def run(self) -> None:
         """Never returns."""
@@ -46,6 +47,7 @@ class ClaimController:
             if not is_finished(pod) and not pod["metadata"].get("deletionTimestamp"):
                 await self._make_claims(pod)
         alive = {p["metadata"]["uid"]: p for p in pods}
+        self._made = {key: name for key, name in self._made.items() if key[0] in alive}
         for claim in self.informers.all(CLAIMS):
             await self._release(claim, alive)
 
@@ -69,6 +71,8 @@ class ClaimController:
 
     async def _claim_for(self, pod: JSON, entry: JSON) -> str | None:
         meta = pod["metadata"]
+        if name := self._made.get((meta["uid"], entry["name"])):
+            return name
         for claim in self.informers.all(CLAIMS):
             # Made before, and the pod's status was not written.
             annotations = claim["metadata"].get("annotations") or {}
@@ -99,14 +103,15 @@ class ClaimController:
             "spec": inner["spec"],
         }
         claim = await self.client.create(CLAIMS, body, meta["namespace"])
+        self._made[meta["uid"], entry["name"]] = claim["metadata"]["name"]
         return str(claim["metadata"]["name"])
 
     async def _release(self, claim: JSON, pods: dict[str, JSON]) -> None:
         """Consumers that are done lose their reservation; a claim without any loses its allocation."""
         status = claim.get("status") or {}
         reserved = status.get("reservedFor") or []
-        kept = [r for r in reserved if r["resource"] != "pods" or _uses(pods.get(r["uid"]))]
         meta = claim["metadata"]
+        kept = [r for r in reserved if r["resource"] != "pods" or await self._still_uses(r, meta["namespace"], pods)]
         allocated = status.get("allocation") is not None
         if len(kept) == len(reserved) and not (allocated and not reserved):
             if not allocated and not reserved and FINALIZER in (meta.get("finalizers") or []):
@@ -122,6 +127,18 @@ class ClaimController:
         updated = await self.client.update(CLAIMS, {**claim, "status": fresh}, "status")
         if not kept:
             await self._unprotect(updated)
+
+    async def _still_uses(self, consumer: JSON, namespace: str, pods: dict[str, JSON]) -> bool:
+        """A pod that our copy does not have may be newer than the copy, so the server is asked."""
+        pod = pods.get(consumer["uid"])
+        if pod is None:
+            try:
+                pod = await self.client.get(PODS, consumer["name"], namespace)
+            except ApiError as e:
+                if e.status != 404:
+                    raise
+                return False
+        return pod["metadata"]["uid"] == consumer["uid"] and _uses(pod)
 
     async def _unprotect(self, claim: JSON) -> None:
         meta = dict(claim["metadata"])
@@ -146,8 +163,8 @@ class ClaimController:
                 raise
 
 
-def _uses(pod: JSON | None) -> bool:
+def _uses(pod: JSON) -> bool:
     """Whether a pod still needs what it reserved."""
-    if pod is None or is_finished(pod):
+    if is_finished(pod):
         return False
     return not (pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("nodeName"))

@@ -64,7 +64,7 @@ class PluginWatcher:
         self.on_gone = on_gone
         self.connected: dict[str, list[Connection]] = {}
         self.changed = asyncio.Event()
-        self._known: dict[Path, tuple[int, Connection | None]] = {}
+        self._known: dict[Path, tuple[tuple[int, int], Connection | None]] = {}
         self._retry: dict[Path, tuple[float, float]] = {}  # next try, pause
         self._count = 0
 
@@ -86,14 +86,14 @@ class PluginWatcher:
         self.connected.clear()
 
     async def look(self) -> None:
-        found: dict[Path, int] = {}
+        found: dict[Path, tuple[int, int]] = {}
         for path in self.registry.iterdir() if self.registry.is_dir() else []:
             if path.name.startswith("."):
                 continue
             with contextlib.suppress(OSError):
                 info = path.lstat()
                 if stat.S_ISSOCK(info.st_mode):
-                    found[path] = info.st_ino
+                    found[path] = (info.st_ino, info.st_ctime_ns)  # inode numbers are used again
         for path, (inode, connection) in list(self._known.items()):
             if found.get(path) != inode:
                 del self._known[path]
