@@ -1,0 +1,19 @@
+# Build: docker build --build-arg DRIVER=drivers/pci -t pci .
+FROM python:3.13-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/dra
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN /opt/dra/bin/pip install --no-cache-dir '.[metrics]'
+
+FROM python:3.13-slim
+ARG DRIVER=drivers/pci
+# Human names of PCI ids; libudev comes with the base image.
+RUN apt-get update && apt-get install -y --no-install-recommends pci.ids && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/dra /opt/dra
+COPY ${DRIVER} /driver
+ENV PATH=/opt/dra/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# The kubelet's folders belong to root, so the DaemonSet runs as root; alone the image does not.
+USER 65532:65532
+ENTRYPOINT ["dra"]
+CMD ["run", "/driver/driver.py"]

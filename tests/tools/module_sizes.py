@@ -1,0 +1,22 @@
+"""Fails when a module has grown past the 600 lines at which it must be split."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+LIMIT = 600
+
+
+def main() -> int:
+    root = Path(__file__).parents[2]
+    found = [p for folder in ("src", "drivers") for p in (root / folder).rglob("*.py") if "_proto" not in p.parts]
+    large = [(len(p.read_text().splitlines()), p) for p in found]
+    for lines, path in sorted(large, reverse=True):
+        if lines > LIMIT:
+            print(f"{path.relative_to(root)}: {lines} lines, more than {LIMIT}: split it", file=sys.stderr)
+    return int(any(lines > LIMIT for lines, _ in large))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
