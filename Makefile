@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo dev test lint type soak bench proto docs manifests clean
+.PHONY: help demo dev test lint type soak bench proto proto-env docs clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -36,14 +36,16 @@ soak: $(STAMP) ## 500 random kills, then 10,000 cycles watching memory and descr
 bench: $(STAMP) ## the figures in README, with a baseline measured in the same run
 	@$(BIN)/python -m bench $(ARGS)
 
-proto: ## regenerate the committed stubs, in an environment of their own
+proto-env:
 	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
 	@.venv-proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0 mypy-protobuf==5.1.0
+
+proto: proto-env ## regenerate the committed stubs, in an environment of their own
 	@PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python proto/generate.py src
 
 docs: $(STAMP) ## regenerate the pages that come from the code
-	@$(BIN)/python -m dra_kubeletplugin.errors > docs/errors.md
-	@$(BIN)/python -m dra_kubeletplugin.settings > docs/settings.md
+	@$(BIN)/python -c 'from dra_kubeletplugin import errors; print(errors.page(), end="")' > docs/errors.md
+	@$(BIN)/python -c 'from dra_kubeletplugin import settings; print(settings.page(), end="")' > docs/settings.md
 
 clean:
 	rm -rf $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,8 +17,8 @@ The tree::
         ├── PermanentError       for authors: it will not work until somebody changes something
         └── ...                  one class for each thing that can be wrong with a claim
 
-A message says what, where and what to do, in one sentence of at most 1 KiB. ``python -m dra_kubeletplugin.errors``
-prints the page ``docs/errors.md`` from this file.
+A message says what, where and what to do, in one sentence of at most 1 KiB. ``make docs`` writes
+``docs/errors.md`` from this file.
 """
 
 from __future__ import annotations
@@ -283,7 +283,8 @@ def catalogue() -> list[type[DraError]]:
     queue: list[type[DraError]] = [DraError]
     while queue:
         cls = queue.pop()
-        found.append(cls)
+        if cls.__module__ == __name__:  # others only carry more data
+            found.append(cls)
         queue.extend(cls.__subclasses__())
     return sorted(found, key=lambda c: c.code)
 
@@ -301,10 +302,3 @@ def page() -> str:
     ]
     lines += [f"| {c.code} | `{c.reason}` | `{c.__name__}` | {c.help} |" for c in catalogue()]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    # As __main__ this module is a second copy; print from the one that others import.
-    from dra_kubeletplugin import errors
-
-    print(errors.page(), end="")

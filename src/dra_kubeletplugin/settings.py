@@ -229,7 +229,3 @@ def page() -> str:
         default = f"{f.default:g}s" if isinstance(f.default, float) else str(f.default)
         lines.append(f"| `{f.metadata['flag']}` | `{f.metadata['env']}` | `{default or ' '}` | {f.metadata['help']} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

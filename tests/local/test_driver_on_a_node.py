@@ -11,8 +11,14 @@ import grpc.aio
 import pytest
 
 from dra_kubeletplugin import Device, Health, PermanentError, RetryableError
-from dra_kubeletplugin._proto import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
-from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc
+from dra_kubeletplugin._proto import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    health_v1_pb2,
+    health_v1_pb2_grpc,
+)
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.plugins import dial
 from dra_kubeletplugin.testing import node_with
@@ -53,7 +59,9 @@ async def test_a_pod_gets_its_device_and_leaves_nothing_behind() -> None:
 
 async def test_two_pods_share_a_claim_with_one_prepare_and_one_unprepare() -> None:
     async with node_with(toy()) as node:
-        await node.cluster.apply(claim("shared", claim_spec("devices")), pod("a", claims=["shared"]), pod("b", claims=["shared"]))
+        await node.cluster.apply(
+            claim("shared", claim_spec("devices")), pod("a", claims=["shared"]), pod("b", claims=["shared"])
+        )
         await node.cluster.wait_running("a")
         await node.cluster.wait_running("b")
         await node.delete_pod("a")
@@ -160,7 +168,11 @@ async def test_admin_access_and_shares_are_allowed_and_recorded_apart() -> None:
         await node.run_pod()
         admin = await allocate(node, "admin", [{"pool": "node-1", "device": "toy-0", "adminAccess": True}])
         shares = [
-            await allocate(node, f"share-{i}", [{"pool": "node-1", "device": "toy-1", "shareID": f"0000000{i}-0000-4000-8000-000000000000"}])
+            await allocate(
+                node,
+                f"share-{i}",
+                [{"pool": "node-1", "device": "toy-1", "shareID": f"0000000{i}-0000-4000-8000-000000000000"}],
+            )
             for i in range(2)
         ]
         answer = await prepare_call(node, ref(admin), *map(ref, shares))
@@ -195,7 +207,9 @@ async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_na
             return next((e for e in node.cluster.events("pod") if "INVALID_CONFIG" in e), None)
 
         event = await node.cluster.wait("the pod's event", said)
-        assert event.startswith("FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: ")
+        assert event.startswith(
+            "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
+        )
         assert "parameters: unknown field 'color', did you mean 'colour'?" in event
         assert "[DRA-E117 op " in event
 
@@ -221,7 +235,9 @@ async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> Non
     async with node_with(cls) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-        assert error.startswith("DRIVER_FAILED: claim default/c: the driver raised ZeroDivisionError: by zero [DRA-E103 op ")
+        assert error.startswith(
+            "DRIVER_FAILED: claim default/c: the driver raised ZeroDivisionError: by zero [DRA-E103 op "
+        )
         assert len(error.encode()) <= 1024
 
 
@@ -313,9 +329,13 @@ async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -
 
     async with node_with(Ill, health_interval=0.05) as node:
         async with dial(node.plugin.paths.dra) as channel:
-            stream = health_v1_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(health_v1_pb2.NodeWatchResourcesRequest())
+            stream = health_v1_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
+                health_v1_pb2.NodeWatchResourcesRequest()
+            )
             first = await stream.read()
-            assert {d.device.device_name: d.health for d in first.devices} == dict.fromkeys(["toy-0", "toy-1", "toy-2", "toy-3"], 1)
+            assert {d.device.device_name: d.health for d in first.devices} == dict.fromkeys(
+                ["toy-0", "toy-1", "toy-2", "toy-3"], 1
+            )
             Ill.report = {"toy-1": Health(False, "x" * 2000)}
             second = await stream.read()
             sick = next(d for d in second.devices if d.device.device_name == "toy-1")
@@ -328,7 +348,9 @@ async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -
 
         await node.cluster.wait("the taint", tainted)
         found = await allocate(node, "ill", [{"pool": "node-1", "device": "toy-1"}])
-        assert (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error.startswith("DEVICE_UNHEALTHY")
+        assert (
+            (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error.startswith("DEVICE_UNHEALTHY")
+        )
 
 
 async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_other() -> None:
@@ -380,7 +402,9 @@ async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
     async with node_with(cls) as node:
         found = await allocate(node, "cut", [{"pool": "node-1", "device": "toy-0"}])
         pb = dra_v1_pb2
-        request = pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace="default", name="cut", uid=found["metadata"]["uid"])])
+        request = pb.NodePrepareResourcesRequest(
+            claims=[pb.Claim(namespace="default", name="cut", uid=found["metadata"]["uid"])]
+        )
         async with dial(node.plugin.paths.dra) as channel:
             with pytest.raises(grpc.aio.AioRpcError):
                 await dra_v1_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(request, timeout=0.2)

@@ -33,7 +33,9 @@ class ClaimController:
         self.client = client
         self.informers = Informers(client, {PODS: "", CLAIMS: "", TEMPLATES: ""})
         self._complained: set[tuple[str, str]] = set()
-        self._made: dict[tuple[str, str], str] = {}  # (pod UID, name in the pod) → claim, which our copies may not show yet
+        self._made: dict[
+            tuple[str, str], str
+        ] = {}  # (pod UID, name in the pod) → claim, which our copies may not show yet
 
     async def run(self) -> None:
         """Never returns."""

@@ -74,6 +74,10 @@ def pack(
             content = spare.pop(0) if spare else SliceContent()
             content.take(device)
             filled.append(content)
+    # Within a slice devices stand in published order, which is the order in which they are given out.
+    place = {d["name"]: i for i, d in enumerate(devices)}
+    for content in filled:
+        content.devices.sort(key=lambda d: place[d["name"]])
     sets = [
         SliceContent(counter_sets=list(counter_sets[i : i + MAX_COUNTER_SETS]))
         for i in range(0, len(counter_sets), MAX_COUNTER_SETS)

@@ -19,6 +19,7 @@ from .claims import ClaimManager, PrepareError
 from .plugins import PluginWatcher
 
 log = logging.getLogger(__name__)
+VERSION = "v1.36.2+dra-local"
 JSON = dict[str, Any]
 
 
@@ -105,7 +106,11 @@ class Kubelet:
             if e.status != 409:
                 raise
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}
-        status = {"conditions": [ready], "nodeInfo": {"kubeletVersion": "v1.36.2+dra-local"}}
+        info = dict.fromkeys(
+            ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"), "local"
+        )
+        info |= {"kubeletVersion": VERSION, "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64"}
+        status = {"conditions": [ready], "nodeInfo": info}
         await self.client.patch(NODES, self.name, {"status": status}, sub="status")
 
     # --- slices ---------------------------------------------------------------------------------

@@ -1,0 +1,35 @@
+"""Where functions are registered, and what all of them need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .values import CelError
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def define(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function under its names."""
+
+    def register(f: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            FUNCTIONS[name] = f
+        return f
+
+    return register
+
+
+def no_overload() -> CelError:
+    return CelError("no such overload")
+
+
+def need(value: Any, *kinds: type) -> Any:
+    """``value``, if it is of one of the kinds.
+
+    Raises :class:`CelError` otherwise.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise no_overload()
+    return value

@@ -1,0 +1,186 @@
+"""What a newcomer and an operator meet: the demo, the command, the manifests, the generated files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_kubeletplugin import errors, settings
+from dra_kubeletplugin.local.runtime.oci import Podman
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, cwd=ROOT, env=env, timeout=90, check=False
+    )
+
+
+def test_the_demo_tells_the_whole_story_and_leaves_nothing() -> None:
+    done = run("drivers/pci/demo.py", PCI_UNSAFE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        "pcieRoot=",
+        "allocated: node-1/",
+        "CDI spec",
+        "CDI files: none",
+        "records: none",
+        "devices held: none",
+        "claims: none",
+        "All done",
+    ):
+        assert words in done.stdout
+    podman, _ = Podman.find()
+    assert ("seen from inside the container" if podman else "No real container is run") in done.stdout
+
+
+@pytest.mark.podman
+def test_the_demo_runs_a_real_container_where_podman_is() -> None:
+    done = run("drivers/pci/demo.py")
+    assert "_MODE=info" in done.stdout.partition("seen from inside the container")[2], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "nowhere.py"], "nowhere.py is not a file"),
+        (["run", "drivers/pci/driver.py", "--log-level", "loud"], "--log-level 'loud' is not one of"),
+        (
+            ["run", "drivers/pci/driver.py", "--node-name", "n", "--kubelet-root", "/nowhere-at-all"],
+            "has no folder plugins_registry",
+        ),
+        (["claims", "--kubelet-root", "/nowhere-at-all"], "no record database below"),
+        (["dev", "drivers/pci/driver.py", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_told_in_a_sentence_without_a_traceback(args: list[str], says: str) -> None:
+    done = run("-m", "dra_kubeletplugin.cli", *args)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_inspected_tree_names_roots_functions_and_devices() -> None:
+    done = run(
+        "-m",
+        "dra_kubeletplugin.cli",
+        "inspect",
+        "drivers/pci/driver.py",
+        "--host",
+        "drivers/pci/hosts/two-sockets.yaml",
+    )
+    assert "pci0000:16" in done.stdout
+    assert "published as pci-0000-17-00-0" in done.stdout
+
+
+def test_the_generated_pages_are_current() -> None:
+    assert (ROOT / "docs/errors.md").read_text() == errors.page(), "run `make docs`"
+    assert (ROOT / "docs/settings.md").read_text() == settings.page(), "run `make docs`"
+
+
+def test_every_error_has_its_own_code_and_a_help_text() -> None:
+    codes = [c.code for c in errors.catalogue()]
+    assert len(set(codes)) == len(codes)
+    assert all(len(c.help) > 10 for c in errors.catalogue())
+
+
+def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
+    python = Path(os.environ.get("PROTO_PYTHON") or ROOT / ".venv-proto/bin/python")
+    if not python.exists():
+        subprocess.run(["make", "-s", "proto-env"], cwd=ROOT, check=True, timeout=300, capture_output=True)
+    path = f"{python.parent}:{os.environ['PATH']}"
+    command = [str(python), "proto/generate.py", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, env={**os.environ, "PATH": path})
+    committed = ROOT / "src/dra_kubeletplugin/_proto"
+    fresh = sorted((tmp_path / "dra_kubeletplugin/_proto").iterdir())
+    assert len(fresh) == 20
+    for file in fresh:
+        assert (committed / file.name).read_text() == file.read_text(), f"{file.name}: run `make proto`"
+
+
+# --- manifests ----------------------------------------------------------------------------------------
+
+
+def manifests() -> list[Any]:
+    out = []
+    for folder in ("deploy/base", "drivers/pci/deploy"):
+        for path in sorted((ROOT / folder).glob("*.yaml")):
+            out += [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] != "Kustomization"]
+    return out
+
+
+def test_manifests_are_objects_of_the_official_models() -> None:
+    import kubernetes.client as models
+
+    known = {
+        "DaemonSet": models.V1DaemonSet,
+        "ClusterRole": models.V1ClusterRole,
+        "ClusterRoleBinding": models.V1ClusterRoleBinding,
+        "ServiceAccount": models.V1ServiceAccount,
+        "Namespace": models.V1Namespace,
+        "DeviceClass": models.V1DeviceClass,
+        "ValidatingAdmissionPolicy": models.V1ValidatingAdmissionPolicy,
+        "ValidatingAdmissionPolicyBinding": models.V1ValidatingAdmissionPolicyBinding,
+    }
+    for manifest in manifests():
+        known[manifest["kind"]].model_validate(manifest)
+
+
+def test_the_service_account_may_do_what_the_plugin_does_and_no_more() -> None:
+    role = next(m for m in manifests() if m["kind"] == "ClusterRole")
+    rules = {r["resources"][0]: r["verbs"] for r in role["rules"]}
+    assert rules["resourceclaims"] == ["get"]
+    assert rules["nodes"] == ["get"]
+    assert set(rules["resourceslices"]) == {"get", "list", "watch", "create", "update", "patch", "delete"}
+
+
+def test_the_daemonset_gives_every_option_by_environment_and_stops_in_time() -> None:
+    spec = next(m for m in manifests() if m["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    names = {e["name"] for e in spec["containers"][0]["env"]}
+    assert {
+        "NODE_NAME",
+        "POD_UID",
+        "DRIVER_NAME",
+        "KUBELET_ROOT",
+        "CDI_ROOT",
+        "SYSFS_ROOT",
+        "HTTP_ADDRESS",
+        "LOG_FORMAT",
+        "LOG_LEVEL",
+    } <= names
+    assert spec["terminationGracePeriodSeconds"] > settings.Settings().stop_grace
+
+
+def test_the_policy_pins_node_and_driver_in_all_versions() -> None:
+    policy = next(m for m in manifests() if m["kind"] == "ValidatingAdmissionPolicy")["spec"]
+    rule = policy["matchConstraints"]["resourceRules"][0]
+    assert rule["apiVersions"] == ["v1", "v1beta2", "v1beta1"]
+    assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]
+    expressions = " ".join(v["expression"] for v in policy["validations"])
+    assert "userNode" in expressions
+    assert "spec.driver" in expressions
+
+
+@pytest.mark.kubectl
+def test_the_kustomization_builds() -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", "drivers/pci/deploy"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    built = {d["kind"]: d for d in yaml.safe_load_all(done.stdout)}
+    env = {e["name"]: e.get("value") for e in built["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["DRIVER_NAME"] == "pci.dra-kubeletplugin.dev"
+    assert "DRIVER_NAME" not in str(built["ValidatingAdmissionPolicy"])

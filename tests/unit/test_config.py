@@ -1,0 +1,70 @@
+"""Opaque parameters: strict, typed, class before claim, per request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.driver.config import applies, resolve
+from dra_kubeletplugin.errors import ConfigError
+from tests.drivers import ToyConfig
+
+DRIVER = "toy.example.com"
+
+
+def entry(
+    parameters: Any, source: str = "FromClaim", requests: list[str] | None = None, driver: str = DRIVER
+) -> dict[str, Any]:
+    return {"source": source, "requests": requests or [], "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def test_the_claim_beats_the_class_and_the_origin_is_told() -> None:
+    config, origin = resolve(
+        [entry({"colour": "red"}, "FromClass"), entry({"colour": "blue"})], [ToyConfig], DRIVER, "r"
+    )
+    assert (config, origin) == (ToyConfig(colour="blue"), "FromClaim")
+
+
+@pytest.mark.parametrize(
+    ("requests", "request_name", "yes"),
+    [([], "r", True), (["r"], "r", True), (["r"], "r/sub", True), (["r/sub"], "r/sub", True), (["r/other"], "r/sub", False), (["s"], "r", False)],
+)  # fmt: skip
+def test_an_entry_applies_to_all_a_request_its_base_or_its_alternative(
+    requests: list[str], request_name: str, yes: bool
+) -> None:
+    assert applies(requests, request_name) is yes
+
+
+def test_defaults_are_used_where_nothing_applies() -> None:
+    assert resolve([entry({"colour": "blue"}, requests=["x"])], [ToyConfig], DRIVER, "r") == (ToyConfig(), "")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"color": "blue"}, r"config\[0\] \(FromClaim\): parameters: unknown field 'color', did you mean 'colour'\?"),
+        ({"colour": "green"}, "parameters.colour: Invalid enum value 'green'"),
+        ({"slots": "2"}, "parameters.slots: Expected `int`, got `str`"),
+        ({"slots": 0}, "slots must be at least 1"),
+        (
+            {"kind": "Other", "apiVersion": "toy.example.com/v1"},
+            "toy.example.com/v1 Other is not known to toy.example.com",
+        ),
+        ([1], "must be an object"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_their_path(parameters: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve([entry(parameters)], [ToyConfig], DRIVER, "r")
+
+
+def test_other_drivers_and_kinds_of_other_domains_are_skipped() -> None:
+    entries = [entry({"x": 1}, driver="other.example.com"), entry({"kind": "K", "apiVersion": "other.org/v1", "y": 2})]
+    entries.append({"source": "FromClaim", "requests": []})
+    assert resolve(entries, [ToyConfig], DRIVER, "r") == (ToyConfig(), "")
+
+
+def test_a_driver_without_parameters_says_so() -> None:
+    with pytest.raises(ConfigError, match="takes no parameters"):
+        resolve([entry({})], [], DRIVER, "r")
