@@ -13,6 +13,7 @@ from typing import Any
 
 from ..driver import Driver, load_driver
 from ..errors import DraError
+from ..host.memory import trim
 from ..observe.log import configure
 from ..plugin import Plugin
 from ..settings import Settings, load
@@ -50,7 +51,9 @@ async def _until_signal(plugin: Plugin) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         async with plugin.running():
+            tidy = asyncio.create_task(_tidy(plugin))
             await stop.wait()
+            tidy.cancel()
             log.info("stopping")
     except Exception as e:
         error = _first(e)
@@ -61,6 +64,12 @@ async def _until_signal(plugin: Plugin) -> int:
         return 1
     log.info("stopped")
     return 0
+
+
+async def _tidy(plugin: Plugin) -> None:
+    """An idle plugin is small: what starting needed goes back to the machine."""
+    await plugin.ready()
+    trim()
 
 
 def _first(error: BaseException) -> BaseException:

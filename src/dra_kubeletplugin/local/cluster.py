@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ class LocalCluster:
             stack.push_async_callback(self.api.close)
             self.kubeconfig = self.state / "kubeconfig"
             self.state.mkdir(parents=True, exist_ok=True)
-            self.kubeconfig.write_text(_KUBECONFIG.format(url=url))
+            self.kubeconfig.write_text(_kubeconfig(url))
             self.config = ApiConfig(url)
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
@@ -238,22 +239,17 @@ def load_yaml(path: Path) -> list[JSON]:
     return [d for d in yaml.safe_load_all(path.read_text()) if d]
 
 
-_KUBECONFIG = """\
-apiVersion: v1
-kind: Config
-current-context: local
-clusters:
-- name: local
-  cluster:
-    server: {url}
-contexts:
-- name: local
-  context:
-    cluster: local
-    user: local
-users:
-- name: local
-  user: {{}}
-"""
+def _kubeconfig(url: str) -> str:
+    """JSON, which kubectl takes as well as YAML."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "local",
+        "clusters": [{"name": "local", "cluster": {"server": url}}],
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
+        "users": [{"name": "local", "user": {}}],
+    }
+    return json.dumps(config, indent=2) + "\n"
+
 
 __all__ = ["LocalCluster", "Node", "load_yaml", "resource_of"]
