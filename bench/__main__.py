@@ -41,7 +41,9 @@ def synced_write(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-async def floor(client: KubeClient, folder: Path, specs: ClaimSpecs, claims: list[tuple[str, str, str]], *, prepare: bool) -> None:
+async def floor(
+    client: KubeClient, folder: Path, specs: ClaimSpecs, claims: list[tuple[str, str, str]], *, prepare: bool
+) -> None:
     """The work that nobody can leave out."""
     if prepare:
         await asyncio.gather(*(client.get(CLAIMS, name, ns) for ns, name, _ in claims))
@@ -65,14 +67,20 @@ async def latencies(p: Process, state: Path) -> list[str]:
         some = claims[:count]
         figures: dict[str, list[float]] = {k: [] for k in ("prepare", "unprepare", "floor prepare", "floor unprepare")}
         for _ in range(ROUNDS):
-            figures["floor prepare"].append(await timed(lambda some=some: floor(p.cluster.client, state, specs, some, prepare=True)))
+            figures["floor prepare"].append(
+                await timed(lambda some=some: floor(p.cluster.client, state, specs, some, prepare=True))
+            )
             figures["prepare"].append(await timed(lambda some=some: kubelet.prepare(some)))
             figures["unprepare"].append(await timed(lambda some=some: kubelet.unprepare(some)))
-            figures["floor unprepare"].append(await timed(lambda some=some: floor(p.cluster.client, state, specs, some, prepare=False)))
+            figures["floor unprepare"].append(
+                await timed(lambda some=some: floor(p.cluster.client, state, specs, some, prepare=False))
+            )
         for what in ("prepare", "unprepare"):
             ours, least = statistics.median(figures[what]), statistics.median(figures[f"floor {what}"])
             go = GO[what][count]
-            rows.append(f"{what + f' {count}':<16}{ours:>9.1f} ms{least:>9.1f} ms{ours / least:>8.1f}x{go:>9.1f} ms{go / ours:>8.1f}x")
+            rows.append(
+                f"{what + f' {count}':<16}{ours:>9.1f} ms{least:>9.1f} ms{ours / least:>8.1f}x{go:>9.1f} ms{go / ours:>8.1f}x"
+            )
     await kubelet.close()
     return rows
 
@@ -88,7 +96,9 @@ async def together(p: Process) -> str:
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk; /tmp may be memory")
+    parser.add_argument(
+        "--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk; /tmp may be memory"
+    )
     state = parser.parse_args().state
     state.mkdir(exist_ok=True)
     starts, memory = [], []
@@ -97,7 +107,9 @@ async def main() -> None:
             starts.append(p.registered * 1000)
             await asyncio.sleep(1)  # idle is what it is after a while, not at once
             memory.append(p.status("VmRSS") / 1024)
-    print(f"idle memory of `dra run drivers/pci`: {statistics.median(memory):.1f} MiB resident (aim: at most {GO_MEMORY:.0f}, Go's)")
+    print(
+        f"idle memory of `dra run drivers/pci`: {statistics.median(memory):.1f} MiB resident (aim: at most {GO_MEMORY:.0f}, Go's)"
+    )
     print(f"start to registered: {statistics.median(starts):.0f} ms (aim: under 600)")
     async with running("bench.drivers:Idle", Idle.name, state=state / "run") as p:
         print(f"\n{'claims':<16}{'ours':>12}{'floor':>12}{'ratio':>9}{'Go':>12}{'faster':>9}")

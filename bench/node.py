@@ -51,7 +51,9 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def running(target: str, driver: str, *, state: Path | None = None, timers: Timers | None = None) -> AsyncIterator[Process]:
+async def running(
+    target: str, driver: str, *, state: Path | None = None, timers: Timers | None = None
+) -> AsyncIterator[Process]:
     """``dra run target`` against a local cluster; the claims of the figures are made by :func:`allocate`."""
     loop = asyncio.get_running_loop()
     async with LocalCluster(state=state, timers=timers or Timers(look=0.01)) as cluster:
@@ -111,7 +113,9 @@ class Kubelet:
 
     async def unprepare(self, claims: list[tuple[str, str, str]]) -> None:
         pb = dra_v1_pb2
-        answer = await self.stub.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=_refs(claims)), timeout=45)
+        answer = await self.stub.NodeUnprepareResources(
+            pb.NodeUnprepareResourcesRequest(claims=_refs(claims)), timeout=45
+        )
         for uid, result in answer.claims.items():
             if result.error:
                 raise RuntimeError(f"unprepare of {uid}: {result.error}")
