@@ -55,6 +55,7 @@ class Plugin:
         self.store = Store(
             settings.records_path, settings.driver_name, settings.lock_wait, self.repair, self.repair.rebuild
         )
+        self.store.on_fault = lambda fault: self.metrics.set("records_healthy", int(not fault))
         self._api = api
         self._rescan = asyncio.Event()
         self.serving = False

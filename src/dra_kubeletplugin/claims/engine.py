@@ -227,8 +227,8 @@ class Engine:
 
     def _judge(self, db: sqlite3.Connection, found: Record, wanted: Record) -> tuple[str, Record]:
         if found.state is State.PREPARED and found.boot_id == self.boot_id and found.same_allocation(wanted):
-            if not found.name:  # rebuilt from a CDI file, which does not name the claim
-                found.namespace, found.name = wanted.namespace, wanted.name
+            if not found.name:
+                found.complete_from(wanted)
                 write(db, found)
             return "repeat", found
         if self.is_others(found):

@@ -58,6 +58,13 @@ class Record:
         """Whether both are for the same devices."""
         return sorted(_identity(d) for d in self.devices) == sorted(_identity(d) for d in other.devices)
 
+    def complete_from(self, wanted: Record) -> None:
+        """Fills in what a record lacks that was rebuilt from a CDI file: the claim's name, and its requests."""
+        self.namespace, self.name = wanted.namespace, wanted.name
+        requests = {_identity(d): d.get("request", "") for d in wanted.devices}
+        for d in self.devices:
+            d["request"] = d.get("request") or requests.get(_identity(d), "")
+
     def prepared_claim(self, boot_id: str) -> PreparedClaim:
         """What :meth:`Driver.unprepare` is given."""
         devices = [

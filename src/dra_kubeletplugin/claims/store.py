@@ -61,6 +61,9 @@ def connect(path: Path, wait: float) -> sqlite3.Connection:
             raise sqlite3.OperationalError(f"journal mode is {mode}: the file system allows no write-ahead log")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA journal_size_limit = 1048576")
+        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+            # A database gets its name only when it is whole: this one was emptied.
+            raise sqlite3.DatabaseError("the file has no schema")
         _migrate(db, path)
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -139,6 +142,7 @@ class Store:
         self.driver = driver
         self.wait = wait
         self.fault = ""  # why the records cannot be used; empty when they can
+        self.on_fault: Callable[[str], None] = lambda fault: None
         self._reopen = reopen
         self._on_missing = on_missing
         self._db: sqlite3.Connection | None = None
@@ -183,6 +187,7 @@ class Store:
         except Exception as e:
             return [self._failed(e)] * len(items)
         results: list[Any] = []
+        before = db.total_changes
         try:
             for operation, _ in items:
                 results.append(_one(db, operation))
@@ -190,15 +195,21 @@ class Store:
         except Exception as e:
             _rollback(db)
             return [self._failed(e)] * len(items)
-        self.fault = ""
+        if self.fault and db.total_changes != before:  # reading proves nothing about a full disk
+            log.info("claim records can be written again")
+            self._set_fault("")
         return results
+
+    def _set_fault(self, fault: str) -> None:
+        self.fault = fault
+        self.on_fault(fault)
 
     def _failed(self, e: Exception) -> Exception:
         error = as_records_error(e, self.path)
         if not isinstance(error, RecordsBusyError):
             if self.fault != str(error):
                 log.error("claim records: %s", error)
-            self.fault = str(error)
+            self._set_fault(str(error))
         if (
             isinstance(e, sqlite3.DatabaseError)
             and not isinstance(e, sqlite3.OperationalError)

@@ -1,0 +1,293 @@
+"""The record database fails: no crash loop, nothing reset silently; set aside, rebuilt, reported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import PreparedDevice, RecoveredClaim
+from dra_kubeletplugin.claims import store as store_module
+from dra_kubeletplugin.claims.store import SCHEMA, connect
+from dra_kubeletplugin.errors import RecordsNewerError
+from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.drivers import Toy, toy
+from tests.local.test_driver_on_a_node import allocate, prepare_call, ref, unprepare_call
+
+
+def truncate(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2 + 100])
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(8192))
+
+
+def garbage_inside(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:8192] = os.urandom(4096)
+    path.write_bytes(data)
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+async def broken_after(node: DriverNode, damage: Callable[[Path], None]) -> str:
+    """A prepared claim, a stopped plugin, damage, and a fresh start. Answers the claim's UID."""
+    await node.run_pod()
+    uid: str = (await node.claim_of("pod"))["metadata"]["uid"]
+    await node.stop()
+    path = node.settings.records_path
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    damage(path)
+    await node.start()
+    return uid
+
+
+@pytest.mark.parametrize("damage", [truncate, zero, garbage, garbage_inside])
+async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(damage: Callable[[Path], None]) -> None:
+    cls = toy()
+    async with node_with(cls, http_address="127.0.0.1:0") as node:
+        uid = await broken_after(node, damage)
+        folder = node.settings.plugin_dir
+        (aside,) = [p for p in folder.iterdir() if ".damaged-" in p.name and not p.name.endswith(("-wal", "-shm"))]
+        assert aside.name.startswith("records.db.damaged-2")
+        assert (await node.leftovers()) == {"files": [uid], "records": [uid], "held": ["toy-0"]}
+        assert any("set aside" in line for line in node.plugin.repair.report)
+        assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
+        from dra_kubeletplugin.observe.http import Request
+
+        ready = await node.plugin._http(Request("GET", "/readyz", {}, {}, b""))
+        assert ready.status == 200
+        assert b"note: the record database was damaged" in ready.body
+        # Nothing is handed out twice, and what was held can be given back.
+        second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-0"}])
+        assert (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error.startswith("DEVICE_HELD")
+        await node.delete_pod()
+        assert (await node.leftovers())["held"] == []
+
+
+async def test_a_database_that_vanished_is_rebuilt_from_cdi_files() -> None:
+    async with node_with(toy()) as node:
+        uid = await broken_after(node, vanish)
+        assert (await node.leftovers())["held"] == ["toy-0"]
+        again = await prepare_call(node, ref(await node.claim_of("pod")))
+        assert list(again.claims[uid].devices[0].request_names) == ["device"]
+        await node.delete_pod()
+        assert (await node.leftovers())["records"] == []
+
+
+async def test_what_the_driver_knows_completes_what_the_files_tell() -> None:
+    class Knowing(Toy):
+        uid = ""
+
+        async def recover(self) -> list[RecoveredClaim]:
+            device = PreparedDevice(request="device", pool="node-1", name="toy-0", data={"index": 0})
+            lost = PreparedDevice(request="device", pool="node-1", name="toy-3", data={"index": 3})
+            return [
+                RecoveredClaim(uid=type(self).uid, namespace="default", name="known", devices=[device]),
+                RecoveredClaim(uid="only-the-hardware-knows", devices=[lost]),
+            ]
+
+    async with node_with(Knowing) as node:
+        await node.run_pod()
+        Knowing.uid = (await node.claim_of("pod"))["metadata"]["uid"]
+        await node.stop()
+        garbage(node.settings.records_path)
+        await node.start()
+        record = await node.plugin.store.get(Knowing.uid)
+        assert record
+        assert record.devices[0]["data"] == {"index": 0}
+        assert (await node.leftovers())["held"] == ["toy-0", "toy-3"]
+
+
+async def test_damage_while_running_is_mended_at_the_next_call() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        db = node.plugin.store._db
+        assert db
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        garbage(node.settings.records_path)
+        for _ in range(3):
+            answer = (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]]
+            if not answer.error:
+                break
+        assert answer.error == ""
+
+
+# --- disks ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of one MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as f:
+        size = 65536
+        while size:
+            try:
+                f.write(b"x" * size)
+            except OSError:
+                size //= 2
+    return path
+
+
+@pytest.mark.root
+async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> None:
+    cls = toy()
+    async with node_with(cls) as node:
+        await node.stop()
+        shutil.copytree(node.settings.kubelet_root, small_disk / "kubelet", ignore=shutil.ignore_patterns("*.sock"))
+        shutil.rmtree(node.settings.kubelet_root)
+        node.settings.kubelet_root.symlink_to(small_disk / "kubelet")
+        await node.start()
+        claims = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(2)]
+        assert not (await prepare_call(node, ref(claims[0]))).claims[claims[0]["metadata"]["uid"]].error
+        filler = fill(small_disk)
+        errors = []
+        for _ in range(30):  # the log has some room left; then it has not
+            error = (await prepare_call(node, ref(claims[1]))).claims[claims[1]["metadata"]["uid"]].error
+            errors.append(error)
+            await unprepare_call(node, ref(claims[1]))
+            if error:
+                break
+        assert "the disk is full" in errors[-1] or "cannot be written" in errors[-1], errors
+        assert any("disk is full" in line for line in node.plugin.not_ready())
+        filler.unlink()
+        assert not (await prepare_call(node, ref(claims[1]))).claims[claims[1]["metadata"]["uid"]].error
+        assert node.plugin.not_ready() == []
+        assert sorted(await node.plugin.store.held()) == ["toy-0", "toy-1"]
+        await node.stop()
+
+
+@pytest.mark.root
+async def test_a_read_only_disk_is_told_and_nothing_is_reset(tmp_path: Path) -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        await node.stop()
+        folder = node.settings.plugin_dir
+        subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+        try:
+            subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+            from dra_kubeletplugin.errors import SettingsError
+
+            with pytest.raises(SettingsError, match="cannot be written"):
+                await node.start()
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+        await node.start()
+        assert (await node.leftovers())["records"] == [found["metadata"]["uid"]]
+
+
+async def test_records_that_cannot_be_used_fail_claims_and_not_the_plugin() -> None:
+    async with node_with(toy()) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        await node.stop()
+        path = node.settings.records_path
+        db = sqlite3.connect(path)
+        db.execute(f"PRAGMA user_version = {SCHEMA + 2}")
+        db.close()
+        await node.start()
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert error.startswith("RECORDS_NEWER:")
+        assert any("use a newer plugin" in line for line in node.plugin.not_ready())
+        assert not [p for p in path.parent.iterdir() if "damaged" in p.name]
+
+
+# --- schemas ----------------------------------------------------------------------------------------
+
+
+async def test_an_older_schema_is_migrated_and_keeps_every_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        await node.stop()
+        db = sqlite3.connect(node.settings.records_path)
+        db.execute("ALTER TABLE claims DROP COLUMN error")
+        db.execute("ALTER TABLE claims DROP COLUMN attempts")
+        db.execute("PRAGMA user_version = 1")
+        db.commit()
+        db.close()
+        await node.start()
+        await prepare_call(node, ref(found))
+        assert [c[0] for c in node.driver.calls] == ["prepare"]
+        await node.delete_pod()
+        assert (await node.leftovers())["records"] == []
+
+
+async def test_one_version_newer_is_used_and_its_columns_and_fields_survive() -> None:
+    """Upgrade, downgrade, upgrade: what only the newer version knows is still there."""
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        uid = found["metadata"]["uid"]
+        await node.stop()
+        db = sqlite3.connect(node.settings.records_path)
+        db.execute("ALTER TABLE claims ADD COLUMN future TEXT NOT NULL DEFAULT 'unknown'")
+        db.execute("UPDATE claims SET future = 'kept', doc = json_set(doc, '$.novelty', 42)")
+        db.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+        db.commit()
+        db.close()
+        await node.start()
+        record = await node.plugin.store.get(uid)
+        assert record
+        await node.plugin.store.save(record)
+        await node.run_pod("another")
+        db = sqlite3.connect(node.settings.records_path)
+        assert db.execute(
+            "SELECT future, json_extract(doc, '$.novelty') FROM claims WHERE uid = ?", (uid,)
+        ).fetchone() == ("kept", 42)
+        assert db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA + 1
+        db.close()
+
+
+def test_two_processes_that_migrate_at_once_do_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "records.db"
+    monkeypatch.setattr(store_module, "SCHEMA", 1)
+    connect(path, 1).close()
+    monkeypatch.setattr(store_module, "SCHEMA", 2)
+    first, second = connect(path, 1), connect(path, 1)
+    for db in (first, second):
+        assert db.execute("PRAGMA user_version").fetchone()[0] == 2
+        db.close()
+
+
+def test_two_versions_newer_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    connect(path, 1).close()
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {SCHEMA + 2}")
+    db.close()
+    with pytest.raises(RecordsNewerError, match="use a newer plugin"):
+        connect(path, 1)
+
+
+def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) -> None:
+    connect(tmp_path / "records.db", 1).close()
+    names: list[Any] = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["records.db"]
