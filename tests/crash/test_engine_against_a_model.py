@@ -234,6 +234,13 @@ class Machine(RuleBasedStateMachine):
         self.wanted.clear()
         self.start()
 
+    @rule(ref=refs)
+    def reboot_and_prepare_again(self, ref: tuple[ClaimRef, str]) -> None:
+        """What the kubelet does for every pod that stays."""
+        self._prepare(*ref)
+        self.reboot()
+        self._prepare(*ref)
+
     @rule(away=st.booleans())
     def the_api_server_comes_or_goes(self, away: bool) -> None:
         self.api.away = away

@@ -179,8 +179,8 @@ class _Connection:
             for future in (gone, step):
                 if future and not future.done():
                     future.cancel()
-                    with contextlib.suppress(BaseException):
-                        await future
+            # Retrieved, so that a connection that broke is no warning later.
+            await asyncio.gather(*(f for f in (gone, step) if f), return_exceptions=True)
             await stream.aclose()  # type: ignore[attr-defined]
 
     def _write(self, event: h11.Event) -> None:
