@@ -43,6 +43,7 @@ class DraError(Exception):
     code: ClassVar[str] = "DRA-E000"
     reason: ClassVar[str] = "INTERNAL"
     help: ClassVar[str] = "A fault inside the framework; report it with the log lines of the operation id."
+    operation: str = ""  # of the work that raised it, under which its log lines are found
 
     @property
     def message(self) -> str:
@@ -50,6 +51,7 @@ class DraError(Exception):
 
     def event(self, operation: str = "") -> str:
         """What the user reads: reason, sentence, code and operation id, at most 1 KiB."""
+        operation = self.operation or operation
         tail = f" [{self.code}{' op ' + operation if operation else ''}]"
         return clip(f"{self.reason}: {self.message}", MAX_MESSAGE_BYTES - len(tail.encode())) + tail
 

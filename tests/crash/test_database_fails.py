@@ -291,3 +291,27 @@ def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) -> None:
     connect(tmp_path / "records.db", 1).close()
     names: list[Any] = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["records.db"]
+
+
+@pytest.mark.root
+async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_heals() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])
+        await node.stop()
+        path = str(node.settings.records_path)
+        subprocess.run(["mount", "--bind", path, path], check=True)
+        try:
+            subprocess.run(["mount", "-o", "remount,ro,bind", path], check=True)
+            await node.start()
+            answer = await prepare_call(node, ref(second), ref(found))
+            assert answer.claims[second["metadata"]["uid"]].error.startswith("RECORDS_UNAVAILABLE:")
+            assert "read-only" in answer.claims[second["metadata"]["uid"]].error
+            assert any("read-only" in line for line in node.plugin.not_ready())
+            assert not [p for p in node.settings.plugin_dir.iterdir() if "damaged" in p.name]
+        finally:
+            subprocess.run(["umount", "-l", path], check=True)
+        await node.restart()
+        assert not (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error
+        assert sorted(await node.plugin.store.held()) == ["toy-0", "toy-1"]

@@ -241,6 +241,13 @@ class Machine(RuleBasedStateMachine):
         self.reboot()
         self._prepare(*ref)
 
+    @rule()
+    def the_kubelet_restarts(self) -> None:
+        """It prepares again what it knows; every answer is as it was."""
+        for record in self.run(self.store.all()):
+            if record.uid in self.wanted:
+                self._prepare(ClaimRef(record.namespace, record.name, record.uid), self.wanted[record.uid])
+
     @rule(away=st.booleans())
     def the_api_server_comes_or_goes(self, away: bool) -> None:
         self.api.away = away

@@ -150,7 +150,12 @@ class Engine:
         async def run() -> Any:
             if before:
                 await asyncio.wait([before.task])
-            return await work(ref)
+            try:
+                return await work(ref)
+            except DraError as e:
+                # Who joins this work is told where its log lines are.
+                e.operation = e.operation or operation_id()
+                raise
 
         task = asyncio.create_task(run(), name=f"{kind} {ref.uid}")
         flight = _Flight(kind, task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any
 
 import msgspec
@@ -39,7 +39,7 @@ class RecordUndo(UndoRegistrar):
             on_loop = asyncio.get_running_loop() is self.loop
         except RuntimeError:
             on_loop = False
-        registration = _Registration(self._save(entry), step)
+        registration = _Registration(lambda: self._save(entry), step)
         if on_loop:
             self.pending.append(registration)
         else:
@@ -55,15 +55,14 @@ class RecordUndo(UndoRegistrar):
         """Raises :class:`DriverError` where an async prepare forgot to await."""
         for registration in self.pending:
             if not registration.awaited:
-                registration.close()
                 raise DriverError(
                     f"claim.on_undo({registration.step!r}, ...) was not awaited: its reversal is not on disk"
                 )
 
 
 class _Registration(Awaitable[None]):
-    def __init__(self, coroutine: Any, step: str) -> None:
-        self._coroutine = coroutine
+    def __init__(self, save: Callable[[], Awaitable[None]], step: str) -> None:
+        self._save = save  # called when awaited, so that one that is forgotten is no loose coroutine
         self.step = step
         self.awaited = False
 
@@ -71,14 +70,11 @@ class _Registration(Awaitable[None]):
         if self.awaited:
             return None
         self.awaited = True
-        yield from self._coroutine.__await__()
+        yield from self._save().__await__()
         return None
 
     async def wait(self) -> None:
         await self
-
-    def close(self) -> None:
-        self._coroutine.close()
 
 
 async def run_undo(driver: Driver, record: Record, claim: PreparedClaim) -> None:

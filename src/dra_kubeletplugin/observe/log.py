@@ -26,8 +26,8 @@ def operation_id() -> str:
 
 @contextlib.contextmanager
 def operation(id: str = "") -> Iterator[str]:
-    """Everything logged inside, in tasks and threads started there too, carries one id."""
-    id = id or secrets.token_hex(4)
+    """Everything logged inside, in tasks and threads started there too, carries one id: that of an operation around, if any."""
+    id = id or _operation.get() or secrets.token_hex(4)
     token = _operation.set(id)
     try:
         yield id

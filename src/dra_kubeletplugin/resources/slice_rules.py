@@ -73,24 +73,30 @@ def _pool(pool: JSON, path: str) -> list[FieldError]:
 
 
 def _node_choice(spec: JSON, path: str) -> list[FieldError]:
+    empty = "must be either unset or set to a non-empty string"
+    rule = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
+    return _exactly_one_place(spec, path, ("allNodes", "perDeviceNodeSelection"), empty, rule)
+
+
+def _exactly_one_place(owner: JSON, path: str, flags: tuple[str, ...], empty: str, rule: str) -> list[FieldError]:
+    """A node's name, a selector, or one of some flags: where a slice, or a device of it, is."""
     out: list[FieldError] = []
     given = []
-    if (node := spec.get("nodeName")) is not None:
+    if (node := owner.get("nodeName")) is not None:
         if node:
             given.append("`nodeName`")
             out += invalids(f"{path}.nodeName", node, names.subdomain(node))
         else:
-            out.append(invalid(f"{path}.nodeName", "", "must be either unset or set to a non-empty string"))
-    if (selector := spec.get("nodeSelector")) is not None:
+            out.append(invalid(f"{path}.nodeName", "", empty))
+    if (selector := owner.get("nodeSelector")) is not None:
         given.append("`nodeSelector`")
         out += node_selector(selector, f"{path}.nodeSelector")
-    for flag in ("allNodes", "perDeviceNodeSelection"):
-        if (value := spec.get(flag)) is not None:
+    for flag in flags:
+        if (value := owner.get(flag)) is not None:
             if value:
                 given.append(f"`{flag}`")
             else:
                 out.append(invalid(f"{path}.{flag}", False, "must be either unset or set to true"))
-    rule = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
     if not given:
         out.append(required(path, rule))
     elif len(given) > 1:
@@ -280,30 +286,9 @@ def _device_nodes(device: JSON, path: str, *, per_device: bool) -> list[FieldErr
     given = [f for f in ("nodeName", "nodeSelector", "allNodes") if device.get(f) is not None]
     if not per_device:
         rule = "can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
-        shown = {"nodeName": "nodeName", "nodeSelector": "nodeSelector", "allNodes": "allNodes"}
-        return [invalid(f"{path}.{shown[f]}", device[f], rule) for f in given]
-    out: list[FieldError] = []
-    chosen = []
-    if (node := device.get("nodeName")) is not None:
-        if node:
-            chosen.append("`nodeName`")
-            out += invalids(f"{path}.nodeName", node, names.subdomain(node))
-        else:
-            out.append(invalid(f"{path}.nodeName", "", "must not be empty"))
-    if (selector := device.get("nodeSelector")) is not None:
-        chosen.append("`nodeSelector`")
-        out += node_selector(selector, f"{path}.nodeSelector")
-    if (everywhere := device.get("allNodes")) is not None:
-        if everywhere:
-            chosen.append("`allNodes`")
-        else:
-            out.append(invalid(f"{path}.allNodes", False, "must be either unset or set to true"))
+        return [invalid(f"{path}.{f}", device[f], rule) for f in given]
     rule = (
         "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` "
         "is set to true in the ResourceSlice spec"
     )
-    if not chosen:
-        out.append(required(path, rule))
-    elif len(chosen) > 1:
-        out.append(invalid(path, "{" + ", ".join(chosen) + "}", rule))
-    return out
+    return _exactly_one_place(device, path, ("allNodes",), "must not be empty", rule)

@@ -1,0 +1,246 @@
+"""Steps that are reversed whatever happens, and errors that tell their story under one id."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, Device, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter, operation
+from dra_kubeletplugin.testing import node_with
+from tests.drivers import Toy, toy
+from tests.local.test_driver_on_a_node import NOTHING, allocate, prepare_call, ref, unprepare_call
+
+
+class Stepwise(Driver):
+    """Three steps, of which one may fail; remembers what was reversed."""
+
+    name = "steps.example.com"
+    fail_at = 0
+    fail_undo = ""
+    forget_await = False
+    unknown_step = False
+    done: list[str]
+    undone: list[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.done, cls.undone = [], []
+
+    async def devices(self) -> list[Device]:
+        return [Device("s-0")]
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        cls = type(self)
+        if cls.unknown_step:
+            await claim.on_undo("nothing_like_it")
+        for i in (1, 2, 3):
+            registered = claim.on_undo("step", number=i)
+            if not cls.forget_await:
+                await registered
+            if i == cls.fail_at:
+                raise OSError(f"step {i} broke")
+            cls.done.append(str(i))
+        return [d.prepared() for d in claim.devices]
+
+    async def undo_step(self, claim: PreparedClaim, number: int) -> None:
+        cls = type(self)
+        if str(number) == cls.fail_undo:
+            raise OSError("cannot be reversed now")
+        cls.undone.append(str(number))
+
+
+def stepwise() -> type[Stepwise]:
+    class Fresh(Stepwise):
+        pass
+
+    return Fresh
+
+
+async def one(node: Any) -> Any:
+    return await allocate(node, "c", [{"pool": "node-1", "device": "s-0"}])
+
+
+async def test_a_failing_prepare_undoes_what_it_did_newest_first() -> None:
+    cls = stepwise()
+    cls.fail_at = 3
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert error.startswith("DRIVER_FAILED: claim default/c: the driver raised OSError: step 3 broke")
+        assert cls.undone == ["3", "2", "1"]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_unprepare_reverses_the_steps_of_a_prepare_that_succeeded_also_in_another_process() -> None:
+    cls = stepwise()
+    async with node_with(cls) as node:
+        found = await one(node)
+        await prepare_call(node, ref(found))
+        await node.restart()
+        await unprepare_call(node, ref(found))
+        assert cls.undone == ["3", "2", "1"]
+
+
+async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again() -> None:
+    cls = stepwise()
+    cls.fail_at, cls.fail_undo = 3, "2"
+    async with node_with(cls, http_address="127.0.0.1:0") as node:
+        found = await one(node)
+        await prepare_call(node, ref(found))
+        (record,) = await node.plugin.store.all()
+        assert (str(record.state), record.attempts) == ("Unpreparing", 1)
+        assert "cannot be reversed now" in record.error
+        assert b"dra_undo_failures_total 1.0" in node.plugin.metrics.text()
+        assert cls.undone == ["3", "1"]
+        report = await node.plugin.reconciler.once()
+        assert report.undo_failed == [record.uid]
+        cls.fail_undo = ""
+        report = await node.plugin.reconciler.once()
+        assert report.undone == [record.uid]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_error() -> None:
+    cls = stepwise()
+    cls.forget_await = True
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "on_undo('step', ...) was not awaited" in error
+        cls.forget_await, cls.unknown_step = False, True
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "has no method undo_nothing_like_it(claim, **data)" in error
+        assert await node.leftovers() == NOTHING
+
+
+async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
+    class Picky(Toy):
+        gate: asyncio.Event
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            if claim.name == "slow":
+                await type(self).gate.wait()
+            return await super().prepare(claim)
+
+    Picky.gate = asyncio.Event()
+    async with node_with(Picky, call_timeout=5) as node:
+        slow = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
+        quick = await allocate(node, "quick", [{"pool": "node-1", "device": "toy-1"}])
+        waiting = asyncio.create_task(prepare_call(node, ref(slow)))
+        answer = await prepare_call(node, ref(quick))
+        assert not answer.claims[quick["metadata"]["uid"]].error
+        assert not waiting.done()
+        Picky.gate.set()
+        assert not (await waiting).claims[slow["metadata"]["uid"]].error
+
+
+async def test_the_event_and_the_traceback_carry_the_same_operation_id(caplog: pytest.LogCaptureFixture) -> None:
+    class Recorder(logging.Handler):
+        lines: list[str]
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.lines.append(TextFormatter().format(record))
+
+    handler = Recorder()
+    handler.lines = []
+    logging.getLogger("dra_kubeletplugin").addHandler(handler)
+    cls = toy()
+    cls.fail = ZeroDivisionError("by zero")
+    try:
+        async with node_with(cls) as node:
+            found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+            error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+    finally:
+        logging.getLogger("dra_kubeletplugin").removeHandler(handler)
+    op = error.rpartition(" op ")[2].rstrip("]")
+    assert len(op) == 8
+    traceback = next(line for line in handler.lines if "Traceback" in line and "ZeroDivisionError: by zero" in line)
+    assert f"[{op}]" in traceback
+
+
+def test_log_lines_are_text_or_json_with_the_operation() -> None:
+    import json
+
+    record = logging.LogRecord("dra_kubeletplugin.x", logging.INFO, "f", 1, "hello %s", ("you",), None)
+    with operation("0123abcd"):
+        assert TextFormatter().format(record).endswith("info    x [0123abcd] hello you")
+        parsed = json.loads(JsonFormatter().format(record))
+    assert (parsed["message"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
+
+
+async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> None:
+    cls = toy()
+    async with node_with(cls) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        await node.stop()
+        with node.cluster.api_away():
+            import contextlib
+
+            from dra_kubeletplugin.plugin import Plugin
+
+            async with contextlib.AsyncExitStack() as stack:
+                node.plugin = Plugin(cls(), node.settings, node.plugin.client.config)
+                await stack.enter_async_context(node.plugin.running())
+                await node.plugin.registration.registered.wait()
+                assert not (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+                assert any("slices are not published" in line for line in node.plugin.not_ready())
+                assert await node.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+async def test_every_version_of_the_api_publishes_and_prepares(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fixed(self: KubeClient) -> str:
+        return version
+
+    monkeypatch.setattr(KubeClient, "dra_version", fixed)
+    async with node_with(toy()) as node:
+        await node.run_pod(parameters={"colour": "blue"})
+        assert (await node.plugin.client.dra("resourceslices")).version == version
+        assert await node.plugin.publisher.sync() == 0
+        await node.delete_pod()
+
+
+async def test_metrics_and_probes_are_served_over_http() -> None:
+    import urllib.request
+
+    async with node_with(toy(), http_address="127.0.0.1:18080") as node:
+        await node.run_pod()
+
+        def fetch(path: str) -> tuple[int, str]:
+            with urllib.request.urlopen(f"http://127.0.0.1:18080{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+
+        assert (await asyncio.to_thread(fetch, "/readyz")) == (200, "ok\n")
+        assert (await asyncio.to_thread(fetch, "/healthz"))[0] == 200
+        status, text = await asyncio.to_thread(fetch, "/metrics")
+        assert status == 200
+        assert 'dra_requests_total{operation="prepare",result="ok"} 1.0' in text
+        assert "dra_registered 1.0" in text
+
+
+async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_its_claim_goes() -> None:
+    cls = toy()
+    async with node_with(cls) as node:
+        await node.run_pod()
+        cls.count = 0
+        await node.plugin.scan()
+
+        def published() -> dict[str, Any]:
+            return {d["name"]: d for s in node.cluster.slices() for d in s["spec"].get("devices") or []}
+
+        async def tainted() -> bool:
+            return list(published()) == ["toy-0"] and bool(published()["toy-0"].get("taints"))
+
+        await node.cluster.wait("the taint", tainted)
+        await node.delete_pod()
+
+        async def gone() -> bool:
+            return not published()
+
+        await node.cluster.wait("the device to go", gone)
