@@ -196,17 +196,17 @@ def _constraint(value: JSON, path: str, known: set[str]) -> list[FieldError]:
     return out
 
 
-def validate_admin_access(spec: JSON, labels: JSON, path: str = "spec") -> list[FieldError]:
+def validate_admin_access(spec: JSON, labels: JSON) -> list[FieldError]:
     """Admin access is for namespaces with the label ``resource.kubernetes.io/admin-access: "true"``."""
     if labels.get("resource.kubernetes.io/admin-access") == "true":
         return []
     rule = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
     requests = (spec.get("devices") or {}).get("requests") or []
-    return [
-        forbidden(f"{path}.devices.requests[{i}].exactly.adminAccess", rule)
-        for i, r in enumerate(requests)
-        if (r.get("exactly") or {}).get("adminAccess")
-    ]
+    for i, r in enumerate(requests):
+        if (r.get("exactly") or {}).get("adminAccess"):
+            # The path is the server's, which leaves `exactly` out, also for templates.
+            return [forbidden(f"spec.devices.requests[{i}].adminAccess", rule)]
+    return []
 
 
 def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:

@@ -57,9 +57,7 @@ def qualified_name(value: str, path: str, *, fully: bool = False) -> list[FieldE
     """A device attribute's or capacity's name: a C identifier of 32 bytes, or domain/identifier."""
     parts = value.split("/")
     if len(parts) == 1:
-        if fully:
-            return [invalid(path, value, "must include a domain")]
-        return _identifier(parts[0], path)
+        return _identifier(parts[0], path) + ([invalid(path, value, "must include a domain")] if fully else [])
     if len(parts) > 2:
         return []
     domain, name = parts
@@ -67,9 +65,7 @@ def qualified_name(value: str, path: str, *, fully: bool = False) -> list[FieldE
     if not domain:
         out.append(invalid(path, "", "the domain must not be empty"))
     else:
-        if len(domain.encode()) > names.MAX_DOMAIN:
-            out.append(too_long(path, names.MAX_DOMAIN))
-        out += invalids(path, domain, names.subdomain(domain))
+        out += driver_name(domain, path)  # domains follow the rules of driver names
     if not name:
         out.append(invalid(path, "", "the name must not be empty"))
     else:
@@ -185,7 +181,7 @@ def object_name(metadata: Mapping[str, Any], path: str = "metadata") -> list[Fie
         out += invalids(f"{path}.name", name, names.subdomain(name))
     elif not prefix:
         out.append(required(f"{path}.name", "name or generateName is required"))
-    for i, owner in enumerate(metadata.get("ownerReferences") or []):
+    for owner in metadata.get("ownerReferences") or []:
         where = f"{path}.ownerReferences"
         if not owner.get("uid"):
             out.append(invalid(f"{where}.uid", "", "must not be empty"))
@@ -195,7 +191,9 @@ def object_name(metadata: Mapping[str, Any], path: str = "metadata") -> list[Fie
             out.append(invalid(f"{where}.kind", "", "must not be empty"))
         if not owner.get("apiVersion"):
             out.append(invalid(f"{where}.apiVersion", "", "version must not be empty"))
-        del i
+    if sum(bool(o.get("controller")) for o in metadata.get("ownerReferences") or []) > 1:
+        rule = 'Only one reference can have Controller set to true. Found "true" in references'
+        out.append(invalid(f"{path}.ownerReferences", None, rule))
     for key in metadata.get("labels") or {}:
         out += invalids(f"{path}.labels", key, names.qualified(key))
         value = metadata["labels"][key]

@@ -45,7 +45,7 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
 
     out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"], ".name")
     sets = spec.get("sharedCounters") or []
-    out += items(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters", lambda s: s["name"], ".name")
+    out += items(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters", lambda s: s["name"])
     if devices and sets:
         out.append(
             invalid(path, "{`sharedCounters`, `devices`}", "only one of `sharedCounters` or `devices` is allowed")
@@ -224,6 +224,9 @@ def _valid_range(default: quantity.Quantity, limit: quantity.Quantity, span: JSO
         # A real 1.36 server panics on a step of zero; ours says what is wrong.
         if step.value <= 0:
             return [*out, invalid(f"{path}.step", str(step), "must be greater than zero")]
+        if low.value + step.value > limit.value:
+            first = quantity.Quantity(low.value + step.value, low.format)
+            out.append(invalid(f"{path}.step", str(step), f"one step {first} is larger than capacity value: {limit}"))
         for value in (default, high):
             if value is not None and (value.value - low.value) % step.value:
                 rule = f"value is not a multiple of a given step ({step}) from ({low})"

@@ -101,7 +101,7 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[
                 faults += claim_rules.validate_claim_update(obj, old) if old else []
         case "ResourceClaimTemplate":
             faults = claim_rules.validate_template(obj, cel.compile_selector)
-            faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels, "spec.spec")
+            faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
             if old and obj["spec"] != old["spec"]:
                 faults.append(invalid("spec", "<value omitted>", "field is immutable"))
         case "DeviceClass":
