@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -313,3 +315,32 @@ async def test_a_pod_needs_its_claims_to_be_named(client: KubeClient) -> None:
     broken["spec"]["containers"][0]["resources"]["claims"] = [{"name": "other"}]
     with pytest.raises(ApiError, match="Not found"):
         await client.create(PODS, broken, "default")
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")
+async def test_the_whole_cluster_works_over_https(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+        *subject,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    async with LocalCluster(certificate=(cert, key)) as cluster:
+        assert cluster.api.url.startswith("https://")
+        await cluster.apply(device_class("x", "d.example.com"), pod("p"))
+        await cluster.wait_running("p")
+        with pytest.raises(ApiError, match="cannot be reached"):
+            async with KubeClient(ApiConfig(cluster.api.url, ssl.create_default_context())) as stranger:
+                await stranger.list(CLASSES)

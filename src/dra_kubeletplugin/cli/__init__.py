@@ -27,6 +27,10 @@ def parser() -> argparse.ArgumentParser:
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
     dev.add_argument(
+        "--api-cert", metavar="FILE", help="certificate for HTTPS, with --api-key; plain HTTP when left out"
+    )
+    dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
+    dev.add_argument(
         "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
     )
     add_settings(dev)

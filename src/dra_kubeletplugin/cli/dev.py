@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ..driver import Driver, load_driver
 from ..errors import SettingsError
-from ..kube.config import ApiConfig
 from ..local.cluster import LocalCluster, Node
 from ..local.kubelet import Timers
 from ..observe.log import configure
@@ -53,15 +52,18 @@ async def session(
     sysfs: Path,
     state: Path | None = None,
     address: str = "127.0.0.1:0",
+    certificate: tuple[Path, Path] | None = None,
     cdi_root: Path | None = None,
     apply: Sequence[Path] = (),
     timers: Timers | None = None,
 ) -> AsyncIterator[Session]:
     """A running local cluster with one node and the driver on it, registered and published."""
     name = settings.node_name or "node-1"
-    async with LocalCluster((name,), state=state, address=address, cdi_root=cdi_root, timers=timers) as cluster:
+    async with LocalCluster(
+        (name,), state=state, address=address, certificate=certificate, cdi_root=cdi_root, timers=timers
+    ) as cluster:
         ready = node_settings(settings, cluster, cluster.node, sysfs)
-        plugin = Plugin(driver(), ready, ApiConfig(cluster.api.url))
+        plugin = Plugin(driver(), ready)
         async with plugin.running():
             async with asyncio.timeout(20):
                 await plugin.ready()
@@ -79,6 +81,8 @@ def dev(args: argparse.Namespace) -> int:
     for path in args.apply:
         if not Path(path).is_file():
             raise SettingsError(f"--apply {path} is not a file")
+    if bool(args.api_cert) != bool(args.api_key):
+        raise SettingsError("--api-cert and --api-key go together")
     with host_root(args.host, settings.sysfs_root) as sysfs:
         return asyncio.run(_stay(args, driver, settings, sysfs))
 
@@ -90,12 +94,14 @@ async def _stay(args: argparse.Namespace, driver: type[Driver], settings: Settin
     style = Style.of(sys.stdout)
     state = Path(args.state).absolute() if args.state else None
     cdi = settings.cdi_root if "cdi_root" in given(args) else None
+    certificate = (Path(args.api_cert), Path(args.api_key)) if args.api_cert else None
     async with session(
         driver,
         settings,
         sysfs=sysfs,
         state=state,
         address=args.api_address,
+        certificate=certificate,
         cdi_root=cdi,
         apply=[Path(p) for p in args.apply],
     ) as s:

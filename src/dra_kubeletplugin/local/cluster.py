@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..errors import ApiError
 from ..host import described
-from ..kube import ApiConfig, KubeClient, Resource
+from ..kube import KubeClient, Resource, load_config
 from .apiserver import ApiServer
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ClaimController
@@ -47,6 +48,7 @@ class LocalCluster:
         nodes: their names.
         state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
         address: of the API server.
+        certificate: files with a certificate for that address and its key, for HTTPS; plain HTTP when left out.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
     """
@@ -57,6 +59,7 @@ class LocalCluster:
         *,
         state: Path | None = None,
         address: str = "127.0.0.1:0",
+        certificate: tuple[Path, Path] | None = None,
         cdi_root: Path | None = None,
         timers: Timers | None = None,
     ) -> None:
@@ -65,7 +68,8 @@ class LocalCluster:
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-"))
         self._cdi_root = cdi_root
         self._timers = timers
-        self.api = ApiServer(address)
+        self._certificate = certificate
+        self.api = ApiServer(address, _server_tls(certificate))
         self.nodes: dict[str, Node] = {}
 
     async def __aenter__(self) -> LocalCluster:
@@ -76,8 +80,8 @@ class LocalCluster:
             stack.push_async_callback(self.api.close)
             self.kubeconfig = self.state / "kubeconfig"
             self.state.mkdir(parents=True, exist_ok=True)
-            self.kubeconfig.write_text(_kubeconfig(url))
-            self.config = ApiConfig(url)
+            self.kubeconfig.write_text(_kubeconfig(url, self._certificate))
+            self.config = load_config(str(self.kubeconfig))
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
             for component in (ClaimController(self.client), Scheduler(self.client)):
@@ -239,13 +243,22 @@ def load_yaml(path: Path) -> list[JSON]:
     return [d for d in yaml.safe_load_all(path.read_text()) if d]
 
 
-def _kubeconfig(url: str) -> str:
+def _server_tls(certificate: tuple[Path, Path] | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*map(str, certificate))
+    return tls
+
+
+def _kubeconfig(url: str, certificate: tuple[Path, Path] | None) -> str:
     """JSON, which kubectl takes as well as YAML."""
+    cluster = {"server": url} | ({"certificate-authority": str(certificate[0].absolute())} if certificate else {})
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "local",
-        "clusters": [{"name": "local", "cluster": {"server": url}}],
+        "clusters": [{"name": "local", "cluster": cluster}],
         "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
         "users": [{"name": "local", "user": {}}],
     }

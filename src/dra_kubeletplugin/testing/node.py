@@ -10,7 +10,6 @@ from typing import Any
 
 from ..driver import Driver
 from ..host import described
-from ..kube.config import ApiConfig
 from ..local.cluster import LocalCluster
 from ..local.kubelet import Timers
 from ..plugin import Plugin
@@ -42,7 +41,7 @@ class DriverNode:
     async def start(self, **settings: Any) -> None:
         """Starts a new plugin object, and waits until it is registered and has published."""
         self.settings = dataclasses.replace(self.settings, **settings)
-        self.plugin = Plugin(self.driver_class(), self.settings, ApiConfig(self.cluster.api.url))
+        self.plugin = Plugin(self.driver_class(), self.settings, self.cluster.config)
         self._running = contextlib.AsyncExitStack()
         await self._running.enter_async_context(self.plugin.running())
         await self.plugin.ready()
