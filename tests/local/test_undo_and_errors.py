@@ -139,6 +139,27 @@ async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
         assert not (await waiting).claims[slow["metadata"]["uid"]].error
 
 
+async def test_a_claim_whose_unprepare_hangs_holds_up_no_other_claim_of_a_call() -> None:
+    class Hanging(Toy):
+        gate: asyncio.Event
+
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            await type(self).gate.wait()
+
+    Hanging.gate = asyncio.Event()
+    async with node_with(Hanging, call_timeout=0.5) as node:
+        first = await allocate(node, "first", [{"pool": "node-1", "device": "toy-0"}])
+        second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])
+        await prepare_call(node, ref(first))
+        stuck = await unprepare_call(node, ref(first))
+        assert stuck.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        answer = await prepare_call(node, ref(first), ref(second))
+        assert answer.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        assert not answer.claims[second["metadata"]["uid"]].error
+        Hanging.gate.set()
+        assert not (await prepare_call(node, ref(first))).claims[first["metadata"]["uid"]].error
+
+
 async def test_the_event_and_the_traceback_carry_the_same_operation_id(caplog: pytest.LogCaptureFixture) -> None:
     class Recorder(logging.Handler):
         lines: list[str]

@@ -113,10 +113,10 @@ class Engine:
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, joined = self._fly(ref, kind, work)
+                task, alone = self._fly(ref, kind, work)
                 tasks[ref.uid] = task
-                if joined and meeting:
-                    meeting.leave(ref.uid)
+                if meeting and not alone:
+                    meeting.leave(ref.uid)  # the rest of the call does not wait for work that began before it
             if tasks:
                 with self.metrics.timed("request_seconds", operation=kind):
                     await asyncio.wait(tasks.values(), timeout=self.call_timeout)
@@ -142,10 +142,13 @@ class Engine:
     def _fly(
         self, ref: ClaimRef, kind: str, work: Callable[[ClaimRef], Awaitable[Any]]
     ) -> tuple[asyncio.Task[Any], bool]:
-        """The task that does ``kind`` for a claim: the one under way, or a new one behind the opposite."""
+        """The task that does ``kind`` for a claim: the one under way, or a new one behind the opposite.
+
+        The second value is True where nothing was under way for the claim.
+        """
         before = self._flights.get(ref.uid)
         if before and before.kind == kind:
-            return before.task, True
+            return before.task, False
 
         async def run() -> Any:
             if before:
@@ -170,7 +173,7 @@ class Engine:
 
         task.add_done_callback(landed)
         self.metrics.set("in_flight", len(self._flights))
-        return task, False
+        return task, before is None
 
     async def run(self, kind: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]]) -> Any:
         """Does ``work`` for one claim in the same lanes as the kubelet's calls; for recovery and reconciling."""

@@ -28,12 +28,12 @@ _MIGRATIONS = {
             uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
             boot_id TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '', doc TEXT NOT NULL,
             created REAL NOT NULL, updated REAL NOT NULL
-        ) STRICT, WITHOUT ROWID;
+        ) WITHOUT ROWID;
         CREATE TABLE holds (
             driver TEXT NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, share_id TEXT NOT NULL DEFAULT '',
             uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE,
             PRIMARY KEY (driver, pool, device, share_id)
-        ) STRICT, WITHOUT ROWID;
+        ) WITHOUT ROWID;
         CREATE INDEX holds_by_claim ON holds (uid);
     """,
     2: """
