@@ -39,16 +39,19 @@ def show(text: str, indent: int = 3) -> None:
         print(" " * indent + line)
 
 
-async def main() -> int:
+async def main(description: str | None = None) -> int:
+    """``description`` is a described host to use in place of this machine."""
     started = time.monotonic()
     logging.basicConfig(level=logging.ERROR)
     Pci = load_driver(str(HERE / "driver.py"))
     real = Host().pci()
     usable = [fn for fn in real if not fn.is_class(0x06)]
-    description = None if usable else str(HERE / "hosts/two-sockets.yaml")
+    if not usable and not description:
+        description = str(HERE / "hosts/two-sockets.yaml")
+        print(STYLE.yellow("This machine shows no PCI function that could be given away."))
     podman, why_not = Podman.find()
     if description:
-        print(STYLE.yellow(f"This machine shows no PCI function; a described host is used: {description}"))
+        print(STYLE.yellow(f"A described host is used: {description}"))
         podman, why_not = None, "a described host's folders are of no use to a container"
     if podman and not os.access(CDI_ROOT.parent, os.W_OK):
         podman, why_not = None, f"{CDI_ROOT} cannot be written"
@@ -165,4 +168,4 @@ class Story:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    raise SystemExit(asyncio.run(main(*sys.argv[1:2])))

@@ -21,15 +21,9 @@ GPU = 'device.attributes["pci.dra-kubeletplugin.dev"].vendor == "10de"'
 
 
 @contextlib.asynccontextmanager
-async def server(tmp_path: Path) -> AsyncIterator[DriverNode]:
-    """The server with two sockets, and a /dev with its VFIO nodes."""
-    dev = tmp_path / "dev"
-    (dev / "vfio").mkdir(parents=True)
-    for name in ("vfio", "20", "30", "40"):
-        (dev / "vfio" / name).touch()
-    async with node_with(Pci, host=HERE / "hosts/two-sockets.yaml", dev_root=dev, local_cluster=False) as node:
-        # The runtime of the local cluster looks at the real /dev; these nodes are not there.
-        node.kubelet.runtime.spec = lambda container, ids: {"process": {"env": []}, "cdi": list(ids)}
+async def server() -> AsyncIterator[DriverNode]:
+    """The server with two sockets."""
+    async with node_with(Pci, host=HERE / "hosts/two-sockets.yaml", local_cluster=False) as node:
         yield node
 
 
@@ -37,29 +31,34 @@ def bound(node: DriverNode, address: str) -> str | None:
     return next(f.driver for f in node.plugin.host.pci() if f.address == address)
 
 
-async def test_bridges_and_what_the_host_needs_are_not_published(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
+async def test_bridges_and_what_the_host_needs_are_not_published() -> None:
+    async with server() as node:
         names = {d.name for d in node.plugin.inventory}
         assert "pci-0000-17-00-0" in names
         assert not names & {"pci-0000-00-00-0", "pci-0000-00-17-0", "pci-0000-03-00-0"}
 
 
-async def test_a_function_is_bound_to_vfio_and_given_back(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
-        await node.run_pod(selector=FPGA)
+async def test_a_function_is_bound_to_vfio_and_given_back() -> None:
+    async with server() as node:
+        pod = await node.run_pod(selector=FPGA)
         assert bound(node, "0000:17:00.0") == "vfio-pci"
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
         edits = node.plugin.specs.read(uid)["devices"][0]["containerEdits"]
         assert [n["path"] for n in edits["deviceNodes"]] == ["/dev/vfio/vfio", "/dev/vfio/20"]
         assert "PCI_DEVICE_0000_17_00_0=0000:17:00.0" in edits["env"]
+        nodes = node.oci(pod)["linux"]["devices"]
+        assert [(n["path"], n["major"], n["minor"]) for n in nodes] == [
+            ("/dev/vfio/vfio", 10, 196),
+            ("/dev/vfio/20", 240, 20),
+        ]
         await node.delete_pod()
         assert bound(node, "0000:17:00.0") == "xclmgmt"
         override = (node.plugin.host.sysfs / "bus/pci/devices/0000:17:00.0/driver_override").read_text()
         assert override.strip() == "(null)"
 
 
-async def test_a_group_with_a_neighbour_in_use_gives_information_only(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
+async def test_a_group_with_a_neighbour_in_use_gives_information_only() -> None:
+    async with server() as node:
         await node.run_pod(selector=GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"')
         assert bound(node, "0000:65:00.0") == "nouveau"
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
@@ -67,16 +66,16 @@ async def test_a_group_with_a_neighbour_in_use_gives_information_only(tmp_path: 
         assert edits["mounts"][0]["containerPath"] == "/run/pci/0000:65:00.0"
 
 
-async def test_both_functions_of_a_group_together_can_have_vfio(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
+async def test_both_functions_of_a_group_together_can_have_vfio() -> None:
+    async with server() as node:
         await node.run_pod(selector=GPU, count=2)
         assert (bound(node, "0000:65:00.0"), bound(node, "0000:65:00.1")) == ("vfio-pci", "vfio-pci")
         await node.delete_pod()
         assert (bound(node, "0000:65:00.0"), bound(node, "0000:65:00.1")) == ("nouveau", "snd_hda_intel")
 
 
-async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
+async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour() -> None:
+    async with server() as node:
         parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
         selector = GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"'
         await node.apply_pod(selector=selector, parameters=parameters)
@@ -89,9 +88,9 @@ async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour(tmp_path: P
         assert bound(node, "0000:65:00.0") == "nouveau"
 
 
-async def test_a_missing_vfio_node_undoes_the_binding(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
-        (tmp_path / "dev/vfio/20").unlink()
+async def test_a_missing_vfio_node_undoes_the_binding() -> None:
+    async with server() as node:
+        (node.plugin.host.dev / "vfio/20").unlink()
         await node.apply_pod(selector=FPGA + ' && device.attributes["pci.dra-kubeletplugin.dev"].iommuGroup == 20')
 
         async def said() -> str | None:
@@ -105,8 +104,8 @@ async def _is(node: DriverNode, address: str, driver: str) -> bool:
     return bound(node, address) == driver
 
 
-async def test_hot_plugged_functions_come_and_go(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
+async def test_hot_plugged_functions_come_and_go() -> None:
+    async with server() as node:
         sysfs = node.plugin.host.sysfs
         described.add_function(
             sysfs, {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
@@ -118,12 +117,11 @@ async def test_hot_plugged_functions_come_and_go(tmp_path: Path) -> None:
         assert not node.plugin.inventory.get("pci-0000-19-00-0")
 
 
-async def test_a_reboot_with_vfio_in_use_starts_afresh(tmp_path: Path) -> None:
-    async with server(tmp_path) as node:
+async def test_a_reboot_with_vfio_in_use_starts_afresh() -> None:
+    async with server() as node:
         await node.run_pod(selector=FPGA)
         await node.stop()
         await node.cluster.reboot(sysfs=node.plugin.host.sysfs)
-        node.kubelet.runtime.spec = lambda container, ids: {"process": {"env": []}, "cdi": list(ids)}
         assert bound(node, "0000:17:00.0") == "xclmgmt"
         await node.start()
         await node.cluster.wait("the binding", lambda: _is(node, "0000:17:00.0", "vfio-pci"))

@@ -42,6 +42,14 @@ def test_the_demo_tells_the_whole_story_and_leaves_nothing() -> None:
     assert ("seen from inside the container" if podman else "No real container is run") in done.stdout
 
 
+def test_the_demo_says_when_it_uses_a_described_host_and_shows_vfio_on_it() -> None:
+    done = run("drivers/pci/demo.py", "drivers/pci/hosts/two-sockets.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "A described host is used" in done.stdout
+    assert "/dev/vfio/vfio" in done.stdout
+    assert "CDI files: none" in done.stdout
+
+
 @pytest.mark.podman
 def test_the_demo_runs_a_real_container_where_podman_is() -> None:
     done = run("drivers/pci/demo.py")

@@ -116,4 +116,12 @@ class ClaimSpecs:
 def _alive(name: str) -> bool:
     """Whether the process that writes a temporary file still lives."""
     match = re.search(r"\.tmp-(\d+)$", name)
-    return match is not None and Path(f"/proc/{match[1]}").exists()
+    if match is None:
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it lives, as another user
+    return True

@@ -286,7 +286,7 @@ class Engine:
         try:
             prepared = await call(self.driver.prepare, claim)
             undo.check_awaited()
-            complete(record, claim, prepared, self.specs, self.driver.settings.dev_root)
+            complete(record, claim, prepared, self.specs, self.driver.host.dev)
             if record.doc["cdi"]:
                 await self._files.submit((record.uid, record.doc["cdi"]))
             record.state, record.owner = State.PREPARED, ""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..driver import Driver, load_driver
 from ..errors import SettingsError
+from ..host import Host
 from ..local.cluster import LocalCluster, Node
 from ..local.kubelet import Timers
 from ..observe.log import configure
@@ -62,6 +63,7 @@ async def session(
     async with LocalCluster(
         (name,), state=state, address=address, certificate=certificate, cdi_root=cdi_root, timers=timers
     ) as cluster:
+        cluster.node.kubelet.runtime.dev = Host(sysfs, settings.dev_root).dev
         ready = node_settings(settings, cluster, cluster.node, sysfs)
         plugin = Plugin(driver(), ready)
         async with plugin.running():

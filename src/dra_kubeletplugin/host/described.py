@@ -1,4 +1,4 @@
-"""A described host: a folder with the files and links of a sysfs, made from a few lines of YAML.
+"""A described host: a folder with the files and links of a sysfs, and a ``dev``, made from a few lines of YAML.
 
 For tests and demonstrations without hardware, and for what must never be done to the machine one works on. Writes have the
 kernel's effect (binding and unbinding drivers, driver_override, drivers_probe, sriov_numvfs), so that code which drives VFIO
@@ -60,9 +60,26 @@ def build(root: Path, description: Mapping[str, Any]) -> Path:
     (root / "bus/pci/drivers_probe").write_text("")
     for name in ["vfio-pci", *description.get("drivers", [])]:
         _driver(root, name)
+    add_device_node(root, "vfio/vfio", 10, 196)
     for function in description["functions"]:
         add_function(root, function)
     return root
+
+
+def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
+    """A character device below the host's ``dev``: a file that says its type and numbers, for mknod needs root."""
+    path = root / "dev" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"c {major}:{minor}\n")
+
+
+def device_numbers(path: Path) -> tuple[int, int] | None:
+    """Major and minor of a described host's device node; None where it is none."""
+    if not path.is_file():
+        return None
+    kind, _, numbers = path.read_text().partition(" ")
+    major, _, minor = numbers.strip().partition(":")
+    return (int(major), int(minor)) if kind == "c" else None
 
 
 def reboot(root: Path) -> None:
@@ -107,6 +124,7 @@ def add_function(root: Path, given: Mapping[str, Any]) -> None:
         members.mkdir(parents=True, exist_ok=True)
         _replace(members / address, os.path.relpath(folder, members))
         _replace(folder / "iommu_group", os.path.relpath(members.parent, folder))
+        add_device_node(root, f"vfio/{group}", 240, int(group))
     if vfs := given.get("vfs"):
         (folder / "sriov_totalvfs").write_text(f"{vfs['total']}\n")
         (folder / "sriov_numvfs").write_text("0\n")

@@ -18,12 +18,13 @@ class Host:
 
     Args:
         sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.described`).
-        dev: where the host's ``/dev`` is seen from this process.
+        dev: where the host's ``/dev`` is seen from this process; a described host brings its own.
     """
 
     def __init__(self, sysfs: Path = Path("/sys"), dev: Path = Path("/dev")) -> None:
         self.sysfs = sysfs
-        self.dev = dev
+        own = sysfs / "dev"
+        self.dev = own if dev == Path("/dev") and described.is_described(sysfs) and own.is_dir() else dev
         self._names: PciNames | None = None
 
     @property

@@ -65,7 +65,8 @@ class LocalCluster:
     ) -> None:
         self._names = nodes
         self._keep = state is not None
-        self.state = state or Path(tempfile.mkdtemp(prefix="dra-"))
+        # Sockets live below it, so it is short, whatever TMPDIR says.
+        self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self._cdi_root = cdi_root
         self._timers = timers
         self._certificate = certificate

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..driver import Driver
-from ..host import described
+from ..host import Host, described
 from ..local.cluster import LocalCluster
 from ..local.kubelet import Timers
 from ..plugin import Plugin
@@ -129,6 +129,7 @@ async def node_with(
             sysfs_root=sysfs,
             local_cluster=True,
         )
+        cluster.node.kubelet.runtime.dev = Host(sysfs).dev
         node = DriverNode(cluster, driver, dataclasses.replace(base, **settings))
         await cluster.apply(pods.device_class(CLASS, node.settings.driver_name))
         try:

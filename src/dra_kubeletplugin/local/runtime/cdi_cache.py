@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...cdi.spec import spec_faults
+from ...host import described
 
 DEFAULT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
@@ -68,8 +69,8 @@ class CdiCache:
     def _fault(self, path: Path, message: str) -> None:
         self.errors.setdefault(str(path), []).append(message)
 
-    def inject(self, oci: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
-        """A copy of ``oci`` with the devices' edits.
+    def inject(self, oci: Mapping[str, Any] | None, names: Sequence[str], dev: Path = Path("/dev")) -> dict[str, Any]:
+        """A copy of ``oci`` with the devices' edits; device nodes are looked up below ``dev``.
 
         Raises :class:`InjectError` when a name is unknown or a device node is not on the host.
         """
@@ -86,7 +87,7 @@ class CdiCache:
                 edits.append(spec.get("containerEdits") or {})
             edits.append(device["containerEdits"])
         try:
-            _apply(out, edits)
+            _apply(out, edits, dev)
         except InjectError as e:
             raise InjectError(f"failed to inject devices: {e}") from None
         return out
@@ -105,14 +106,14 @@ def _process(oci: dict[str, Any]) -> dict[str, Any]:
     return process
 
 
-def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]]) -> None:
+def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]], dev: Path) -> None:
     def gathered(key: str) -> list[Any]:
         return [item for edits in all_edits for item in edits.get(key) or []]
 
     for entry in gathered("env"):
         _set_env(_process(oci).setdefault("env", []), entry)
     for node in gathered("deviceNodes"):
-        _add_node(oci, node)
+        _add_node(oci, node, dev)
     for net in gathered("netDevices"):
         oci.setdefault("linux", {}).setdefault("netDevices", {})[net["hostInterfaceName"]] = {"name": net["name"]}
     if mounts := gathered("mounts"):
@@ -151,8 +152,8 @@ def _add_mounts(oci: dict[str, Any], mounts: Sequence[Mapping[str, Any]]) -> Non
     existing.sort(key=lambda m: posixpath.normpath(m["destination"]).count("/"))
 
 
-def _add_node(oci: dict[str, Any], node: Mapping[str, Any]) -> None:
-    filled = _fill(node)
+def _add_node(oci: dict[str, Any], node: Mapping[str, Any], dev: Path) -> None:
+    filled = _fill(node, dev)
     device: dict[str, Any] = {"path": filled["path"], "type": filled["type"]}
     device |= {"major": filled.get("major", 0), "minor": filled.get("minor", 0)}
     if filled.get("fileMode") is not None:
@@ -173,14 +174,17 @@ def _add_node(oci: dict[str, Any], node: Mapping[str, Any]) -> None:
         linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
 
 
-def _fill(node: Mapping[str, Any]) -> dict[str, Any]:
+def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
     """Type, numbers and mode from the host, where the spec leaves them out."""
     out = dict(node)
     if out.get("type") and (out.get("major") or out["type"] == "p"):
         return out
     source = out.get("hostPath") or out["path"]
+    seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
+    if dev != Path("/dev") and (numbers := described.device_numbers(seen)):
+        return out | {"type": "c", "major": numbers[0], "minor": numbers[1]}
     try:
-        found = os.stat(source)  # noqa: PTH116
+        found = seen.stat()
     except OSError as e:
         raise InjectError(f'failed to stat CDI host device "{source}": {(e.strerror or "").lower()}') from None
     kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}

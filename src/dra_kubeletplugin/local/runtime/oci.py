@@ -31,8 +31,9 @@ class Runtime:
     Raises :class:`InjectError`, as containerd does, where a CDI device cannot be found.
     """
 
-    def __init__(self, state: Path, cdi_dirs: Sequence[Path]) -> None:
+    def __init__(self, state: Path, cdi_dirs: Sequence[Path], dev: Path = Path("/dev")) -> None:
         self.state = state
+        self.dev = dev  # where device nodes are looked up; of a described host its own
         self.cdi_dirs = cdi_dirs
         self.started: dict[tuple[str, str], Started] = {}
 
@@ -52,7 +53,7 @@ class Runtime:
             "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
             "linux": {},
         }
-        return CdiCache(self.cdi_dirs).inject(base, cdi_ids)
+        return CdiCache(self.cdi_dirs).inject(base, cdi_ids, self.dev)
 
     async def start(self, pod: Mapping[str, Any], container: Mapping[str, Any], cdi_ids: Sequence[str]) -> Started:
         spec = self.spec(container, cdi_ids)
