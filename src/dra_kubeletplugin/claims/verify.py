@@ -16,6 +16,7 @@ from ..errors import (
     ClaimNotAllocatedError,
     ClaimNotFoundError,
     ClaimReplacedError,
+    ConfigError,
     DeviceGoneError,
     DeviceUnhealthyError,
     WrongNodeError,
@@ -120,7 +121,10 @@ class Verifier:
         if self.refuse_unhealthy and not self.inventory.healthy(name) and not result.get("adminAccess"):
             reason = self.inventory.health[name].message or "no reason given"
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
-        chosen, source = resolve(config, self.driver.config_kinds(), self.name, result["request"])
+        try:
+            chosen, source = resolve(config, self.driver.config_kinds(), self.name, result["request"])
+        except ConfigError as e:
+            raise ConfigError(f"claim {ref}, device {name}: {e}") from None
         bare = _bare(result)
         return dataclasses.replace(bare, device=device, config=chosen, config_source=source)
 

@@ -42,6 +42,7 @@ class Checker:
         self.objects = objects
         self.functions = functions
         self.faults: list[tuple[int, str]] = []
+        self.mixed = False  # within the arguments of format, whose list may have values of any type
 
     def check(self, node: Node) -> Type:
         """The type of ``node``.
@@ -112,6 +113,9 @@ class Checker:
             if known is None:
                 known = t
             elif not self._assignable(t, known, {}) and not _is_dyn(t):
+                if self.mixed:
+                    known = DYN
+                    continue
                 # Kubernetes demands aggregate literals of one type.
                 return self._fault(pos, f"expected type '{known}' but found '{t}'")
             elif _is_dyn(t):
@@ -164,7 +168,9 @@ class Checker:
             if prefix and f"{prefix}.{node.function}" in self.functions:
                 node.function, node.target = f"{prefix}.{node.function}", None
         operands = ([node.target] if node.target is not None else []) + node.args
+        mixed, self.mixed = self.mixed, self.mixed or node.function == "format"
         types = [self._visit(o) for o in operands]
+        self.mixed = mixed
         candidates = self.functions.get(node.function)
         if candidates is None:
             return self._fault(node.pos, f"undeclared reference to '{node.function}' (in container '')")

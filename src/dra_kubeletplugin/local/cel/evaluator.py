@@ -266,6 +266,8 @@ def _call(node: Call) -> Run:
             raise
         except (AttributeError, TypeError):
             raise CelError("no such overload") from None
+        except (ArithmeticError, LookupError, ValueError) as e:
+            raise CelError(f"{name}: {e}") from None  # a time out of range, a text that is too long
         frame.spend(charge(name, args, result))
         return result
 

@@ -63,6 +63,11 @@ class Token:
     pos: int
 
 
+def _integer(text: str) -> int:
+    """Decimal, with leading zeros if there are any, or hexadecimal."""
+    return int(text, 16 if "x" in text.lower() else 10)
+
+
 class Source:
     """The text of an expression, and how a fault in it is shown."""
 
@@ -256,12 +261,12 @@ class Parser:
         sign = "-" if negative else ""
         match token.kind:
             case "int":
-                value = int(sign + token.text, 0)
+                value = _integer(sign + token.text)
                 if not -INT_MAX - 1 <= value <= INT_MAX:
                     raise self.source.error(token.pos, "Syntax error: invalid int literal")
                 return Literal(value, pos=token.pos)
             case "uint":
-                number = int(token.text[:-1], 0)
+                number = _integer(token.text[:-1])
                 if number > UINT_MAX:
                     raise self.source.error(token.pos, "Syntax error: invalid uint literal")
                 return Literal(UInt(number), pos=token.pos)
