@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import tempfile
 
 import pytest
 
 from dra_kubeletplugin.local.runtime.oci import Podman
 
 
+def _can_mount() -> bool:
+    if os.geteuid() != 0:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, check=False)
+        if done.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+        return done.returncode == 0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _, why_not = Podman.find()
+    wanted = {m for item in items for m in item.keywords}
     reasons = {
-        "root": None if os.geteuid() == 0 else "needs root",
+        "mounts": None if "mounts" not in wanted or _can_mount() else "needs root and the right to mount",
         "podman": why_not or None,
         "kubectl": None if shutil.which("kubectl") else "needs kubectl on the PATH",
     }

@@ -59,6 +59,7 @@ class Plugin:
         self._api = api
         self._rescan = asyncio.Event()
         self.serving = False
+        self.http_url = ""
 
     def _assemble(self) -> None:
         """What needs the API server's address, which may be wrong."""
@@ -142,6 +143,7 @@ class Plugin:
                 f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {e.strerror or e}"
             ) from None
         stack.push_async_callback(server.close)
+        self.http_url = url
         log.info("metrics and probes at %s", url)
 
     async def _first_scan(self) -> None:

@@ -154,7 +154,7 @@ def fill(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.root
+@pytest.mark.mounts
 async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> None:
     cls = toy()
     async with node_with(cls) as node:
@@ -182,7 +182,7 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
         await node.stop()
 
 
-@pytest.mark.root
+@pytest.mark.mounts
 async def test_a_read_only_disk_is_told_and_nothing_is_reset(tmp_path: Path) -> None:
     async with node_with(toy()) as node:
         await node.run_pod()
@@ -293,7 +293,7 @@ def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) -> None:
     assert names == ["records.db"]
 
 
-@pytest.mark.root
+@pytest.mark.mounts
 async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_heals() -> None:
     async with node_with(toy()) as node:
         await node.run_pod()

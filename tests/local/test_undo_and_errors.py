@@ -230,11 +230,11 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
 async def test_metrics_and_probes_are_served_over_http() -> None:
     import urllib.request
 
-    async with node_with(toy(), http_address="127.0.0.1:18080") as node:
+    async with node_with(toy(), http_address="127.0.0.1:0") as node:
         await node.run_pod()
 
         def fetch(path: str) -> tuple[int, str]:
-            with urllib.request.urlopen(f"http://127.0.0.1:18080{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
 
         assert (await asyncio.to_thread(fetch, "/readyz")) == (200, "ok\n")

@@ -7,7 +7,8 @@ from typing import Any
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     estimates = sum(
-        "test_an_expression" in r.nodeid and r.when == "call" for r in terminalreporter.stats.get("passed", [])
+        "test_vectors.py::test_an_expression" in r.nodeid and r.when == "call"
+        for r in terminalreporter.stats.get("passed", [])
     )
     if estimates:
         terminalreporter.write_line(
