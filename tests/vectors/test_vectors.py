@@ -88,6 +88,8 @@ def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(ca
         assert "compileError" in expect, str(e)
         return
     assert "compileError" not in expect, expect
+    if "maxCost" in expect:
+        assert selector.max_cost == expect["maxCost"]
     try:
         match, cost = selector.evaluate(cel.Device(case["driver"], case["device"]))
     except cel.CelError as e:

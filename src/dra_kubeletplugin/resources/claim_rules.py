@@ -20,6 +20,7 @@ MAX_SELECTORS = 32
 MAX_SUBREQUESTS = 8
 MAX_TOLERATIONS = 16
 MAX_CEL_BYTES = 10 * 1024
+MAX_CEL_COST = 1_000_000
 MAX_RESERVED = 256
 MAX_EXTENDED_NAME = 63
 
@@ -158,9 +159,11 @@ def _selector(selector: JSON, path: str, compile: Compile) -> list[FieldError]:
         return [too_long(where, MAX_CEL_BYTES)]
     if compile:
         try:
-            compile(expression)
+            estimate = getattr(compile(expression), "max_cost", 0)
         except ValueError as e:
             return [invalid(where, expression, str(e))]
+        if estimate > MAX_CEL_COST:
+            return [forbidden(where, "too complex, exceeds cost limit")]
     return []
 
 

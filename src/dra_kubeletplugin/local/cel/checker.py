@@ -17,8 +17,11 @@ BOOL = Type("bool")
 _TYPE_NAMES = ("int", "uint", "double", "bool", "string", "bytes", "list", "map", "null_type", "type", "dyn")
 
 
+EMPTY = Type("empty")  # what an empty literal holds: anything, until something says what
+
+
 def _is_dyn(t: Type) -> bool:
-    return t.name in {"dyn", "google.protobuf.Any"}
+    return t.name in {"dyn", "google.protobuf.Any", "empty"}
 
 
 def _is_parameter(t: Type) -> bool:
@@ -120,7 +123,7 @@ class Checker:
                 return self._fault(pos, f"expected type '{known}' but found '{t}'")
             elif _is_dyn(t):
                 known = DYN
-        return known or Type("dyn")
+        return known or EMPTY
 
     def _ident(self, node: Ident) -> Type:
         for scope in reversed(self.scopes):
@@ -280,15 +283,20 @@ class Checker:
 
     def _assignable(self, actual: Type, wanted: Type, bound: dict[str, Type]) -> bool:
         if _is_parameter(wanted):
-            if wanted.name not in bound or _is_dyn(bound[wanted.name]):
-                if wanted.name not in bound:
-                    bound[wanted.name] = actual
+            if bound.get(wanted.name, EMPTY) == EMPTY:
+                bound[wanted.name] = actual
+                return True
+            if _is_dyn(bound[wanted.name]):
                 return True
             known = bound[wanted.name]
             if known.name == "null_type" and _nullable(actual):
                 bound[wanted.name] = actual
                 return True
-            if known.name in {"list", "map", "optional_type"} and DYN in known.params and known.name == actual.name:
+            if (
+                known.name in {"list", "map", "optional_type"}
+                and known.name == actual.name
+                and {DYN, EMPTY} & {*known.params}
+            ):
                 bound[wanted.name] = actual
                 return True
             return self._assignable(actual, known, bound)
@@ -328,6 +336,7 @@ _SHORT = {
     "google.protobuf.Duration": "duration",
     "google.protobuf.Timestamp": "timestamp",
     "null_type": "null",
+    "empty": "dyn",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ...resources import quantity, version
 from .checker import Checker, boolean_fault
 from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
+from .estimates import Estimator
 from .evaluator import BudgetExceeded, Frame, compile_node
 from .parser import Parser, Source
 from .values import AttributeList, CelError, CompileError, DefaultMap
@@ -76,6 +77,7 @@ class Selector:
         if fault := boolean_fault(result):
             raise CompileError(fault)
         self.expression = expression
+        self.max_cost = Estimator().estimate(tree).cost
         self._run = compile_node(tree)
 
     def evaluate(self, device: Device) -> tuple[bool, int]:
