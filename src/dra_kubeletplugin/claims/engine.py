@@ -11,7 +11,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..cdi import ClaimSpecs
@@ -35,6 +34,7 @@ from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from .answers import PreparedAnswer, answer, complete
 from .batch import Batcher, Rendezvous
+from .flights import Flights
 from .processes import ProcessLock
 from .record import Record, State, allocated_json
 from .store import HeldByError, Store, read, write
@@ -45,12 +45,6 @@ log = logging.getLogger(__name__)
 Answer = Sequence[PreparedAnswer] | DraError
 _POLL = 0.05  # seconds between looks at a claim that another process works on
 _ROUNDS = 4  # how often obstacles (stale records, stale holders) are cleared before giving up
-
-
-@dataclass(frozen=True)
-class _Flight:
-    kind: str
-    task: asyncio.Task[Any]
 
 
 class Engine:
@@ -85,7 +79,7 @@ class Engine:
         self.lock_wait = lock_wait
         self.on_change = on_change
         self.stopping = False
-        self._flights: dict[str, _Flight] = {}
+        self._flights = Flights(metrics)
         self._files: Batcher[tuple[str, Any]] = Batcher("cdi", self._write_files)
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -113,7 +107,7 @@ class Engine:
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, alone = self._fly(ref, kind, work)
+                task, alone = self._flights.start(ref.uid, kind, lambda ref=ref: work(ref))  # type: ignore[misc]
                 tasks[ref.uid] = task
                 if meeting and not alone:
                     meeting.leave(ref.uid)  # the rest of the call does not wait for work that began before it
@@ -139,45 +133,9 @@ class Engine:
             return task.result() or ()
         return error if isinstance(error, DraError) else self._wrap(error)
 
-    def _fly(
-        self, ref: ClaimRef, kind: str, work: Callable[[ClaimRef], Awaitable[Any]]
-    ) -> tuple[asyncio.Task[Any], bool]:
-        """The task that does ``kind`` for a claim: the one under way, or a new one behind the opposite.
-
-        The second value is True where nothing was under way for the claim.
-        """
-        before = self._flights.get(ref.uid)
-        if before and before.kind == kind:
-            return before.task, False
-
-        async def run() -> Any:
-            if before:
-                await asyncio.wait([before.task])
-            try:
-                return await work(ref)
-            except DraError as e:
-                # Who joins this work is told where its log lines are.
-                e.operation = e.operation or operation_id()
-                raise
-
-        task = asyncio.create_task(run(), name=f"{kind} {ref.uid}")
-        flight = _Flight(kind, task)
-        self._flights[ref.uid] = flight
-
-        def landed(done: asyncio.Task[Any]) -> None:
-            if self._flights.get(ref.uid) is flight:
-                del self._flights[ref.uid]
-            self.metrics.set("in_flight", len(self._flights))
-            if not done.cancelled():
-                done.exception()  # retrieved, so that an answer nobody waits for is no warning
-
-        task.add_done_callback(landed)
-        self.metrics.set("in_flight", len(self._flights))
-        return task, before is None
-
     async def run(self, kind: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]]) -> Any:
         """Does ``work`` for one claim in the same lanes as the kubelet's calls; for recovery and reconciling."""
-        task, _ = self._fly(ref, kind, work)
+        task, _ = self._flights.start(ref.uid, kind, lambda: work(ref))
         return await asyncio.shield(task)
 
     # --- prepare --------------------------------------------------------------------------------
@@ -446,20 +404,12 @@ class Engine:
     @property
     def busy(self) -> list[str]:
         """UIDs of claims that are being worked on."""
-        return list(self._flights)
+        return self._flights.uids
 
     async def stop(self, grace: float) -> None:
         """No new work; waits up to ``grace`` seconds for what is under way. The rest is for the next process to undo."""
         self.stopping = True
-        if self._flights:
-            log.info("stopping: %d claims are being worked on", len(self._flights))
-            await asyncio.wait([f.task for f in self._flights.values()], timeout=grace)
-        left = [f.task for f in self._flights.values()]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        if left:
-            log.warning("%d claims were left unfinished: the next start undoes them", len(left))
+        await self._flights.end(grace)
         await self._files.close()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import copy
 import logging
 import secrets
 import ssl
-import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,22 +16,28 @@ import msgspec
 from ...observe.http import HttpServer, Request, Response
 from ...resources.defaults import now
 from ...resources.names import SUBDOMAIN
-from . import discovery, patch, selectors, strategy
+from . import discovery, patch, selectors, strategy, watching
 from .kinds import BY_PLURAL, Kind, table
-from .storage import ExpiredError, Storage
+from .requests import (
+    Refusal,
+    Target,
+    body_of,
+    conflict,
+    json_response,
+    new_metadata,
+    not_found,
+    parse_path,
+    resource_version,
+    same_object,
+    sort_key,
+    status_response,
+    wants_table,
+)
+from .storage import Storage
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_BOOKMARK_EVERY = 30.0
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-
-
-class Refusal(Exception):
-    """An answer that is a Status of failure."""
-
-    def __init__(self, code: int, reason: str, message: str, details: JSON | None = None) -> None:
-        super().__init__(message)
-        self.code, self.reason, self.details = code, reason, details or {}
 
 
 @dataclass
@@ -45,19 +49,6 @@ class Faults:
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of device fields, e.g. "taints"
     calls: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Target:
-    kind: Kind
-    version: str
-    namespace: str
-    name: str
-    sub: str
-
-    @property
-    def qualified(self) -> str:
-        return self.kind.key
 
 
 class ApiServer:
@@ -87,7 +78,7 @@ class ApiServer:
         self._http.drop_connections()
 
     def _create_namespace(self, name: str) -> None:
-        obj = {"metadata": _new_metadata({"name": name, "labels": {"kubernetes.io/metadata.name": name}})}
+        obj = {"metadata": new_metadata({"name": name, "labels": {"kubernetes.io/metadata.name": name}})}
         self.storage.put("namespaces", obj | {"status": {"phase": "Active"}, "spec": {"finalizers": ["kubernetes"]}})
 
     # --- requests -------------------------------------------------------------------------------
@@ -98,17 +89,17 @@ class ApiServer:
                 raise Refusal(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")
             if self.faults.throttle and not request.path.startswith("/openapi"):
                 self.faults.throttle -= 1
-                refused = _status(Refusal(429, "TooManyRequests", "too many requests, try again"))
+                refused = status_response(Refusal(429, "TooManyRequests", "too many requests, try again"))
                 refused.headers["Retry-After"] = "0.01"
                 return refused
             if (found := discovery.answer(request.path, request.headers.get("accept", ""))) is not None:
-                return _json(found)
+                return json_response(found)
             return await self._resource(request)
         except Refusal as e:
-            return _status(e)
+            return status_response(e)
 
     async def _resource(self, request: Request) -> Response:
-        target = _parse(request.path)
+        target = parse_path(request.path)
         if request.query.get("watch") not in {"true", "1"}:
             self.faults.calls.append((request.method, request.path))
         match request.method, bool(target.name):
@@ -132,19 +123,19 @@ class ApiServer:
                 return self._bind(request, target)
         raise Refusal(405, "MethodNotAllowed", f"{request.method} is not supported on {request.path}")
 
-    def _find(self, target: _Target) -> JSON:
+    def _find(self, target: Target) -> JSON:
         found = self.storage.get(target.qualified, target.namespace, target.name)
         if found is None:
-            raise _not_found(target)
+            raise not_found(target)
         return found
 
-    def _get(self, request: Request, target: _Target) -> Response:
+    def _get(self, request: Request, target: Target) -> Response:
         obj = self._find(target)
-        if _wants_table(request):
-            return _json(table(target.kind, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]}))
-        return _json(strategy.outgoing(target.kind, target.version, obj))
+        if wants_table(request):
+            return json_response(table(target.kind, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]}))
+        return json_response(strategy.outgoing(target.kind, target.version, obj))
 
-    def _matching(self, request: Request, target: _Target) -> Any:
+    def _matching(self, request: Request, target: Target) -> Any:
         try:
             by_field = selectors.fields(request.query.get("fieldSelector", ""))
             by_label = selectors.labels(request.query.get("labelSelector", ""))
@@ -159,19 +150,21 @@ class ApiServer:
 
         return matches
 
-    def _list(self, request: Request, target: _Target) -> Response:
+    def _list(self, request: Request, target: Target) -> Response:
         matches = self._matching(request, target)
         found = [o for o in self.storage.list(target.qualified, target.namespace) if matches(o)]
         metadata: JSON = {"resourceVersion": str(self.storage.version)}
         found = self._page(request, found, metadata)
-        if _wants_table(request):
-            return _json(table(target.kind, found, metadata, include=request.query.get("includeObject", "Metadata")))
+        if wants_table(request):
+            return json_response(
+                table(target.kind, found, metadata, include=request.query.get("includeObject", "Metadata"))
+            )
         items = [strategy.outgoing(target.kind, target.version, o) for o in found]
         for item in items:
             item.pop("kind", None)
             item.pop("apiVersion", None)
         api_version = target.kind.api_version(target.version)
-        return _json(
+        return json_response(
             {"kind": f"{target.kind.kind}List", "apiVersion": api_version, "metadata": metadata, "items": items}
         )
 
@@ -183,10 +176,10 @@ class ApiServer:
             except ValueError:
                 raise Refusal(400, "BadRequest", "the continue token is not valid") from None
             metadata["resourceVersion"] = version
-            start = next((i for i, o in enumerate(found) if _sort_key(o) > after), len(found))
+            start = next((i for i, o in enumerate(found) if sort_key(o) > after), len(found))
         limit = int(request.query.get("limit") or 0)
         if limit and start + limit < len(found):
-            token_text = f"{metadata['resourceVersion']} {_sort_key(found[start + limit - 1])}"
+            token_text = f"{metadata['resourceVersion']} {sort_key(found[start + limit - 1])}"
             metadata["continue"] = base64.urlsafe_b64encode(token_text.encode()).decode()
             metadata["remainingItemCount"] = len(found) - start - limit
             return found[start : start + limit]
@@ -194,8 +187,8 @@ class ApiServer:
 
     # --- writes ---------------------------------------------------------------------------------
 
-    def _decode(self, request: Request, target: _Target) -> JSON:
-        obj = _body(request)
+    def _decode(self, request: Request, target: Target) -> JSON:
+        obj = body_of(request)
         given = (obj.get("apiVersion"), obj.get("kind"))
         wanted = (target.kind.api_version(target.version), target.kind.kind)
         if given[0] and given[1] and given != wanted:
@@ -207,7 +200,7 @@ class ApiServer:
         except strategy.BadObject as e:
             raise Refusal(400, "BadRequest", str(e)) from None
 
-    def _create(self, request: Request, target: _Target) -> Response:
+    def _create(self, request: Request, target: Target) -> Response:
         obj = self._decode(request, target)
         meta = obj["metadata"]
         if target.kind.namespaced:
@@ -219,10 +212,10 @@ class ApiServer:
         if self.storage.get(target.qualified, target.namespace, named) is not None:
             details = {"name": named, "kind": target.kind.plural, "group": target.kind.group}
             raise Refusal(409, "AlreadyExists", f'{target.qualified} "{named}" already exists', details)
-        obj["metadata"] = _new_metadata({**obj["metadata"], "name": named})
+        obj["metadata"] = new_metadata({**obj["metadata"], "name": named})
         return self._stored(request, target, obj, 201)
 
-    def _check_namespace(self, target: _Target, meta: JSON) -> None:
+    def _check_namespace(self, target: Target, meta: JSON) -> None:
         namespace = target.namespace or meta.get("namespace", "")
         if meta.get("namespace") not in {None, "", namespace}:
             raise Refusal(400, "BadRequest", "the namespace of the object does not match the namespace of the request")
@@ -232,7 +225,7 @@ class ApiServer:
             )
         meta["namespace"] = namespace
 
-    def _name(self, target: _Target, meta: JSON) -> str:
+    def _name(self, target: Target, meta: JSON) -> str:
         if name := meta.get("name"):
             return str(name)
         prefix = meta.get("generateName", "")[:58]
@@ -244,7 +237,7 @@ class ApiServer:
                 meta["name"] = name
                 return str(name)
 
-    def _validate(self, target: _Target, obj: JSON, old: JSON | None, *, status: bool) -> None:
+    def _validate(self, target: Target, obj: JSON, old: JSON | None, *, status: bool) -> None:
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
         name = obj["metadata"].get("name", "")
         if target.kind.group == "" and old is None and not SUBDOMAIN.fullmatch(name) and target.kind.kind != "Event":
@@ -254,7 +247,7 @@ class ApiServer:
         except strategy.InvalidObject as e:
             raise self._invalid(target, name, [(f.reason, f.field, f.message) for f in e.faults]) from None
 
-    def _invalid(self, target: _Target, name: str, causes: list[tuple[str, str, str]]) -> Refusal:
+    def _invalid(self, target: Target, name: str, causes: list[tuple[str, str, str]]) -> Refusal:
         listed = [f"{field}: {message}" for _, field, message in causes]
         text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
         group = f".{target.kind.group}" if target.kind.group else ""
@@ -262,30 +255,30 @@ class ApiServer:
         details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
         return Refusal(422, "Invalid", f'{target.kind.kind}{group} "{name}" is invalid: {text}', details)
 
-    def _drop(self, target: _Target, obj: JSON) -> None:
+    def _drop(self, target: Target, obj: JSON) -> None:
         """As a server with a feature gate off."""
         if target.kind.kind == "ResourceSlice":
             for device in obj["spec"].get("devices") or []:
                 for name in self.faults.dropped:
                     device.pop(name, None)
 
-    def _update(self, request: Request, target: _Target) -> Response:
+    def _update(self, request: Request, target: Target) -> Response:
         obj = self._decode(request, target)
         old = self.storage.get(target.qualified, target.namespace, target.name)
         if old is None:
-            raise _not_found(target)
+            raise not_found(target)
         return self._replace(request, target, obj, old)
 
-    def _patch(self, request: Request, target: _Target) -> Response:
-        change = _body(request)
+    def _patch(self, request: Request, target: Target) -> Response:
+        change = body_of(request)
         kind = request.headers.get("content-type", "").partition(";")[0]
         old = self.storage.get(target.qualified, target.namespace, target.name)
         if old is None:
             if kind == "application/apply-patch+yaml" and not target.sub:
                 change.setdefault("metadata", {})["name"] = target.name
                 made = Request("POST", request.path, request.query, request.headers, msgspec.json.encode(change))
-                return self._create(made, _Target(target.kind, target.version, target.namespace, "", ""))
-            raise _not_found(target)
+                return self._create(made, Target(target.kind, target.version, target.namespace, "", ""))
+            raise not_found(target)
         current = strategy.outgoing(target.kind, target.version, copy.deepcopy(old))
         try:
             match kind:
@@ -308,17 +301,17 @@ class ApiServer:
             raise Refusal(400, "BadRequest", str(e)) from None
         return self._replace(request, target, obj, old)
 
-    def _replace(self, request: Request, target: _Target, obj: JSON, old: JSON) -> Response:
+    def _replace(self, request: Request, target: Target, obj: JSON, old: JSON) -> Response:
         meta, before = obj["metadata"], old["metadata"]
         if self.faults.conflicts:
             self.faults.conflicts -= 1
-            raise _conflict(target, "a fault made on purpose")
+            raise conflict(target, "a fault made on purpose")
         if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
-            raise _conflict(
+            raise conflict(
                 target, "the object has been modified; please apply your changes to the latest version and try again"
             )
         if meta.get("uid") not in {None, "", before["uid"]}:
-            raise _conflict(
+            raise conflict(
                 target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
             )
         obj = strategy.prepare(target.kind, obj, old, status=target.sub == "status")
@@ -339,27 +332,29 @@ class ApiServer:
         self._validate(target, obj, old, status=target.sub == "status")
         if obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
-        if _same(obj, old):
-            return _json(strategy.outgoing(target.kind, target.version, old))
+        if same_object(obj, old):
+            return json_response(strategy.outgoing(target.kind, target.version, old))
         if meta.get("deletionTimestamp") and not meta.get("finalizers") and not self._lingers(target.kind, obj):
             gone = self.storage.remove(target.qualified, target.namespace, target.name)
-            return _json(strategy.outgoing(target.kind, target.version, gone or obj))
+            return json_response(strategy.outgoing(target.kind, target.version, gone or obj))
         return self._stored(request, target, obj, 200)
 
-    def _stored(self, request: Request, target: _Target, obj: JSON, code: int) -> Response:
+    def _stored(self, request: Request, target: Target, obj: JSON, code: int) -> Response:
         obj = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
         if request.query.get("dryRun") != "All":
             obj = self.storage.put(target.qualified, obj)
-        return _json(strategy.outgoing(target.kind, target.version, obj), code)
+        return json_response(strategy.outgoing(target.kind, target.version, obj), code)
 
-    def _bind(self, request: Request, target: _Target) -> Response:
+    def _bind(self, request: Request, target: Target) -> Response:
         pod = copy.deepcopy(self._find(target))
-        node = (_body(request).get("target") or {}).get("name", "")
+        node = (body_of(request).get("target") or {}).get("name", "")
         if pod["spec"].get("nodeName"):
-            raise _conflict(target, f"pod {target.name} is already assigned to node {pod['spec']['nodeName']!r}")
+            raise conflict(target, f"pod {target.name} is already assigned to node {pod['spec']['nodeName']!r}")
         pod["spec"]["nodeName"] = node
         self.storage.put(target.qualified, pod)
-        return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201)
+        return json_response(
+            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
+        )
 
     # --- deletion -------------------------------------------------------------------------------
 
@@ -368,14 +363,14 @@ class ApiServer:
         """Whether a deleted object waits for its kubelet."""
         return kind.graceful and bool(obj["metadata"].get("deletionGracePeriodSeconds"))
 
-    def _delete(self, request: Request, target: _Target) -> Response:
+    def _delete(self, request: Request, target: Target) -> Response:
         old = self._find(target)
-        options = _body(request) if request.body else {}
+        options = body_of(request) if request.body else {}
         conditions = options.get("preconditions") or {}
         for key in ("uid", "resourceVersion"):
             if conditions.get(key) and conditions[key] != old["metadata"][key]:
                 found = f"{key} in precondition: {conditions[key]}, {key} in object meta: {old['metadata'][key]}"
-                raise _conflict(target, f"Precondition failed: {found}")
+                raise conflict(target, f"Precondition failed: {found}")
         dry = request.query.get("dryRun") == "All" or "All" in (options.get("dryRun") or [])
         obj = copy.deepcopy(old)
         meta = obj["metadata"]
@@ -386,19 +381,19 @@ class ApiServer:
         if grace or meta.get("finalizers"):
             meta.setdefault("deletionTimestamp", now())
             meta["deletionGracePeriodSeconds"] = grace
-            if not dry and not _same(obj, old):
+            if not dry and not same_object(obj, old):
                 obj = self.storage.put(target.qualified, obj)
         elif not dry:
             obj = self.storage.remove(target.qualified, target.namespace, target.name) or obj
             self._collect_garbage(meta["uid"])
-        return _json(strategy.outgoing(target.kind, target.version, obj))
+        return json_response(strategy.outgoing(target.kind, target.version, obj))
 
-    def _delete_all(self, request: Request, target: _Target) -> Response:
+    def _delete_all(self, request: Request, target: Target) -> Response:
         matches = self._matching(request, target)
         found = [o for o in self.storage.list(target.qualified, target.namespace) if matches(o)]
         for obj in found:
             meta = obj["metadata"]
-            one = _Target(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
+            one = Target(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
             self._delete(request, one)
         return self._list(request, target)
 
@@ -409,162 +404,15 @@ class ApiServer:
                 meta = obj["metadata"]
                 if any(o["uid"] == owner for o in meta.get("ownerReferences") or []):
                     request = Request("DELETE", "", {}, {}, b"")
-                    target = _Target(kind, kind.versions[0], meta.get("namespace", ""), meta["name"], "")
+                    target = Target(kind, kind.versions[0], meta.get("namespace", ""), meta["name"], "")
                     self._delete(request, target)
 
     # --- watch ----------------------------------------------------------------------------------
 
-    def _watch(self, request: Request, target: _Target) -> Response:
+    def _watch(self, request: Request, target: Target) -> Response:
         given = request.query.get("resourceVersion", "")
         initial = request.query.get("sendInitialEvents") == "true" or given in {"", "0"}
-        since = self.storage.version if initial else _number(given)
+        since = self.storage.version if initial else resource_version(given)
         matches = self._matching(request, target)
-        stream = self._events(request, target, matches, since, initial=initial)
+        stream = watching.events(self.storage, request, target, matches, since, initial=initial)
         return Response(200, stream=stream)
-
-    async def _events(
-        self, request: Request, target: _Target, matches: Any, since: int, *, initial: bool
-    ) -> AsyncIterator[bytes]:
-        as_table = _wants_table(request)
-        bookmarks = request.query.get("allowWatchBookmarks") in {"true", "1"}
-        seconds = float(request.query.get("timeoutSeconds") or 1800)
-
-        def line(type: str, obj: JSON) -> bytes:
-            shown = (
-                table(target.kind, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]})
-                if as_table
-                else (strategy.outgoing(target.kind, target.version, obj))
-            )
-            return msgspec.json.encode({"type": type, "object": shown}) + b"\n"
-
-        def bookmark(*, end: bool = False) -> bytes:
-            meta: JSON = {"resourceVersion": str(self.storage.version)}
-            if end:
-                meta["annotations"] = {"k8s.io/initial-events-end": "true"}
-            obj = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": meta}
-            return msgspec.json.encode({"type": "BOOKMARK", "object": obj}) + b"\n"
-
-        if initial:
-            for obj in self.storage.list(target.qualified, target.namespace):
-                if matches(obj):
-                    yield line("ADDED", obj)
-            if request.query.get("sendInitialEvents") == "true" and bookmarks:
-                yield bookmark(end=True)
-        changes = self.storage.watch(target.qualified, since, matches)
-        step: asyncio.Future[Any] | None = None
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        try:
-            while (left := deadline - loop.time()) > 0:
-                step = step or asyncio.ensure_future(anext(changes))
-                done, _ = await asyncio.wait({step}, timeout=min(left, _BOOKMARK_EVERY))
-                if not done:
-                    if bookmarks and not as_table:
-                        yield bookmark()
-                    continue
-                try:
-                    change = step.result()
-                except StopAsyncIteration:
-                    return
-                except ExpiredError:
-                    gone = _status(Refusal(410, "Expired", f"too old resource version: {since}")).body
-                    yield b'{"type":"ERROR","object":' + gone + b"}\n"
-                    return
-                step = None
-                yield line(change.type, change.object)
-            if bookmarks and not as_table:
-                yield bookmark()
-        finally:
-            if step is not None and not step.done():
-                step.cancel()
-                await asyncio.gather(step, return_exceptions=True)
-            await changes.aclose()  # type: ignore[attr-defined]
-
-
-def _parse(path: str) -> _Target:
-    parts = [p for p in path.split("/") if p]
-    group = ""
-    try:
-        if parts[0] == "api":
-            version, rest = parts[1], parts[2:]
-        elif parts[0] == "apis":
-            group, version, rest = parts[1], parts[2], parts[3:]
-        else:
-            raise IndexError
-        namespace = ""
-        if len(rest) >= 3 and rest[0] == "namespaces" and rest[2] not in {"status", "finalize"}:
-            namespace, rest = rest[1], rest[2:]
-        kind = BY_PLURAL[group, version, rest[0]]
-        name = rest[1] if len(rest) > 1 else ""
-        sub = rest[2] if len(rest) > 2 else ""
-    except (IndexError, KeyError):
-        raise Refusal(404, "NotFound", "the server could not find the requested resource") from None
-    if sub and not (sub == "status" and kind.status) and not (sub == "binding" and kind.kind == "Pod"):
-        raise Refusal(404, "NotFound", "the server could not find the requested resource")
-    return _Target(kind, version, namespace, name, sub)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise Refusal(400, "BadRequest", f"invalid resource version {text!r}") from None
-
-
-def _body(request: Request) -> Any:
-    try:
-        return msgspec.json.decode(request.body)
-    except msgspec.DecodeError:
-        pass
-    try:
-        import yaml
-
-        found = yaml.safe_load(request.body)
-    except Exception as e:
-        raise Refusal(400, "BadRequest", f"the body cannot be read: {e}") from None
-    if not isinstance(found, (dict, list)):
-        raise Refusal(400, "BadRequest", "the body is no object")
-    return found
-
-
-def _new_metadata(meta: JSON) -> JSON:
-    kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
-    return kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
-
-
-def _sort_key(obj: JSON) -> str:
-    return f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}"
-
-
-def _same(a: JSON, b: JSON) -> bool:
-    def bare(o: JSON) -> JSON:
-        meta = {k: v for k, v in o["metadata"].items() if k not in {"resourceVersion", "managedFields"}}
-        return {**{k: v for k, v in o.items() if k not in {"apiVersion", "kind"}}, "metadata": meta}
-
-    return bare(a) == bare(b)
-
-
-def _wants_table(request: Request) -> bool:
-    return "as=Table" in request.headers.get("accept", "")
-
-
-def _json(obj: Any, code: int = 200) -> Response:
-    return Response(code, msgspec.json.encode(obj))
-
-
-def _status(e: Refusal) -> Response:
-    body: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    body |= {"message": str(e), "reason": e.reason, "details": e.details, "code": e.code}
-    return _json(body, e.code)
-
-
-def _not_found(target: _Target) -> Refusal:
-    details = {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
-    return Refusal(404, "NotFound", f'{target.qualified} "{target.name}" not found', details)
-
-
-def _conflict(target: _Target, why: str) -> Refusal:
-    message = f'Operation cannot be fulfilled on {target.qualified} "{target.name}": {why}'
-    return Refusal(
-        409, "Conflict", message, {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
-    )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...resources.quantity import Quantity, parse
 from .. import cel
 from . import capacity, constraints
 from .pools import Candidate, DeviceId, Pool, gather
+from .results import Pick, PickedRequest, allocation_result
 
 JSON = Mapping[str, Any]
 MAX_RESULTS = 32
@@ -27,34 +27,6 @@ class AllocationError(Exception):
 
 class _TooMany(Exception):
     """The result limit would be exceeded; another alternative may ask for less."""
-
-
-@dataclass
-class _Request:
-    """A request, or one alternative of it, with its class."""
-
-    name: str
-    parent: str  # empty for a request without alternatives
-    spec: JSON
-    device_class: JSON
-    count: int = 0
-    all: list[Candidate] | None = None
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.parent}/{self.name}" if self.parent else self.name
-
-    @property
-    def admin(self) -> bool:
-        return bool(self.spec.get("adminAccess"))
-
-
-@dataclass
-class _Pick:
-    request: _Request
-    candidate: Candidate
-    share: str = ""
-    consumed: dict[str, Quantity] = field(default_factory=dict)
 
 
 class Allocator:
@@ -102,41 +74,10 @@ class Allocator:
         search = _Search(self, gather(self.slices, node), claims)
         if not search.run():
             return None
-        return [self._result(node, claim, picks) for claim, picks in zip(claims, search.picks, strict=True)]
-
-    def _result(self, node: JSON, claim: JSON, picks: list[_Pick]) -> dict[str, Any]:
-        devices: dict[str, Any] = {}
-        if picks:
-            devices["results"] = [_device_result(p) for p in picks]
-        if config := self._config(claim, picks):
-            devices["config"] = config
-        out: dict[str, Any] = {"devices": devices}
-        if selector := _node_selector(node, picks):
-            out["nodeSelector"] = selector
-        return out
-
-    def _config(self, claim: JSON, picks: list[_Pick]) -> list[dict[str, Any]]:
-        """Class entries first, then the claim's own, for the requests and alternatives that were chosen."""
-        chosen = {p.request.full_name: p.request for p in picks}
-        by_class: dict[str, list[str]] = {}
-        for full_name, request in chosen.items():
-            by_class.setdefault(request.device_class["metadata"]["name"], []).append(full_name)
-        out = []
-        for class_name, names in by_class.items():
-            for config in self.classes[class_name]["spec"].get("config") or []:
-                out.append({"source": "FromClass", "requests": names, **config})
-        parents = {r.parent for r in chosen.values() if r.parent}
-        for config in claim["spec"].get("devices", {}).get("config") or []:
-            names = config.get("requests") or []
-            known = set(chosen) | parents
-            subrequests = [n for n in names if "/" in n]
-            if names and subrequests and not any(n in known for n in names):
-                continue
-            entry = {"source": "FromClaim", **{k: v for k, v in config.items() if k != "requests"}}
-            if names:
-                entry["requests"] = names
-            out.append(entry)
-        return out
+        return [
+            allocation_result(node, claim, picks, self.classes)
+            for claim, picks in zip(claims, search.picks, strict=True)
+        ]
 
 
 def _results(claim: JSON) -> list[JSON]:
@@ -148,41 +89,6 @@ def _plus(a: Quantity | None, b: Quantity) -> Quantity:
     return b if a is None else Quantity(a.value + b.value, a.format)
 
 
-def _device_result(pick: _Pick) -> dict[str, Any]:
-    device, request = pick.candidate.id, pick.request
-    out: dict[str, Any] = {"request": request.full_name, **device._asdict()}
-    if request.admin:
-        out["adminAccess"] = True
-    if tolerations := request.spec.get("tolerations"):
-        out["tolerations"] = tolerations
-    for key in ("bindingConditions", "bindingFailureConditions"):
-        if values := pick.candidate.device.get(key):
-            out[key] = values
-    if pick.share:
-        out["shareID"] = pick.share
-        if pick.consumed:
-            out["consumedCapacity"] = capacity.shown(pick.consumed)
-    return out
-
-
-def _node_selector(node: JSON, picks: list[_Pick]) -> dict[str, Any] | None:
-    """Where the claim can be used: the node by name, or the selectors of all its devices merged."""
-    merged: dict[str, list[Any]] = {}
-    for pick in picks:
-        spec, device = pick.candidate.slice["spec"], pick.candidate.device
-        owner = device if spec.get("perDeviceNodeSelection") else spec
-        if owner.get("nodeName") or device.get("bindsToNode"):
-            name = {"key": "metadata.name", "operator": "In", "values": [node["metadata"]["name"]]}
-            return {"nodeSelectorTerms": [{"matchFields": [name]}]}
-        for term in (owner.get("nodeSelector") or {}).get("nodeSelectorTerms") or []:
-            for kind in ("matchExpressions", "matchFields"):
-                for requirement in term.get(kind) or []:
-                    if requirement not in merged.setdefault(kind, []):
-                        merged[kind].append(requirement)
-    terms = {k: v for k, v in merged.items() if v}
-    return {"nodeSelectorTerms": [terms]} if terms else None
-
-
 class _Search:
     def __init__(self, state: Allocator, pools: list[Pool], claims: Sequence[JSON]) -> None:
         self.state = state
@@ -191,7 +97,7 @@ class _Search:
         # A pool that is being updated, or contradicts itself, is passed over.
         self.candidates = [c for p in pools if not (p.invalid or p.incomplete) for c in p.candidates]
         self.claims = claims
-        self.picks: list[list[_Pick]] = [[] for _ in claims]
+        self.picks: list[list[Pick]] = [[] for _ in claims]
         self.taken: dict[DeviceId, list[int]] = {}  # which of the claims took a device
         self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
         self._selectable: dict[tuple[int, str, int], bool] = {}
@@ -202,7 +108,7 @@ class _Search:
 
     # --- before the search ----------------------------------------------------------------------
 
-    def _claim_requests(self, index: int, claim: JSON) -> list[list[_Request]]:
+    def _claim_requests(self, index: int, claim: JSON) -> list[list[PickedRequest]]:
         out = []
         least = 0
         for request in claim["spec"].get("devices", {}).get("requests") or []:
@@ -221,14 +127,14 @@ class _Search:
             )
         return out
 
-    def _request(self, index: int, claim: JSON, name: str, parent: str, spec: JSON) -> _Request:
+    def _request(self, index: int, claim: JSON, name: str, parent: str, spec: JSON) -> PickedRequest:
         where = f"claim {_name(claim)}, request {name}"
         class_name = spec["deviceClassName"]
         device_class = self.state.classes.get(class_name)
         if device_class is None:
             missing = f'deviceclass "{class_name}" not found'
             raise AllocationError(f"{where}: could not retrieve device class {class_name}: {missing}")
-        request = _Request(name, parent, spec, device_class)
+        request = PickedRequest(name, parent, spec, device_class)
         if spec.get("allocationMode", "ExactCount") != "All":
             request.count = spec.get("count", 1)
             return request
@@ -246,7 +152,7 @@ class _Search:
         request.count = len(request.all)
         return request
 
-    def _is_selectable(self, index: int, claim: JSON, request: _Request, candidate: Candidate) -> bool:
+    def _is_selectable(self, index: int, claim: JSON, request: PickedRequest, candidate: Candidate) -> bool:
         key = (index, request.full_name, id(candidate))
         if key not in self._selectable:
             name = f"class {request.device_class['metadata']['name']}"
@@ -258,7 +164,7 @@ class _Search:
             )
         return self._selectable[key]
 
-    def _large_enough(self, request: _Request, candidate: Candidate) -> bool:
+    def _large_enough(self, request: PickedRequest, candidate: Candidate) -> bool:
         if candidate.multiple:
             return capacity.consumed(candidate.device, request.spec.get("capacity")) is not None
         return capacity.fits(candidate.device, request.spec.get("capacity"))
@@ -312,7 +218,7 @@ class _Search:
                 continue
         return False
 
-    def _devices(self, index: int, position: int, request: _Request, n: int, start: int = 0) -> bool:
+    def _devices(self, index: int, position: int, request: PickedRequest, n: int, start: int = 0) -> bool:
         """Finds device number ``n`` of ``request`` and everything after it.
 
         The devices of one request are tried in published order only, from ``start`` on: another order of the same
@@ -345,18 +251,20 @@ class _Search:
             undo()
         return False
 
-    def _free(self, index: int, request: _Request, candidate: Candidate) -> bool:
+    def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
         """Admin access shares a device with everybody but its own claim."""
         takers = self.taken.get(candidate.id)
         if request.admin:
             return not takers or index not in takers
         return not takers and candidate.id not in self.state.in_use
 
-    def _take(self, index: int, request: _Request, candidate: Candidate, *, must: bool) -> Callable[[], None] | None:
+    def _take(
+        self, index: int, request: PickedRequest, candidate: Candidate, *, must: bool
+    ) -> Callable[[], None] | None:
         """Takes a device tentatively; answers how to give it back, or None where it cannot be had."""
         if not self._free(index, request, candidate):
             return None
-        pick = _Pick(request, candidate)
+        pick = Pick(request, candidate)
         if candidate.multiple and not request.admin:
             amounts = capacity.consumed(candidate.device, request.spec.get("capacity"))
             if amounts is None or not self._capacity_left(candidate, amounts):
@@ -385,7 +293,7 @@ class _Search:
         return self._commit(index, pick, done, base, sub, counted=not request.admin and not shared_before)
 
     def _commit(
-        self, index: int, pick: _Pick, done: list[constraints._Constraint], base: str, sub: str, *, counted: bool
+        self, index: int, pick: Pick, done: list[constraints._Constraint], base: str, sub: str, *, counted: bool
     ) -> Callable[[], None]:
         device, admin = pick.candidate.id, pick.request.admin
         self.picks[index].append(pick)
