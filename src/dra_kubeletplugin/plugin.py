@@ -110,8 +110,9 @@ class Plugin:
             stack.push_async_callback(call, self.driver.stop)
             await self._first_scan()
             await self._open_records()
+            await self._serve(stack)
             async with asyncio.TaskGroup() as tasks:
-                jobs = await self._serve(tasks, stack)
+                jobs = [tasks.create_task(_named(name, job), name=name) for name, job in self._background()]
                 self.serving = True
                 try:
                     yield self
@@ -184,7 +185,8 @@ class Plugin:
             self.repair.report.append(f"{len(merged)} claims were reported by the driver: {', '.join(merged)}")
             log.warning("%s", self.repair.report[-1])
 
-    async def _serve(self, tasks: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> list[asyncio.Task[None]]:
+    async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
+        """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
         dra = UnixServer(self.paths.dra)
         self.node.add_to(dra.server)
         if self.driver.reports_health:
@@ -192,14 +194,15 @@ class Plugin:
         await dra.start()
         stack.push_async_callback(dra.stop, 0.5)
         registration = UnixServer(self.paths.registration)
-        from ._proto import registration_v1_pb2_grpc
-
-        registration_v1_pb2_grpc.add_RegistrationServicer_to_server(self.registration, registration.server)
+        self.registration.add_to(registration.server)
         await registration.start()
         # Registered callbacks run in reverse: the kubelet loses the registration first.
         stack.push_async_callback(registration.stop, 0.5)
         self._registration_server = registration
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
+
+    def _background(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Tasks by name; the plugin ends when one of them does."""
         interval = self.settings.reconcile_interval
         jobs: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("publisher", self.publisher.run),
@@ -209,7 +212,7 @@ class Plugin:
         ]
         if self.driver.reports_health:
             jobs.append(("health", self._watch_health))
-        return [tasks.create_task(_named(name, job), name=name) for name, job in jobs]
+        return jobs
 
     async def _drain(self) -> None:
         """The kubelet loses the registration first, then what is under way may end."""

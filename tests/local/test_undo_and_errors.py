@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, Device, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter, operation
 from dra_kubeletplugin.testing import node_with
@@ -265,3 +265,44 @@ async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_
             return not published()
 
         await node.cluster.wait("the device to go", gone)
+
+
+async def test_a_start_that_fails_halfway_leaves_nothing_running() -> None:
+    from dra_kubeletplugin.errors import SocketError
+
+    class Lived(Toy):
+        ended = False
+
+        async def stop(self) -> None:  # type: ignore[override]
+            type(self).ended = True
+
+    async with node_with(Lived) as node:
+        await node.stop()
+        Lived.ended = False
+        in_the_way = node.plugin.paths.registration
+        in_the_way.write_text("precious")
+        with pytest.raises(SocketError, match="is no socket"):
+            await node.start()
+        assert Lived.ended
+        assert not node.plugin.paths.dra.exists()
+        assert list((node.settings.plugin_dir / "processes").iterdir()) == []
+        assert in_the_way.read_text() == "precious"
+        in_the_way.unlink()
+        await node.start()
+
+
+async def test_a_driver_that_cannot_start_is_told_before_any_socket_is_there() -> None:
+    class Broken(Toy):
+        broken = False
+
+        def start(self) -> None:
+            if type(self).broken:
+                raise PermanentError("the vendor's library is missing: install libtoy")
+
+    async with node_with(Broken) as node:
+        await node.stop()
+        Broken.broken = True
+        with pytest.raises(PermanentError, match="libtoy"):
+            await node.start()
+        assert not node.plugin.paths.registration.exists()
+        Broken.broken = False

@@ -41,6 +41,9 @@ class Registration(pb_grpc.RegistrationServicer):
         self.metrics = metrics
         self._since = time.monotonic()
 
+    def add_to(self, server: Any) -> None:
+        pb_grpc.add_RegistrationServicer_to_server(self, server)
+
     async def GetInfo(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
         log.debug("the kubelet asks who we are")
         return self._info

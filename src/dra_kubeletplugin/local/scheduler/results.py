@@ -42,6 +42,7 @@ class Pick:
 
 
 def allocation_result(node: JSON, claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> dict[str, Any]:
+    """The AllocationResult of one claim."""
     devices: dict[str, Any] = {}
     if picks:
         devices["results"] = [_device_result(p) for p in picks]
