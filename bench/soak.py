@@ -27,8 +27,10 @@ class Done:
     seconds: float
 
 
-async def kills(count: int, rng: random.Random, *, progress: bool = False) -> Done:
+async def kills(count: int, rng: random.Random, *, rolling: bool = False, progress: bool = False) -> Done:
     """Pods come and go while the plugin is killed at random moments.
+
+    With ``rolling`` the next instance is started before the last one is killed, or asked to stop, as in an update.
 
     Raises ``AssertionError`` when a device has two holders, or something is left when all is quiet.
     """
@@ -38,7 +40,8 @@ async def kills(count: int, rng: random.Random, *, progress: bool = False) -> Do
     made = 0
     with tempfile.TemporaryDirectory() as folder:
         async with box(Path(folder)) as b:
-            await b.start(CRASH_DELAY="0.01", LOG_LEVEL="error")
+            options = {"CRASH_DELAY": "0.01", "LOG_LEVEL": "error"}
+            await b.start("plugin-0", **options, **({"POD_UID": _uid(0)} if rolling else {}))
             for n in range(count):
                 alive = [
                     p["metadata"]["name"]
@@ -51,9 +54,16 @@ async def kills(count: int, rng: random.Random, *, progress: bool = False) -> Do
                     made += 1
                     await b.apply_pod(f"p{made}", count=rng.randint(1, 2))
                 await asyncio.sleep(rng.uniform(0, 0.25))  # the moment of the kill is what is random here
-                assert await b.kill() == -signal.SIGKILL
+                old, new = f"plugin-{n}", f"plugin-{n + 1}"
+                if rolling:
+                    await b.start(new, POD_UID=_uid(n + 1), **options)
+                    number = rng.choice([signal.SIGKILL, signal.SIGTERM])
+                    assert await b.kill(old, number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+                else:
+                    assert await b.kill(old) == -signal.SIGKILL
+                    b.check()
+                    await b.start(new, **options)
                 b.check()
-                await b.start(CRASH_DELAY="0.01", LOG_LEVEL="error")
                 if n % 10 == 9 or n == count - 1:
                     await _settle(b)
                     if progress:
@@ -67,6 +77,10 @@ async def kills(count: int, rng: random.Random, *, progress: bool = False) -> Do
             await b.until("all pods to go", lambda: not b.cluster.api.storage.list("pods"), 60)
             await b.until("everything to be free", b.is_empty, 30)
     return Done(count, made, time.monotonic() - started)
+
+
+def _uid(n: int) -> str:
+    return f"00000000-0000-4000-8000-{n:012d}"
 
 
 async def _settle(b: object) -> None:
@@ -116,8 +130,12 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
     print(f"{args.kills} random kills, seed {args.seed}", flush=True)
-    done = await kills(args.kills, random.Random(args.seed), progress=True)
-    print(f"{done.kills} kills, {done.pods} pods in {done.seconds:.0f} s: nothing leaked, nothing was handed out twice")
+    for rolling, count in ((False, args.kills), (True, args.kills // 4)):
+        done = await kills(count, random.Random(args.seed), rolling=rolling, progress=True)
+        what = "rolling updates, half of them by SIGKILL" if rolling else "kills"
+        print(
+            f"{done.kills} {what}, {done.pods} pods in {done.seconds:.0f} s: nothing leaked, nothing was handed out twice"
+        )
     state = ROOT / ".bench"
     state.mkdir(exist_ok=True)
     memory, descriptors = await cycles(args.cycles, state)

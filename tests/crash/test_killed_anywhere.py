@@ -71,3 +71,8 @@ async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: 
 async def test_a_few_random_kills_leak_nothing_and_hand_nothing_out_twice() -> None:
     done = await kills(12, random.Random(7))
     assert done.kills == 12
+
+
+async def test_a_few_rolling_updates_leak_nothing_and_hand_nothing_out_twice() -> None:
+    done = await kills(6, random.Random(11), rolling=True)
+    assert done.kills == 6

@@ -192,3 +192,44 @@ def test_the_kustomization_builds() -> None:
     env = {e["name"]: e.get("value") for e in built["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["DRIVER_NAME"] == "pci.dra-kubeletplugin.dev"
     assert "DRIVER_NAME" not in str(built["ValidatingAdmissionPolicy"])
+
+
+# --- README -------------------------------------------------------------------------------------------
+
+
+def snippets() -> list[str]:
+    import re
+
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+async def test_the_driver_of_the_readme_works_as_it_stands(tmp_path: Path) -> None:
+    from dra_kubeletplugin.driver import load_driver
+    from dra_kubeletplugin.host import described
+    from dra_kubeletplugin.testing import node_with
+
+    file = tmp_path / "driver.py"
+    file.write_text(snippets()[0])
+    functions = [
+        {"address": f"0000:1{i}:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000} for i in range(2)
+    ]
+    async with node_with(load_driver(str(file)), host={"functions": functions}) as node:
+        for i in range(2):
+            described.add_device_node(node.plugin.host.sysfs, f"fpga{i}", 240, i)
+        pod = await node.run_pod(count=2)
+        assert [d["path"] for d in node.oci(pod)["linux"]["devices"]] == ["/dev/fpga0", "/dev/fpga1"]
+        await node.delete_pod()
+        assert not any((await node.leftovers()).values())
+
+
+def test_every_snippet_of_the_readme_is_python() -> None:
+    assert len(snippets()) == 3
+    for snippet in snippets():
+        compile(snippet, "README.md", "exec")
+
+
+def test_the_readme_counts_the_recorded_cases() -> None:
+    count = sum(len(p.read_text().splitlines()) for p in (ROOT / "tests/vectors/data").glob("*.jsonl"))
+    assert f"{count // 10 * 10:,} recorded cases" in (ROOT / "README.md").read_text().replace("\n", " ").replace(
+        "  ", " "
+    )
