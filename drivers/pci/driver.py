@@ -32,8 +32,9 @@ from dra_kubeletplugin import (
     run,
 )
 
-BRIDGE = 0x06
+BRIDGE, NETWORK = 0x06, 0x02
 VFIO = "vfio-pci"
+FREE = {None, VFIO, "pci-stub"}  # drivers that leave a function to others
 Mode = Literal["auto", "vfio", "info"]
 
 
@@ -138,7 +139,7 @@ class Pci(Driver):
         for other in self.host.pci():
             if other.iommu_group != fn.iommu_group or other.address in ours or other.is_class(BRIDGE):
                 continue
-            if other.driver not in {None, VFIO, "pci-stub"}:
+            if other.driver not in FREE:
                 return f"{other.address} of the same IOMMU group {fn.iommu_group} is in use by driver {other.driver}"
         return ""
 
@@ -214,18 +215,22 @@ def matches(fn: PciFunction, conditions: Mapping[str, str]) -> bool:
 
 
 def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, str]]:
-    """Functions that the host cannot spare, with the reason: a disk, the console, a network that is up."""
-    disks = _homes(sysfs, "block")
-    networks = [p for name, p in _homes(sysfs, "net").items() if _is_up(sysfs / "class/net" / name)]
+    """Functions that the host cannot spare, with what they carry: a disk, the console, a network.
+
+    A pod without hostNetwork does not see the host's interfaces, so a network card in use by the kernel whose interfaces are not
+    seen is kept as well. Virtual functions are made to be given away.
+    """
+    disks, networks = _homes(sysfs, "block"), _homes(sysfs, "net")
     for fn in functions:
+        interfaces = [name for name, path in networks.items() if path.is_relative_to(fn.path)]
         if any(p.is_relative_to(fn.path) for p in disks.values()) or (fn.path / "block").is_dir():
             yield fn.address, "a disk"
         elif fn.boot_vga:
             yield fn.address, "the console"
-        elif any(p.is_relative_to(fn.path) for p in networks) or (
-            (fn.path / "net").is_dir() and not sysfs.joinpath("class/net").is_dir()
-        ):
+        elif any(_is_up(sysfs / "class/net" / name) for name in interfaces):
             yield fn.address, "a network that is up"
+        elif fn.is_class(NETWORK) and not interfaces and not fn.is_vf and fn.driver not in FREE:
+            yield fn.address, "a network whose state cannot be seen from here"
 
 
 def _homes(sysfs: Path, kind: str) -> dict[str, Path]:

@@ -38,6 +38,15 @@ async def test_bridges_and_what_the_host_needs_are_not_published() -> None:
         assert not names & {"pci-0000-00-00-0", "pci-0000-00-17-0", "pci-0000-03-00-0"}
 
 
+async def test_a_network_card_whose_state_is_not_seen_is_kept_and_its_virtual_functions_are_not() -> None:
+    async with server() as node:
+        assert node.plugin.inventory.get("pci-0000-18-00-0") is None
+        node.plugin.host.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
+        await node.plugin.scan()
+        virtual = [d for d in node.plugin.inventory if d.attributes["virtualFunction"]]
+        assert [d.attributes["physicalFunction"] for d in virtual] == ["0000:18:00.0", "0000:18:00.0"]
+
+
 async def test_a_function_is_bound_to_vfio_and_given_back() -> None:
     async with server() as node:
         pod = await node.run_pod(selector=FPGA)

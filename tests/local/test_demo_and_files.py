@@ -160,6 +160,7 @@ def test_the_daemonset_gives_every_option_by_environment_and_stops_in_time() -> 
         "KUBELET_ROOT",
         "CDI_ROOT",
         "SYSFS_ROOT",
+        "DEV_ROOT",
         "HTTP_ADDRESS",
         "LOG_FORMAT",
         "LOG_LEVEL",
