@@ -123,6 +123,11 @@ class ApiError(DraError):
         """True where the server may be away: no answer, or one that says to come back."""
         return self.status in {0, 429} or self.status >= 500
 
+    def names(self, name: str) -> bool:
+        """Whether the refusal is about the object ``name``, and not about a path that the server does not know."""
+        about = self.details.get("details")
+        return bool(name) and isinstance(about, dict) and about.get("name") == name
+
 
 class RecordsError(DraError):
     """The claim records cannot be read or written."""

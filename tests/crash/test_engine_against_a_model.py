@@ -89,7 +89,7 @@ class Api:
         if self.away:
             raise ApiError("away")
         if name not in self.claims:
-            raise ApiError("gone", status=404, details={"reason": "NotFound"})
+            raise ApiError("gone", status=404, details={"details": {"name": name}})
         return self.claims[name]
 
 

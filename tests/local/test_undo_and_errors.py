@@ -306,3 +306,38 @@ async def test_a_driver_that_cannot_start_is_told_before_any_socket_is_there() -
             await node.start()
         assert not node.plugin.paths.registration.exists()
         Broken.broken = False
+
+
+async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Node(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
+
+    async with node_with(Node, dev_root=tmp_path) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid = found["metadata"]["uid"]
+        error = (await prepare_call(node, ref(found))).claims[uid].error
+        assert error.startswith("HOST_PATH_MISSING: claim default/c: /dev/toy0 of device toy-0 is not on the host")
+        (tmp_path / "toy0").touch()
+        assert not (await prepare_call(node, ref(found))).claims[uid].error
+
+
+async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
+    from dra_kubeletplugin.local.apiserver import kinds
+
+    async with node_with(toy(), reconcile_grace=0) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        key = ("resource.k8s.io", "v1", "resourceclaims")
+        kind = kinds.BY_PLURAL.pop(key)
+        try:
+            for _ in range(2):
+                report = await node.plugin.reconciler.once()
+                assert report.unprepared == []
+            error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
+            assert error.startswith("API_UNAVAILABLE")
+        finally:
+            kinds.BY_PLURAL[key] = kind
+        assert [r.uid for r in await node.plugin.store.all()] == [found["metadata"]["uid"]]

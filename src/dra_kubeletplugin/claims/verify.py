@@ -73,8 +73,11 @@ class Verifier:
             resource = await self.client.dra("resourceclaims")
             found = await self.client.get(resource, ref.name, ref.namespace, timeout=10)
         except ApiError as e:
-            if e.status == 404 and e.details.get("reason") == "NotFound" and ref.name:
+            if e.status == 404 and e.names(ref.name):
                 return None
+            if e.status == 404:
+                # Not the claim is missing but the whole resource: another server, or a version that it no longer has.
+                self.client.forget_version()
             if e.unreachable or e.status == 404:
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
             raise ClaimError(f"claim {ref} cannot be read: {e}") from None

@@ -193,6 +193,10 @@ class KubeClient:
                 )
         return self._resource_version
 
+    def forget_version(self) -> None:
+        """The server may have changed: ask again which versions it has."""
+        self._resource_version = None
+
     async def dra(self, plural: str) -> Resource:
         """``resourceslices``, ``resourceclaims``, ``resourceclaimtemplates`` or ``deviceclasses`` in the best version."""
         namespaced = plural in {"resourceclaims", "resourceclaimtemplates"}

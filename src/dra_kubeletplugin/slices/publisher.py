@@ -101,6 +101,8 @@ class Publisher:
 
     def _failed(self, e: ApiError, failures: int) -> None:
         self.metrics.inc("publish_errors_total")
+        if e.status == 404:
+            self.client.forget_version()  # an upgrade or a downgrade of the server may have changed what it serves
         loud = str(e) != self.fault or failures % 20 == 0
         self.fault = str(e)
         if e.status in {400, 422}:
