@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -58,6 +59,7 @@ class Plugin:
         self.store.on_fault = lambda fault: self.metrics.set("records_healthy", int(not fault))
         self._api = api
         self._rescan = asyncio.Event()
+        self._repaired = asyncio.Event()
         self.serving = False
         self.http_url = ""
 
@@ -159,9 +161,12 @@ class Plugin:
     async def _open_records(self) -> None:
         """Opens, repairs where it must, and undoes what a crash left. A plugin without records still serves, and says so."""
         try:
+            loop = asyncio.get_running_loop()
+            self.repair.on_repaired = functools.partial(loop.call_soon_threadsafe, self._repaired.set)
             await self.store.all()
             if self.repair.report:
                 await self._recover()
+                self._repaired.clear()
             self.metrics.set("records_healthy", 1)
             async with asyncio.timeout(_START_UNDO):
                 report = await self.reconciler.once(ask_server=False)
@@ -172,6 +177,13 @@ class Plugin:
             log.error("no claim can be prepared or unprepared until this is mended: %s", e)
         except TimeoutError:
             log.warning("undoing what a crash left takes long; it goes on")
+
+    async def _recover_when_repaired(self) -> None:
+        """The records may also be damaged, and repaired, while the plugin runs."""
+        while True:
+            await self._repaired.wait()
+            self._repaired.clear()
+            await self._recover()
 
     async def _recover(self) -> None:
         self.metrics.inc("records_damaged_total")
@@ -209,6 +221,7 @@ class Plugin:
             ("rescan", self._watch_hardware),
             ("rescan on change", self._rescan_on_change),
             ("reconciler", lambda: self.reconciler.run(interval)),
+            ("recovery", self._recover_when_repaired),
         ]
         if self.driver.reports_health:
             jobs.append(("health", self._watch_health))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import PreparedDevice, RecoveredClaim
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import Record, State, Store
 from dra_kubeletplugin.claims import store as store_module
+from dra_kubeletplugin.claims.recovery import Repair
 from dra_kubeletplugin.claims.store import SCHEMA, connect
-from dra_kubeletplugin.errors import RecordsNewerError
+from dra_kubeletplugin.errors import RecordsError, RecordsNewerError
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Toy, toy
 from tests.local.test_driver_on_a_node import allocate, prepare_call, ref, unprepare_call
@@ -127,6 +131,63 @@ async def test_damage_while_running_is_mended_at_the_next_call() -> None:
             if not answer.error:
                 break
         assert answer.error == ""
+
+
+async def test_damage_while_running_asks_the_driver_what_it_holds() -> None:
+    class Knowing(Toy):
+        async def recover(self) -> list[RecoveredClaim]:
+            lost = PreparedDevice(request="device", pool="node-1", name="toy-3", data={"index": 3})
+            return [RecoveredClaim(uid="only-the-hardware-knows", devices=[lost])]
+
+    async with node_with(Knowing) as node:
+        db = node.plugin.store._db
+        assert db
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        garbage(node.settings.records_path)
+
+        async def known() -> bool:
+            try:
+                return await node.plugin.store.held() == {"toy-3"}
+            except RecordsError:
+                return False
+
+        await node.cluster.wait("the driver's answer", known)
+
+
+async def test_a_database_that_is_removed_under_a_running_plugin_is_written_again() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        node.settings.records_path.unlink()
+        await node.run_pod("second")
+        await node.restart()
+        assert [c[0] for c in node.driver.calls] == ["prepare", "prepare"]
+        records = await node.plugin.store.all()
+        assert {r.name.rpartition("-t0-")[0] for r in records} == {"pod", "second"}
+        await node.delete_pod()
+        await node.delete_pod("second")
+        assert (await node.leftovers())["records"] == []
+
+
+async def test_an_instance_follows_another_that_set_the_damaged_file_aside(tmp_path: Path) -> None:
+    def store() -> Store:
+        specs = ClaimSpecs(tmp_path / "cdi", "d.example.com")
+        repair = Repair(tmp_path / "records.db", specs, "node", "boot", 5)
+        return Store(tmp_path / "records.db", "d.example.com", 5, repair, repair.rebuild)
+
+    first, second = store(), store()
+    await first.all()
+    await second.all()
+    assert first._db
+    first._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    garbage(tmp_path / "records.db")
+    record = Record("u", "ns", "n", State.PREPARED, "boot", "", {"devices": []})
+    for _ in range(3):
+        with contextlib.suppress(RecordsError):
+            await first.save(record)
+    assert [r.uid for r in await second.all()] == ["u"]
+    assert len([p for p in tmp_path.iterdir() if ".damaged-" in p.name and p.name.endswith("Z")]) == 1
+    await first.close()
+    await second.close()
 
 
 # --- disks ------------------------------------------------------------------------------------------

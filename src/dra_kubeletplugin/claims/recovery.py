@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import re
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,11 +34,23 @@ class Repair:
         self.report: list[str] = []
         self.set_aside: Path | None = None
         self.rebuilt: list[str] = []
+        self.on_repaired: Callable[[], object] = lambda: None  # called in the store's thread
 
     def __call__(self, reason: Exception) -> sqlite3.Connection:
         """In the store's thread. Only damage is repaired; a full or read-only disk, or a newer schema, is left as it is."""
         if isinstance(reason, RecordsNewerError) or not is_damage(reason):
             raise reason
+        # One instance repairs; another that saw the same damage finds the new file.
+        with self.path.with_name(".repair-lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                return connect(self.path, self.wait)
+            except sqlite3.DatabaseError as e:
+                if not is_damage(e):
+                    raise
+            return self._replace(reason)
+
+    def _replace(self, reason: Exception) -> sqlite3.Connection:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         for suffix in ("", "-wal", "-shm"):
@@ -50,6 +63,7 @@ class Repair:
         db = connect(self.path, self.wait)
         salvaged = self._salvage(aside, db)
         self.rebuild(db, salvaged)
+        self.on_repaired()
         return db
 
     def _salvage(self, aside: Path, db: sqlite3.Connection) -> set[str]:

@@ -146,6 +146,7 @@ class Store:
         self._reopen = reopen
         self._on_missing = on_missing
         self._db: sqlite3.Connection | None = None
+        self._inode = 0
         self._batcher: Batcher[tuple[Operation, bool]] = Batcher("records", self._work)
 
     @property
@@ -168,6 +169,8 @@ class Store:
     # --- in the thread --------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
+        if self._db is not None:
+            self._follow_file(self._db)
         if self._db is None:
             try:
                 missing = not self.path.exists()
@@ -178,7 +181,23 @@ class Store:
                 if self._reopen is None or is_busy(e):
                     raise
                 self._db = self._reopen(e)
+            self._inode = self.path.stat().st_ino
         return self._db
+
+    def _follow_file(self, db: sqlite3.Connection) -> None:
+        """The name decides, not the open file: another instance may have set it aside, or somebody may have removed it."""
+        try:
+            if self.path.stat().st_ino == self._inode:
+                return
+        except FileNotFoundError:
+            log.error("%s was removed while it is in use: it is written again", self.path)
+            temporary = self.path.with_name(f".{self.path.name}.again-{time.monotonic_ns()}")
+            db.execute("VACUUM INTO ?", (str(temporary),))
+            for suffix in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            temporary.rename(self.path)
+        db.close()
+        self._db = None
 
     def _work(self, items: Sequence[tuple[Operation, bool]]) -> list[Any]:
         try:
