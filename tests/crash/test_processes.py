@@ -304,3 +304,39 @@ async def test_a_claim_deallocated_and_allocated_anew_under_the_same_uid_gets_it
         await kubelet.unprepare([ref])
         await kubelet.close()
         assert b.is_empty()
+
+
+async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_a_living_one_s(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start(POD_UID=OLD)
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        options = (
+            "cleanup",
+            "--driver-name",
+            DRIVER,
+            "--node-name",
+            b.node.name,
+            "--kubeconfig",
+            str(b.cluster.kubeconfig),
+        )
+
+        async def clean(*more: str) -> subprocess.CompletedProcess[str]:
+            return await asyncio.to_thread(dra, b, *options, *more)
+
+        living = await clean()
+        assert living.returncode == 2
+        assert "is served by a living plugin: delete its DaemonSet first" in living.stderr
+        await b.kill()  # leaves both sockets, the slices, a record and a CDI file
+        holding = await clean()
+        assert holding.returncode == 2
+        assert "1 claims are still prepared (default/pod-t0-" in holding.stderr
+        await b.node.kubelet.stop()
+        done = await clean("--force")
+        assert done.returncode == 0, done.stderr
+        assert "removed 1 ResourceSlices, 2 sockets, 1 CDI files" in done.stdout
+        assert b.cluster.slices() == []
+        assert b.files() == []
+        assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
+        assert not (b.node.kubelet_root / "plugins" / DRIVER).exists()
+        assert (await clean()).returncode == 0

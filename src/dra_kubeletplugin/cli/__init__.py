@@ -40,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
     claims.add_argument("-o", "--output", choices=("table", "json"), default="table")
     claims.add_argument("--yes", action="store_true", help="forget without asking")
     add_settings(claims)
+    cleanup = commands.add_parser("cleanup", help="remove what an uninstalled driver left on this node")
+    cleanup.add_argument("--force", action="store_true", help="also when claims are still prepared")
+    add_settings(cleanup)
     inspect = commands.add_parser("inspect", help="show the PCI tree and what a driver would publish")
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="path to a file, or module:Class")
     inspect.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
@@ -60,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from .dev import dev
 
                 return dev(args)
+            case "cleanup":
+                from .cleanup import cleanup
+
+                return cleanup(args)
             case "claims":
                 from .claims import claims
 

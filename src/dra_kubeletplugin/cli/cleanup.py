@@ -1,0 +1,88 @@
+"""``dra cleanup``: after a driver was uninstalled, takes away what it left on a node. Never while it lives or holds devices."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..cdi import ClaimSpecs
+from ..claims.store import all_records, as_records_error, connect
+from ..errors import ApiError, RecordsError, SettingsError
+from ..kube import KubeClient, load_config
+from ..kubelet.sockets import is_live, socket_paths
+from ..settings import Settings, load
+from .options import given
+
+
+def cleanup(args: argparse.Namespace) -> int:
+    settings = load(given(args))
+    needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
+    if missing := [name for name, value in needed.items() if not value]:
+        raise SettingsError(*(f"{name} is needed: what is to be cleaned up?" for name in missing))
+    sockets = list(_sockets(settings))
+    if alive := [p for p in sockets if is_live(p)]:
+        raise SettingsError(f"{alive[0]} is served by a living plugin: delete its DaemonSet first")
+    held = _held(settings)
+    if held and not args.force:
+        raise SettingsError(
+            f"{len(held)} claims are still prepared ({', '.join(held)}): delete their pods while the driver runs, or use --force, "
+            "which frees their devices without undoing anything"
+        )
+    slices = asyncio.run(_delete_slices(settings))
+    for path in sockets:
+        path.unlink(missing_ok=True)
+    specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
+    files = specs.uids()
+    if files:
+        specs.remove(files)
+    shutil.rmtree(settings.plugin_dir, ignore_errors=True)
+    print(f"removed {slices} ResourceSlices, {len(sockets)} sockets, {len(files)} CDI files and {settings.plugin_dir}")
+    return 0
+
+
+def _sockets(settings: Settings) -> Iterator[Path]:
+    """Sockets of this driver, those with hashed names too: the DRA socket's name has the pod's UID."""
+    folder = settings.plugin_dir
+    uids = [p.name[len("dra-") : -len(".sock")] for p in folder.glob("dra-*.sock")] if folder.is_dir() else []
+    seen: set[Path] = set()
+    for uid in ["", *uids]:
+        paths = socket_paths(settings.registry_dir, folder, settings.driver_name, uid)
+        seen |= {paths.registration, paths.dra}
+    seen |= set(folder.glob("*.sock")) if folder.is_dir() else set()
+    seen |= (
+        set(settings.registry_dir.glob(f"{settings.driver_name}-*-reg.sock"))
+        if settings.registry_dir.is_dir()
+        else set()
+    )
+    yield from sorted(p for p in seen if p.is_socket())
+
+
+def _held(settings: Settings) -> list[str]:
+    if not settings.records_path.exists():
+        return []
+    try:
+        db = connect(settings.records_path, settings.lock_wait)
+    except (sqlite3.Error, OSError, RecordsError) as e:
+        raise as_records_error(e, settings.records_path) from None
+    try:
+        return [r.shown for r in all_records(db)]
+    finally:
+        db.close()
+
+
+async def _delete_slices(settings: Settings) -> int:
+    async with KubeClient(load_config(settings.kubeconfig)) as client:
+        resource = await client.dra("resourceslices")
+        fields = f"spec.driver={settings.driver_name},spec.nodeName={settings.node_name}"
+        found = (await client.list(resource, fields=fields))["items"]
+        for obj in found:
+            try:
+                await client.delete(resource, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
+            except ApiError as e:
+                if e.status != 404:
+                    raise
+        return len(found)
