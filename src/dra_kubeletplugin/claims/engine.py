@@ -100,7 +100,7 @@ class Engine:
         work: Callable[[ClaimRef], Awaitable[Any]],
         meeting: Rendezvous | None,
     ) -> dict[str, Answer]:
-        with operation() as op:
+        with operation():
             if self.stopping:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet tries again") for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
@@ -120,7 +120,7 @@ class Engine:
                 reason = result.reason if isinstance(result, DraError) else "ok"
                 self.metrics.inc("requests_total", operation=kind, result=reason)
                 if isinstance(result, DraError):
-                    log.warning("%s of claim %s (UID %s): %s", kind, names[uid], uid, result.event(op))
+                    log.warning("%s of claim %s (UID %s): %s", kind, names[uid], uid, result.event())
             return out
 
     def _outcome(self, kind: str, name: str, task: asyncio.Task[Any]) -> Answer:
