@@ -211,7 +211,7 @@ async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_na
             "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
         )
         assert "parameters: unknown field 'color', did you mean 'colour'?" in event
-        assert "[DRA-E117 op " in event
+        assert "[DRA-E117]" in event
 
 
 async def test_an_author_s_error_becomes_the_pod_s_event_and_a_later_try_succeeds() -> None:
@@ -236,7 +236,7 @@ async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> Non
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
         assert error.startswith(
-            "DRIVER_FAILED: claim default/c: the driver raised ZeroDivisionError: by zero [DRA-E103 op "
+            "DRIVER_FAILED: claim default/c: the driver raised ZeroDivisionError: by zero [DRA-E103]"
         )
         assert len(error.encode()) <= 1024
 

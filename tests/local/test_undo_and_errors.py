@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -160,28 +161,40 @@ async def test_a_claim_whose_unprepare_hangs_holds_up_no_other_claim_of_a_call()
         assert not (await prepare_call(node, ref(first))).claims[first["metadata"]["uid"]].error
 
 
-async def test_the_event_and_the_traceback_carry_the_same_operation_id(caplog: pytest.LogCaptureFixture) -> None:
-    class Recorder(logging.Handler):
-        lines: list[str]
+class Lines(logging.Handler):
+    """Everything the plugin logs, as text."""
 
-        def emit(self, record: logging.LogRecord) -> None:
-            self.lines.append(TextFormatter().format(record))
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
 
-    handler = Recorder()
-    handler.lines = []
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(TextFormatter().format(record))
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    handler = Lines()
     logging.getLogger("dra_kubeletplugin").addHandler(handler)
+    yield handler.lines
+    logging.getLogger("dra_kubeletplugin").removeHandler(handler)
+
+
+async def test_an_event_repeats_byte_for_byte_and_leads_to_the_traceback_in_the_log(logged: list[str]) -> None:
     cls = toy()
-    cls.fail = ZeroDivisionError("by zero")
-    try:
-        async with node_with(cls) as node:
-            found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-            error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-    finally:
-        logging.getLogger("dra_kubeletplugin").removeHandler(handler)
-    op = error.rpartition(" op ")[2].rstrip("]")
-    assert len(op) == 8
-    traceback = next(line for line in handler.lines if "Traceback" in line and "ZeroDivisionError: by zero" in line)
-    assert f"[{op}]" in traceback
+    cls.fail = ZeroDivisionError(f"by {object()}")
+    async with node_with(cls) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        errors = set()
+        for _ in range(3):
+            cls.fail = ZeroDivisionError(f"by {object()}")
+            errors.add((await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error)
+    (event,) = errors
+    assert event.endswith("raised ZeroDivisionError: by <object object> [DRA-E103]")
+    operation = next(line for line in logged if event in line).partition("[")[2].partition("]")[0]
+    assert len(operation) == 8
+    traceback = next(line for line in logged if "Traceback" in line and "ZeroDivisionError: by " in line)
+    assert f"[{operation}]" in traceback
 
 
 def test_log_lines_are_text_or_json_with_the_operation() -> None:

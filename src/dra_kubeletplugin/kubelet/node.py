@@ -13,7 +13,7 @@ from .._proto import dra_v1beta1_pb2 as v1beta1
 from .._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
 from ..claims import Answer, ClaimRef, Engine
 from ..errors import DraError
-from ..observe.log import operation, operation_id
+from ..observe.log import operation
 from ..observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ class NodeService:
     async def prepare(self, request: Any, pb: Any) -> Any:
         answers = await self._call("NodePrepareResources", self.engine.prepare, request)
         out = pb.NodePrepareResourcesResponse()
-        for uid, (answer, op) in answers.items():
+        for uid, answer in answers.items():
             entry = out.claims[uid]
             if isinstance(answer, DraError):
-                entry.error = answer.event(op)
+                entry.error = answer.event()
                 continue
             for d in answer:
                 device = entry.devices.add(
@@ -50,24 +50,23 @@ class NodeService:
     async def unprepare(self, request: Any, pb: Any) -> Any:
         answers = await self._call("NodeUnprepareResources", self.engine.unprepare, request)
         out = pb.NodeUnprepareResourcesResponse()
-        for uid, (answer, op) in answers.items():
-            out.claims[uid].error = answer.event(op) if isinstance(answer, DraError) else ""
+        for uid, answer in answers.items():
+            out.claims[uid].error = answer.event() if isinstance(answer, DraError) else ""
         return out
 
-    async def _call(self, method: str, handle: Any, request: Any) -> Mapping[str, tuple[Answer, str]]:
+    async def _call(self, method: str, handle: Any, request: Any) -> Mapping[str, Answer]:
         self.last_call = time.time()
         self.metrics.inc("kubelet_calls_total", method=method)
         refs = list(_refs(request.claims))
         with operation():
-            op = operation_id()
             log.debug("%s for %d claims", method, len(refs))
             try:
                 answers: Mapping[str, Answer] = await handle(refs)
+                return answers
             except Exception as e:  # a fault of ours must not become a text of gRPC's for all claims
                 log.exception("%s failed", method)
                 fault = DraError(f"{method} failed inside the plugin: {type(e).__name__}")
-                answers = {r.uid: fault for r in refs}
-            return {uid: (answer, op) for uid, answer in answers.items()}
+                return {r.uid: fault for r in refs}
 
 
 def _refs(claims: Iterable[Any]) -> Iterable[ClaimRef]:
