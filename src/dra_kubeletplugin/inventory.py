@@ -42,6 +42,10 @@ class Inventory:
         return health is None or health.healthy is not False
 
     @property
+    def known(self) -> bool:
+        return self.version > 0
+
+    @property
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
         return bool(self._gone)

@@ -136,7 +136,10 @@ def get_meta(db: sqlite3.Connection, prefix: str) -> dict[str, str]:
 
 
 def set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
-    db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+    db.execute(
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (key, value),
+    )
 
 
 def clear_meta(db: sqlite3.Connection, prefix: str) -> None:
@@ -163,7 +166,7 @@ def decode(row: Sequence[object]) -> Row:
             uid=str(raw["uid"]),
             namespace=str(raw["namespace"]),
             name=str(raw["name"]),
-            state=State(raw["state"]),
+            state=State(str(raw["state"])),
             boot_id=str(raw["boot_id"]),
             owner=str(raw["owner"]),
             doc=check_doc(msgspec.json.decode(str(raw["doc"]))),

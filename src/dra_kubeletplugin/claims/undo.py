@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ..driver import Driver, PreparedClaim
+from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
-from ..driver.contract import call
-from ..errors import DriverError
-from .record import Record
-from .store import Store, write
+from ..errors import DraError, DriverError
 
 log = logging.getLogger(__name__)
 
 
 class RecordUndo(UndoRegistrar):
-    """Writes steps into the claim's record."""
-
-    def __init__(self, driver: Driver, store: Store, record: Record, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, driver: Driver, loop: asyncio.AbstractEventLoop, save: Callable[[dict[str, Any]], Awaitable[None]]
+    ) -> None:
         self.driver = driver
-        self.store = store
-        self.record = record
         self.loop = loop
-        self.pending: list[_Registration] = []
+        self.save = save
+        self.tasks: list[asyncio.Task[None]] = []
 
     def register(self, step: str, data: Mapping[str, Any]) -> Awaitable[None]:
         if not callable(getattr(self.driver, f"undo_{step}", None)):
@@ -39,53 +36,29 @@ class RecordUndo(UndoRegistrar):
             on_loop = asyncio.get_running_loop() is self.loop
         except RuntimeError:
             on_loop = False
-        registration = _Registration(lambda: self._save(entry), step)
         if on_loop:
-            self.pending.append(registration)
-        else:
-            # A plain prepare in its thread: durable when this returns.
-            asyncio.run_coroutine_threadsafe(registration.wait(), self.loop).result()
-        return registration
+            task = asyncio.ensure_future(self.save(entry))
+            self.tasks.append(task)
+            return task
+        future = asyncio.run_coroutine_threadsafe(self.save(entry), self.loop)
+        future.result()
+        return asyncio.wrap_future(future, loop=self.loop)
 
-    async def _save(self, entry: dict[str, Any]) -> None:
-        self.record.doc.setdefault("undo", []).append(entry)
-        await self.store.do(lambda db: write(db, self.record))
-
-    def check_awaited(self) -> None:
-        """Raises :class:`DriverError` where an async prepare forgot to await."""
-        for registration in self.pending:
-            if not registration.awaited:
-                raise DriverError(
-                    f"claim.on_undo({registration.step!r}, ...) was not awaited: its reversal is not on disk"
-                )
+    async def finish(self) -> None:
+        if self.tasks:
+            await asyncio.gather(*self.tasks)
 
 
-class _Registration(Awaitable[None]):
-    def __init__(self, save: Callable[[], Awaitable[None]], step: str) -> None:
-        self._save = save  # called when awaited, so that one that is forgotten is no loose coroutine
-        self.step = step
-        self.awaited = False
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if self.awaited:
-            return None
-        self.awaited = True
-        yield from self._save().__await__()
-        return None
-
-    async def wait(self) -> None:
-        await self
-
-
-async def run_undo(driver: Driver, record: Record, claim: PreparedClaim) -> None:
-    """``unprepare``, then every registered step, newest first. All are tried; the first exception is raised at the end."""
+async def run_undo(
+    driver: Driver, calls: Calls, steps: Sequence[Mapping[str, Any]], claim: PreparedClaim, shown: str
+) -> None:
     failures: list[Exception] = []
     try:
-        await call(driver.unprepare, claim)
-    except Exception as e:
-        log.exception("unprepare of claim %s failed", record.shown)
+        if type(driver).unprepare is not Driver.unprepare:
+            await calls(driver.unprepare, claim)
+    except DraError as e:
         failures.append(e)
-    for entry in reversed(record.doc.get("undo") or []):
+    for entry in reversed(steps):
         step = entry["step"]
         method = getattr(driver, f"undo_{step}", None)
         try:
@@ -93,9 +66,8 @@ async def run_undo(driver: Driver, record: Record, claim: PreparedClaim) -> None
                 raise DriverError(
                     f"{type(driver).__name__} has no method undo_{step} any more: an older version registered it"
                 )
-            await call(method, claim, **entry["data"])
-        except Exception as e:
-            log.exception("undo step %s of claim %s failed", step, record.shown)
+            await calls(method, claim, **entry["data"])
+        except DraError as e:
             failures.append(e)
     if failures:
         raise failures[0]

@@ -25,6 +25,7 @@ class PreparedDevice:
     pool: str
     name: str
     share_id: str | None = None
+    admin_access: bool = False
     edits: ContainerEdits = field(default_factory=ContainerEdits)
     data: JSON = None
 
