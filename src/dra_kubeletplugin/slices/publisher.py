@@ -47,6 +47,7 @@ class Publisher:
         self._reported: set[str] = set()
         self._echoes: dict[str, tuple[JSON, JSON]] = {}  # slice → what was sent, what the server made of it
         self._dirty = asyncio.Event()
+        self.watch = Reflector(client, "resourceslices", fields=self._fields, copies=False)
 
     @property
     def _fields(self) -> str:
@@ -66,16 +67,8 @@ class Publisher:
             self._dirty.set()
 
     async def _follow_server(self) -> None:
-        failures = 0
-        while True:
-            try:
-                resource = await self.client.dra("resourceslices")
-                async for _ in Reflector(self.client, resource, fields=self._fields).events():
-                    self._dirty.set()
-            except ApiError as e:
-                failures += 1
-                log.debug("cannot watch slices: %s", e)
-                await asyncio.sleep(_pause(failures))
+        async for _ in self.watch.events():
+            self._dirty.set()
 
     async def _sync_forever(self) -> None:
         failures = 0
@@ -101,8 +94,6 @@ class Publisher:
 
     def _failed(self, e: ApiError, failures: int) -> None:
         self.metrics.inc("publish_errors_total")
-        if e.status == 404:
-            self.client.forget_version()  # an upgrade or a downgrade of the server may have changed what it serves
         loud = str(e) != self.fault or failures % 20 == 0
         self.fault = str(e)
         if e.status in {400, 422}:
