@@ -89,10 +89,6 @@ class Inventory:
         return entry.device if entry else None
 
     @property
-    def known(self) -> bool:
-        return self.version > 0
-
-    @property
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
         return bool(self._gone)

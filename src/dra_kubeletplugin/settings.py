@@ -168,7 +168,7 @@ class Settings:
         out += _unwritable(self.cdi_root, "--cdi-root (CDI_ROOT)")
         if not self.sysfs_root.is_dir():
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
-        if self.kubeconfig and not Path(self.kubeconfig).is_file():
+        if self.kubeconfig and not any(Path(p).expanduser().is_file() for p in self.kubeconfig.split(os.pathsep) if p):
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
         if self.call_timeout >= 45:
             out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's 45s")
