@@ -13,10 +13,10 @@ from .driver import Health
 from .errors import DriverError, describe, printable
 from .publishable import Judged, counters_fault, judge, named, taint_fault, tainted
 from .resources.types import CounterSet, Device, Taint
+from .settings import HEALTH_TIMEOUT
 
 log = logging.getLogger(__name__)
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
-HEALTH_TIMEOUT = 30.0  # seconds for which a report holds
 _BREATH = 64  # devices that are judged before others on the event loop have their turn
 JSON = Mapping[str, Any]
 
