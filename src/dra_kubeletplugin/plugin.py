@@ -28,7 +28,7 @@ from .kube import ApiConfig, KubeClient, load_config
 from .kubelet import HealthService, NodeService, Registration, UnixServer, socket_paths
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .observe.http import HttpServer, Request, Response
-from .observe.metrics import Metrics
+from .observe.metrics import CONTENT_TYPE, Metrics
 from .settings import Settings
 from .slices import Publisher
 
@@ -132,12 +132,6 @@ class Plugin:
     async def _start_http(self, stack: contextlib.AsyncExitStack) -> None:
         if not self.settings.http_address:
             return
-        try:
-            self.metrics.enable()
-        except ImportError:
-            raise SettingsError(
-                "--http-address (HTTP_ADDRESS) needs prometheus-client: pip install 'dra-kubeletplugin[metrics]'"
-            ) from None
         server = HttpServer(self._http, self.settings.http_address)
         try:
             url = await server.start()
@@ -303,7 +297,7 @@ class Plugin:
     async def _http(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
-                return Response(200, self.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+                return Response(200, self.metrics.text(), CONTENT_TYPE)
             case "/healthz":
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
