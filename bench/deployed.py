@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -49,6 +50,21 @@ class Deployed:
                 return str(answer.read().decode())
 
         return await asyncio.to_thread(ask)
+
+    async def published(self) -> None:
+        """Waits until /readyz says so: registered, and slices published. Raises ``TimeoutError`` with what is missing."""
+        said = ""
+        try:
+            async with asyncio.timeout(START):
+                while True:
+                    try:
+                        await self.probe("/readyz")
+                        return
+                    except urllib.error.HTTPError as e:
+                        said = e.read().decode()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise TimeoutError(f"{self.driver} is not ready after {START:g}s: {said}") from None
 
     def memory(self) -> dict[str, float]:
         """MiB by name of /proc/PID/smaps_rollup: Rss, Pss, Anonymous and others."""
@@ -103,14 +119,9 @@ async def deployed(target: str, api: Api, state: Path, python: str = sys.executa
             async with asyncio.timeout(START):
                 driver, endpoint = await register(root / "plugins_registry", process)
                 registered = loop.time() - started
-                out = Deployed(
-                    process.pid, driver, endpoint, f"http://{options['HTTP_ADDRESS']}", Path(cdi), registered
-                )
-                while True:
-                    with contextlib.suppress(OSError):
-                        await out.probe("/readyz")
-                        break
-                    await asyncio.sleep(0.05)
+            url = f"http://{options['HTTP_ADDRESS']}"
+            out = Deployed(process.pid, driver, endpoint, url, Path(cdi), registered)
+            await out.published()
             yield out
         finally:
             with contextlib.suppress(ProcessLookupError):
