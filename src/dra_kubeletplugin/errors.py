@@ -90,23 +90,6 @@ def _line(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", " ".join(text.split()))
 
 
-def printable(text: object) -> str:
-    """``str(text)`` as text that can be encoded and printed, whatever it holds."""
-    try:
-        out = str(text)
-    except Exception:
-        return type(text).__name__
-    if out.isprintable():
-        return out
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in out)
-
-
-def describe(e: BaseException) -> str:
-    """``TypeName: message``, printable; the type's name alone where there is no message."""
-    message = printable(e)
-    return f"{type(e).__name__}: {message}" if message else type(e).__name__
-
-
 class DraError(Exception):
     """Base of all errors of this package."""
 

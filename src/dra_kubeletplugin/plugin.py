@@ -64,7 +64,7 @@ class Plugin:
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
-            lambda: self.scan.claim_ended(),
+            self._claims_changed,
         )  # fmt: skip
         pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceScan(
@@ -81,11 +81,18 @@ class Plugin:
             served.append(HealthService(self.inventory).add_to)
         self._dra = UnixServer(self.paths.dra, self.process.id, served)
         self._registrar = UnixServer(
-            self.paths.registration, self.process.id, [self.registration.add_to], settings.plugin_dir, self.registration.lost
+            self.paths.registration,
+            self.process.id,
+            [self.registration.add_to],
+            settings.plugin_dir,
+            self.registration.lost,
         )
         self._health_fault = ""
         self.serving = False
         self.http_url = ""
+
+    def _claims_changed(self) -> None:
+        self.scan.claim_ended()
 
     # --- lifespan -------------------------------------------------------------------------------
 
@@ -227,7 +234,9 @@ class Plugin:
             return ["starting", *([self.scan.fault] if self.scan.fault else [])]
         out = [s.fault for s in (self._dra, self._registrar) if s.fault]
         if not self.registration.registered.is_set():
-            out.append(f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}")
+            out.append(
+                f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
+            )
         if self.scan.fault:
             out.append(self.scan.fault)
         fault = self.publisher.fault

@@ -56,6 +56,11 @@ class Store:
         self._damage: Exception | None = None
         self._batcher: Batcher[tuple[Operation[object], Mode]] = Batcher("records", self._work, self._write_back)
 
+    @property
+    def transactions(self) -> int:
+        """Batches so far, each one transaction, or two where reads and writes came together."""
+        return self._batcher.batches
+
     async def do(self, operation: Operation[Result], mode: Mode = Mode.WRITE) -> Result:
         """Runs ``operation`` in a transaction with others; its exception rolls back only its own part.
 
