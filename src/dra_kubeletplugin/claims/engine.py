@@ -122,7 +122,9 @@ class Engine:
                 self.metrics.inc("requests_total", operation=work.value, result=reason)
                 if isinstance(result, DraError):
                     under = result.operation or op
-                    log.warning("%s of claim %s (UID %s) [op %s]: %s", work.value, names[uid], uid, under, result.event())
+                    log.warning(
+                        "%s of claim %s (UID %s) [op %s]: %s", work.value, names[uid], uid, under, result.event()
+                    )
             return out
 
     def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
@@ -201,7 +203,9 @@ class Engine:
         async def save(step: dict[str, Any]) -> None:
             record.doc["undo"] = [*record.steps, step]
             if not await self.store.do(lambda db: rows.update(db, record, fence), Mode.SYNC):
-                raise ClaimTakenError(f"claim {ref} was taken over by another instance of the plugin: nothing more is done")
+                raise ClaimTakenError(
+                    f"claim {ref} was taken over by another instance of the plugin: nothing more is done"
+                )
             self.in_flight.put(record)
 
         fence = record.fence
@@ -220,12 +224,15 @@ class Engine:
             try:
                 prepared = await self.calls(self.driver.prepare, claim)
             finally:
-                await undo.finish()
+                await undo.settle()
+            undo.check()
             complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
             await self.files.put(record)
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(lambda db: rows.update(db, record, fence)):
-                raise ClaimTakenError(f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again")
+                raise ClaimTakenError(
+                    f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
+                )
         except Exception as e:
             error = self._own(e)
             if found := await self._take_back(record, error):
@@ -269,7 +276,9 @@ class Engine:
             try:
                 await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid))
             except DraError as e:
-                raise DeviceHeldError(f"a device is still held by claim {holder.shown}, which cannot be undone: {e}") from None
+                raise DeviceHeldError(
+                    f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+                ) from None
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_caught(free(h))) for h in holders]
@@ -326,7 +335,9 @@ class Engine:
         try:
             if record.doc.get("cdi") or not record.doc.get("complete"):
                 await self.files.remove(record.uid)
-            await run_undo(self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown)
+            await run_undo(
+                self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
+            )
             await self.store.do(lambda db: rows.delete(db, fence))
         except Exception as e:
             self.metrics.inc("undo_failures_total")

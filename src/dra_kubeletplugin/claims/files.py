@@ -60,17 +60,28 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
         spec = specs.read(uid)
         known = msgspec.json.decode(spec["annotations"][ANNOTATION], type=dict)
         plain = {k: v for k, v in spec.items() if k != "annotations"}
-        doc = check_doc({"devices": known["devices"], "undo": known["undo"], "cdi": plain, "complete": True, "rebuilt": True})
+        doc = check_doc(
+            {"devices": known["devices"], "undo": known["undo"], "cdi": plain, "complete": True, "rebuilt": True}
+        )
         for key in ("namespace", "name", "boot"):
             if not isinstance(known[key], str):
                 raise ValueError(f"{key} is no text")
         return Record(
-            uid, known["namespace"], known["name"], State.PREPARED, known["boot"], "", doc, created=float(known["created"])
+            uid,
+            known["namespace"],
+            known["name"],
+            State.PREPARED,
+            known["boot"],
+            "",
+            doc,
+            created=float(known["created"]),
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as e:
-        log.error("CDI file %s tells nothing of its claim (%s): its devices are not known", specs.path(uid), printable(e))
+        log.error(
+            "CDI file %s tells nothing of its claim (%s): its devices are not known", specs.path(uid), printable(e)
+        )
         return None
 
 

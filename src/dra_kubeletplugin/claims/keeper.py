@@ -161,7 +161,10 @@ class Keeper:
 
     def _unfinished(self) -> list[Path]:
         """Files that an instance was making when it died."""
-        names = [*self.path.parent.glob(f".{self.path.name}.new-*"), *self.path.parent.glob(f".{self.path.name}.again-*")]
+        names = [
+            *self.path.parent.glob(f".{self.path.name}.new-*"),
+            *self.path.parent.glob(f".{self.path.name}.again-*"),
+        ]
         return [p for p in names if not self.process.alive(p.name.rpartition(".new-")[2])]
 
     def _set_aside(self, fault: Exception) -> None:
@@ -270,9 +273,7 @@ class Keeper:
 
     def _unmerged(self) -> list[Path]:
         return sorted(
-            p
-            for p in self.path.parent.glob(f"{self.path.name}.{_UNMERGED}*")
-            if not p.name.endswith(_PARTS[1:])
+            p for p in self.path.parent.glob(f"{self.path.name}.{_UNMERGED}*") if not p.name.endswith(_PARTS[1:])
         )
 
     def _final(self, aside: Path) -> Path:

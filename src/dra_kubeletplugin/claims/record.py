@@ -189,4 +189,3 @@ def _is_step(entry: object) -> bool:
 def request_names(requests: Sequence[str]) -> list[str]:
     """Names as the kubelet wants them: the base of ``request/subrequest``; an empty list means all."""
     return sorted({r.partition("/")[0] for r in requests if r})
-

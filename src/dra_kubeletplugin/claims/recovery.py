@@ -62,7 +62,9 @@ class Recovery:
                 _complete(db, row, claim)
                 continue
             if row is not None:
-                told.append(f"claim {row.shown} was reported by the driver, and its record cannot be read ({row.reason})")
+                told.append(
+                    f"claim {row.shown} was reported by the driver, and its record cannot be read ({row.reason})"
+                )
                 continue
             try:
                 rows.insert(db, self.store.driver, self._record(claim, over=claim.uid in ended))
@@ -101,5 +103,7 @@ def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> Non
 
 def _checked(claim: object) -> RecoveredClaim:
     if not isinstance(claim, RecoveredClaim) or not all(isinstance(d, PreparedDevice) for d in claim.devices):
-        raise DriverError(f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with PreparedDevice")
+        raise DriverError(
+            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with PreparedDevice"
+        )
     return claim

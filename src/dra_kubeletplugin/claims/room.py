@@ -159,7 +159,9 @@ class Claims:
         out = [*self.keeper.report, *self.recovery.report]
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_MEASURE):
-                out += [f"the record of claim {u.shown} cannot be read: {u.reason}" for u in await self.store.unreadable()]
+                out += [
+                    f"the record of claim {u.shown} cannot be read: {u.reason}" for u in await self.store.unreadable()
+                ]
         return out
 
     async def measure(self) -> None:

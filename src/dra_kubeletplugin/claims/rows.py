@@ -136,7 +136,10 @@ def get_meta(db: sqlite3.Connection, prefix: str) -> dict[str, str]:
 
 
 def set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
-    db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+    db.execute(
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (key, value),
+    )
 
 
 def clear_meta(db: sqlite3.Connection, prefix: str) -> None:

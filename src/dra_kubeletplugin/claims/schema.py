@@ -42,7 +42,9 @@ def connect(path: Path, wait: float) -> sqlite3.Connection:
     if not path.stat().st_size:
         # A database gets its name only when it is whole: this one was emptied.
         raise sqlite3.DatabaseError("the file is empty")
-    db = sqlite3.connect(f"file:{_quoted(path)}?mode=rw", timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
+    db = sqlite3.connect(
+        f"file:{_quoted(path)}?mode=rw", timeout=wait, isolation_level=None, check_same_thread=False, uri=True
+    )
     try:
         db.text_factory = lenient
         db.execute("PRAGMA foreign_keys = ON")

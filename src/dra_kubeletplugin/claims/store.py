@@ -178,7 +178,9 @@ class Store:
             if self._is_named():
                 return db
             rollback(db)  # it lost its name while we waited for the lock
-        raise RecordsBusyError(f"{self.path} is replaced again and again: see what else writes below the kubelet's root")
+        raise RecordsBusyError(
+            f"{self.path} is replaced again and again: see what else writes below the kubelet's root"
+        )
 
     def _failed(self, e: Exception) -> RecordsError:
         error = as_records_error(e, self.path)
