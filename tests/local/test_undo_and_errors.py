@@ -93,15 +93,15 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
     async with node_with(cls, http_address="127.0.0.1:0") as node:
         found = await one(node)
         await prepare_call(node, ref(found))
-        (record,) = await node.plugin.store.all()
+        (record,) = await node.plugin.claims.store.all()
         assert (str(record.state), record.attempts) == ("Unpreparing", 1)
         assert "cannot be reversed now" in record.error
         assert b"dra_undo_failures_total 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
-        report = await node.plugin.reconciler.once()
+        report = await node.plugin.claims.reconciler.once()
         assert report.undo_failed == [record.uid]
         cls.fail_undo = ""
-        report = await node.plugin.reconciler.once()
+        report = await node.plugin.claims.reconciler.once()
         assert report.undone == [record.uid]
         assert await node.leftovers() == NOTHING
 
@@ -223,7 +223,7 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
                 await stack.enter_async_context(node.plugin.running())
                 await node.plugin.registration.registered.wait()
                 assert not (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-                assert any("slices are not published" in line for line in node.plugin.not_ready())
+                assert any("slices are not published" in line for line in await node.plugin.not_ready())
                 assert await node.leftovers() == NOTHING
 
 
@@ -263,7 +263,7 @@ async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_
     async with node_with(cls) as node:
         await node.run_pod()
         cls.count = 0
-        await node.plugin.scan()
+        await node.rescan()
 
         def published() -> dict[str, Any]:
             return {d["name"]: d for s in node.cluster.slices() for d in s["spec"].get("devices") or []}
@@ -347,10 +347,10 @@ async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone
         kind = kinds.BY_PLURAL.pop(key)
         try:
             for _ in range(2):
-                report = await node.plugin.reconciler.once()
+                report = await node.plugin.claims.reconciler.once()
                 assert report.unprepared == []
             error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
             assert error.startswith("API_UNAVAILABLE")
         finally:
             kinds.BY_PLURAL[key] = kind
-        assert [r.uid for r in await node.plugin.store.all()] == [found["metadata"]["uid"]]
+        assert [r.uid for r in await node.plugin.claims.store.all()] == [found["metadata"]["uid"]]

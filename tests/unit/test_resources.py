@@ -12,7 +12,7 @@ from dra_kubeletplugin.resources import quantity, schema, version
 from dra_kubeletplugin.resources.names import LABEL, sanitize
 from dra_kubeletplugin.resources.slice_rules import validate_spec
 from dra_kubeletplugin.slices.pack import pack
-from dra_kubeletplugin.slices.publisher import make_plan
+from dra_kubeletplugin.slices.plan import make_plan
 
 
 @pytest.mark.parametrize(

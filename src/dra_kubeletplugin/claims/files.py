@@ -5,8 +5,9 @@ So no name has to be parsed, and a driver's undo steps survive too. Source of th
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -90,7 +91,7 @@ class Files:
 
     def __init__(self, specs: ClaimSpecs) -> None:
         self.specs = specs
-        self._batcher: Batcher[Callable[[], bool]] = Batcher("cdi", self._work)
+        self._batcher: Batcher[Callable[[], object]] = Batcher("cdi", self._work)
 
     async def put(self, record: Record) -> None:
         """Writes the file of a prepared claim, if it needs one.
@@ -99,7 +100,7 @@ class Files:
         """
         spec = spec_of(record)
         if spec is not None:
-            await self._do(lambda: self.specs.write(record.uid, spec) is None)
+            await self._do(functools.partial(self.specs.write, record.uid, spec))
 
     async def mend(self, record: Record) -> bool:
         """Writes the file again where it is missing, cut or changed; True where it was.
@@ -116,7 +117,7 @@ class Files:
             self.specs.write(record.uid, spec)
             return True
 
-        return await self._do(compare)
+        return bool(await self._do(compare))
 
     def known(self, uid: str) -> Record | None:
         """What the file of a claim tells of it; None where it tells nothing. Blocks."""
@@ -124,19 +125,18 @@ class Files:
 
     async def remove(self, uid: str) -> None:
         """Raises :class:`RecordsError`; a file that is not there is no fault."""
-        await self._do(lambda: self.specs.remove(uid) is None)
+        await self._do(functools.partial(self.specs.remove, uid))
 
     async def close(self, timeout: float) -> None:
         await self._batcher.close(timeout)
 
-    async def _do(self, work: Callable[[], bool]) -> bool:
-        done: bool = await self._batcher.submit(work)
-        return done
+    async def _do(self, work: Callable[[], object]) -> object:
+        return await self._batcher.submit(work)
 
-    def _work(self, items: Sequence[Callable[[], bool]]) -> list[bool | RecordsError]:
+    def _work(self, items: Sequence[Callable[[], object]]) -> list[object]:
         return [self._one(item) for item in items]
 
-    def _one(self, item: Callable[[], bool]) -> bool | RecordsError:
+    def _one(self, item: Callable[[], object]) -> object:
         try:
             return item()
         except OSError as e:

@@ -42,7 +42,7 @@ class Flights:
         self._last: dict[str, _Flight] = {}  # the newest of each claim; earlier ones are waited for by it
         self._all: set[asyncio.Task[Any]] = set()
 
-    def __contains__(self, uid: str) -> bool:
+    def __contains__(self, uid: object) -> bool:
         return uid in self._last
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..cdi import ClaimSpecs
 from ..driver import Driver
@@ -102,7 +102,7 @@ class Claims:
         except DraError as e:
             log.error("no claim can be prepared or unprepared until this is mended: %s", e)
 
-    def background(self) -> Mapping[str, Callable[[], object]]:
+    def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Tasks by name; none of them ever ends."""
         return {
             "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),

@@ -166,7 +166,7 @@ def decode(row: Sequence[object]) -> Row:
             uid=str(raw["uid"]),
             namespace=str(raw["namespace"]),
             name=str(raw["name"]),
-            state=State(raw["state"]),
+            state=State(str(raw["state"])),
             boot_id=str(raw["boot_id"]),
             owner=str(raw["owner"]),
             doc=check_doc(msgspec.json.decode(str(raw["doc"]))),

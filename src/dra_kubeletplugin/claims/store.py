@@ -56,6 +56,11 @@ class Store:
         self._damage: Exception | None = None
         self._batcher: Batcher[tuple[Operation[object], Mode]] = Batcher("records", self._work, self._write_back)
 
+    @property
+    def transactions(self) -> int:
+        """Batches so far, each one transaction, or two where reads and writes came together."""
+        return self._batcher.batches
+
     async def do(self, operation: Operation[Result], mode: Mode = Mode.WRITE) -> Result:
         """Runs ``operation`` in a transaction with others; its exception rolls back only its own part.
 
@@ -150,18 +155,40 @@ class Store:
         return results
 
     def _transaction(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
+        """Once more on a connection of its own where the first shows damage, which opening mends, or a passing disk error.
+
+        Every operation judges by what it reads, so it may be run again where it is not known whether it was committed.
+        """
         try:
-            db = self._begin(write=write, synced=synced)
-            changes = db.total_changes
-            results = [_one(db, operation) for operation in operations]
-            db.execute("COMMIT")
+            try:
+                return self._attempt(operations, write=write, synced=synced)
+            except sqlite3.DatabaseError as e:
+                if not self._may_pass(e):
+                    raise
+                log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
+                self._drop()
+                self._damage = e if is_damage(e) else None
+                return self._attempt(operations, write=write, synced=synced)
         except Exception as e:
             return [self._failed(e)] * len(operations)
+
+    @staticmethod
+    def _may_pass(e: sqlite3.DatabaseError) -> bool:
+        return is_damage(e) or "disk I/O error" in str(e)
+
+    def _attempt(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
+        db = self._begin(write=write, synced=synced)
+        changes = db.total_changes
+        try:
+            results = [_one(db, operation) for operation in operations]
+            db.execute("COMMIT")
+        except BaseException:
+            rollback(db)
+            raise
         if write and not self._is_named() and self.path.exists():
             # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
             self._drop()
-            error = RecordsError(f"{self.path} was replaced by another instance of the plugin: the kubelet tries again")
-            return [error] * len(operations)
+            raise RecordsError(f"{self.path} was replaced by another instance of the plugin: the kubelet tries again")
         if self.fault and db.total_changes != changes:  # reading proves nothing about a full disk
             log.info("claim records can be written again")
             self.fault = ""

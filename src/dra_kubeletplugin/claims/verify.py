@@ -138,7 +138,7 @@ class Verifier:
                 )
             raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
         if self.refuse_unhealthy and not self.inventory.healthy(name) and not result.get("adminAccess"):
-            reason = self.inventory.health[name].message or "no reason given"
+            reason = self.inventory.unhealthy_reason(name)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         try:
             chosen, source = resolve(config, self.driver.config_kinds(), self.name, result["request"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -20,7 +17,6 @@ from .config import Config
 T = TypeVar("T")
 # What `def` answers, `async def` with `yield`, and `async def` without.
 Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
-_THREADS = 256  # as many plain methods may block at once; threads are made when needed
 
 
 @dataclass(frozen=True)
@@ -138,19 +134,3 @@ class Driver:
         if self.config is None:
             return ()
         return (self.config,) if isinstance(self.config, type) else tuple(self.config)
-
-
-_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="driver")
-
-
-async def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls an author's method: awaits it, or runs it in a thread with the caller's context."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*args, **kwargs)
-    import contextvars
-    import functools
-
-    context = contextvars.copy_context()
-    run = functools.partial(context.run, functools.partial(method, *args, **kwargs))
-    result = await asyncio.get_running_loop().run_in_executor(_pool, run)
-    return await result if inspect.isawaitable(result) else result
