@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import difflib
 import functools
 import inspect
@@ -118,7 +119,9 @@ class _Registration(Awaitable[None]):
     def __await__(self) -> Generator[Any, None, None]:
         self.awaited = True
         if not self.saving.done():
-            yield from asyncio.shield(asyncio.wrap_future(self.saving)).__await__()
+            # raise_failure says it in our words; a cancellation is the caller's.
+            with contextlib.suppress(Exception):
+                yield from asyncio.shield(asyncio.wrap_future(self.saving)).__await__()
         self.raise_failure()
 
     def wait(self) -> None:
@@ -197,10 +200,11 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
     try:
         signature.bind(None, **data)
     except TypeError as e:
-        parameters = list(signature.parameters)[1:]
+        parameters = list(signature.parameters)
+        any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         for given in data:
-            if given not in parameters:
-                return f"{cls}.{printable(name)} has no parameter {given!r}" + _near(given, parameters)
+            if given not in parameters and not any_name:
+                return f"{cls}.{printable(name)} has no parameter {given!r}" + _near(given, parameters[1:])
         return f"{cls}.{printable(name)} cannot be called with these parameters: {printable(e)}"
     return ""
 
