@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ async def test_a_failing_prepare_undoes_what_it_did_newest_first() -> None:
     async with node_with(cls) as node:
         found = await one(node)
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-        assert error.startswith("DRIVER_FAILED: claim default/c: the driver raised OSError: step 3 broke")
+        assert error.startswith("DRIVER_FAILED: the driver's prepare raised OSError: step 3 broke [DRA-E103]")
         assert cls.undone == ["3", "2", "1"]
         assert await node.leftovers() == NOTHING
 
@@ -117,6 +118,93 @@ async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_erro
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
         assert "has no method undo_nothing_like_it(claim, **data)" in error
         assert await node.leftovers() == NOTHING
+
+
+async def test_a_step_whose_await_was_forgotten_is_still_reversed_when_prepare_fails() -> None:
+    cls = stepwise()
+    cls.forget_await, cls.fail_at = True, 3
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "OSError: step 3 broke" in error
+        assert cls.undone == ["3", "2", "1"]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
+    class Yielding(Stepwise):
+        thread = 0
+
+        def devices(self) -> Iterator[Device]:  # type: ignore[override]
+            type(self).thread = threading.get_ident()
+            yield from (Device(f"s-{i}") for i in range(2))
+
+        async def prepare(self, claim: Claim) -> AsyncIterator[PreparedDevice]:  # type: ignore[override]
+            for d in claim.devices:
+                await claim.on_undo("step", number=int(d.name[-1]))
+                yield d.prepared()
+
+    class Plain(Yielding):
+        def prepare(self, claim: Claim) -> Iterator[PreparedDevice]:  # type: ignore[override]
+            type(self).thread = threading.get_ident()
+            for d in claim.devices:
+                claim.on_undo("step", number=int(d.name[-1]))
+                yield d.prepared()
+
+    for cls in (Yielding, Plain):
+        async with node_with(cls) as node:
+            devices = [{"pool": "node-1", "device": f"s-{i}"} for i in range(2)]
+            found = await allocate(node, "c", devices)
+            answer = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]]
+            assert not answer.error
+            assert [d.device_name for d in answer.devices] == ["s-0", "s-1"]
+            assert cls.thread != threading.get_ident()
+            await unprepare_call(node, ref(found))
+            assert cls.undone == ["1", "0"]
+            assert await node.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    "raised",
+    [
+        StopIteration(),
+        asyncio.CancelledError(),
+        SystemExit(0),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        BaseExceptionGroup("all", [SystemExit(0), OSError("x")]),
+        OSError("\ud800 \x00"),
+    ],
+    ids=repr,
+)
+async def test_whatever_a_method_raises_one_claim_fails_and_the_plugin_goes_on(
+    raised: BaseException, plain: bool
+) -> None:
+    class Raising(Toy):
+        broken = True
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            if claim.name == "bad" and type(self).broken:
+                raise raised
+            return await super().prepare(claim)
+
+    class PlainRaising(Raising):
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
+            if claim.name == "bad" and type(self).broken:
+                raise raised
+            return [d.prepared() for d in claim.devices]
+
+    cls = PlainRaising if plain else Raising
+    async with node_with(cls) as node:
+        bad = await allocate(node, "bad", [{"pool": "node-1", "device": "toy-0"}])
+        good = await allocate(node, "good", [{"pool": "node-1", "device": "toy-1"}])
+        answer = await prepare_call(node, ref(bad), ref(good))
+        error = answer.claims[bad["metadata"]["uid"]].error
+        assert error.startswith("DRIVER_FAILED: the driver's prepare raised ")
+        assert not answer.claims[good["metadata"]["uid"]].error
+        cls.broken = False
+        assert not (await prepare_call(node, ref(bad))).claims[bad["metadata"]["uid"]].error
 
 
 async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
@@ -335,6 +423,30 @@ async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
         assert error.startswith("HOST_PATH_MISSING: claim default/c: /dev/toy0 of device toy-0 is not on the host")
         (tmp_path / "toy0").touch()
         assert not (await prepare_call(node, ref(found))).claims[uid].error
+
+
+async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_in_the_call_is_not() -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Odd(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            match claim.name:
+                case "text":
+                    return [d.prepared(data={"serial": "\ud800"}) for d in claim.devices]
+                case "env":
+                    return [d.prepared(ContainerEdits(env={"A": "\udc80"})) for d in claim.devices]
+            return await super().prepare(claim)
+
+    async with node_with(Odd) as node:
+        names = ["text", "env", "good"]
+        found = {n: await allocate(node, n, [{"pool": "node-1", "device": f"toy-{i}"}]) for i, n in enumerate(names)}
+        answer = await prepare_call(node, *(ref(c) for c in found.values()))
+        errors = {n: answer.claims[c["metadata"]["uid"]].error for n, c in found.items()}
+        assert errors["text"].startswith(
+            "BAD_ANSWER: claim default/text: device toy-0: data.serial is no valid Unicode"
+        )
+        assert errors["env"].startswith("INVALID_CDI: env[0]")
+        assert errors["good"] == ""
 
 
 async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:

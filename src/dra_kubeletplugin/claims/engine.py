@@ -224,7 +224,8 @@ class Engine:
             try:
                 prepared = await self.calls(self.driver.prepare, claim)
             finally:
-                await undo.finish()
+                await undo.settle()
+            undo.check()
             complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
             await self.files.put(record)
             record.state, record.owner = State.PREPARED, ""
