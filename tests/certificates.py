@@ -34,7 +34,9 @@ def signed(folder: Path, ca: Pair, name: str, alternatives: str = "IP:127.0.0.1"
     """A certificate of ``ca`` for ``alternatives`` (subjectAltName)."""
     pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
-    extensions.write_text(f"subjectAltName={alternatives}\nbasicConstraints=CA:FALSE\nsubjectKeyIdentifier=none\nauthorityKeyIdentifier=none\n")
+    extensions.write_text(
+        f"subjectAltName={alternatives}\nbasicConstraints=CA:FALSE\nsubjectKeyIdentifier=none\nauthorityKeyIdentifier=none\n"
+    )
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     _openssl("req", "-new", *curve, "-keyout", pair.key, "-out", request, "-subj", f"/CN={name}")
     sign = ("-CA", ca.cert, "-CAkey", ca.key, "-set_serial", "1", "-days", "2", "-extfile", extensions)

@@ -78,10 +78,13 @@ async def test_a_watch_takes_no_connection_from_the_requests() -> None:
     async def reply(peer: Peer, request: bytes) -> bytes:
         return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n" if b"watch" in request else OBJECT
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
-        async with client.stream("/watch", {}, 5, lambda: None) as lines:
-            assert await anext(lines) == b"{}"
-            await get(client, timeout=2)
+    async with (
+        Peer(reply) as peer,
+        KubeClient(ApiConfig(peer.url), connections=1) as client,
+        client.stream("/watch", {}, 5, lambda: None) as lines,
+    ):
+        assert await anext(lines) == b"{}"
+        await get(client, timeout=2)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -169,8 +172,6 @@ async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
 
 async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    original = asyncio.BaseTransport.get_extra_info
-
     async with serving(OBJECT) as peer:
         transport = Transport(peer.url)
         loop = asyncio.get_running_loop()
@@ -185,7 +186,6 @@ async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: p
         await transport.request("GET", "/x", {})
         async with transport.stream("/x", {}):
             pass
-        del original
         assert len(KEEPALIVE) == 5
         for level, option, value in KEEPALIVE:
             assert seen[0].getsockopt(level, option) == value
@@ -215,14 +215,17 @@ async def test_a_stranger_a_wrong_name_and_old_tls_are_refused(ca: Pair, server_
     async with serving(OBJECT, tls=server_side(server_pair)) as peer:
         for tls in (trusting(other.cert), Tls(), trusting(ca.cert, server_name="kubernetes.default")):
             async with KubeClient(ApiConfig(peer.url, tls)) as client:
-                with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED|certificate verify failed") as e:
+                with pytest.raises(ApiError, match="certificate verify failed") as e:
                     await get(client)
                 assert e.value.unreachable
         async with KubeClient(ApiConfig(peer.url, Tls(TlsFiles(verify=False)))) as client:
             await get(client)
-    async with serving(OBJECT, tls=server_side(named)) as peer:
-        async with KubeClient(ApiConfig(peer.url, trusting(ca.cert, server_name="kubernetes.default"))) as client:
-            await get(client)
+    right = trusting(ca.cert, server_name="kubernetes.default")
+    async with (
+        serving(OBJECT, tls=server_side(named)) as peer,
+        KubeClient(ApiConfig(peer.url, right)) as client,
+    ):
+        await get(client)
     assert trusting(ca.cert).context().minimum_version is ssl.TLSVersion.TLSv1_2
 
 
