@@ -4,7 +4,7 @@ WORKDIR /src
 RUN python -m venv /opt/dra
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN /opt/dra/bin/pip install --no-cache-dir '.[metrics]'
+RUN /opt/dra/bin/pip install --no-cache-dir .
 
 FROM python:3.13-slim
 ARG DRIVER=drivers/pci

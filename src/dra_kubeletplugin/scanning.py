@@ -64,7 +64,8 @@ class DeviceScan:
         self._pace = pace
         self._subsystems = subsystems
         self._wanted = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._ended = asyncio.Condition()
+        self._looks = (0, 0)  # begun, ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hangs = False
         self._began = 0.0
@@ -96,11 +97,18 @@ class DeviceScan:
     async def first_look(self, timeout: float) -> bool:
         """Waits until a look has ended, well or not; False where none has within ``timeout`` seconds."""
         try:
-            async with asyncio.timeout(timeout):
-                await self._ended.wait()
+            async with asyncio.timeout(timeout), self._ended:
+                await self._ended.wait_for(lambda: self._looks[1] > 0)
         except TimeoutError:
             return False
         return True
+
+    async def look(self) -> None:
+        """Waits for a look that begins now or later to end, well or not."""
+        awaited = self._looks[0] + 1
+        self.request()
+        async with self._ended:
+            await self._ended.wait_for(lambda: self._looks[1] >= awaited)
 
     async def run(self) -> None:
         """Looks, at once and then again and again. Never returns; no fault from outside ends it."""
@@ -115,6 +123,7 @@ class DeviceScan:
 
     async def _look(self) -> None:
         self._began = time.monotonic()
+        self._looks = (self._looks[0] + 1, self._looks[1])
         look = asyncio.create_task(self._ask(), name="devices()")
         try:
             await asyncio.wait({look}, timeout=self._pace.hang)
@@ -129,7 +138,9 @@ class DeviceScan:
             self._hangs = False
             self._metrics.set("scan_hanging", 0)
         self._took(look)
-        self._ended.set()
+        async with self._ended:
+            self._looks = (self._looks[0], self._looks[0])
+            self._ended.notify_all()
 
     async def _ask(self) -> None:
         devices = await self._calls(self._driver.devices)

@@ -172,7 +172,7 @@ class Settings:
         out += self._folder_faults()
         if not self.sysfs_root.is_dir():
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
-        if self.kubeconfig and not Path(self.kubeconfig).is_file():
+        if self.kubeconfig and not any(Path(p).expanduser().is_file() for p in self.kubeconfig.split(os.pathsep) if p):
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
         for f in fields(self):
             least, value = f.metadata.get("least"), getattr(self, f.name)

@@ -70,7 +70,7 @@ async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(da
         (aside,) = [p for p in folder.iterdir() if ".damaged-" in p.name and not p.name.endswith(("-wal", "-shm"))]
         assert aside.name.startswith("records.db.damaged-2")
         assert (await node.leftovers()) == {"files": [uid], "records": [uid], "held": ["toy-0"]}
-        assert any("set aside" in line for line in node.plugin.repair.report)
+        assert any("set aside" in line for line in node.plugin.claims.keeper.report)
         assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
         from dra_kubeletplugin.observe.http import Request
 
@@ -112,7 +112,7 @@ async def test_what_the_driver_knows_completes_what_the_files_tell() -> None:
         await node.stop()
         garbage(node.settings.records_path)
         await node.start()
-        record = await node.plugin.store.get(Knowing.uid)
+        record = await node.plugin.claims.store.get(Knowing.uid)
         assert record
         assert record.devices[0]["data"] == {"index": 0}
         assert (await node.leftovers())["held"] == ["toy-0", "toy-3"]
@@ -122,7 +122,7 @@ async def test_damage_while_running_is_mended_at_the_next_call() -> None:
     async with node_with(toy()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
-        db = node.plugin.store._db
+        db = node.plugin.claims.store._db
         assert db
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         garbage(node.settings.records_path)
@@ -140,14 +140,14 @@ async def test_damage_while_running_asks_the_driver_what_it_holds() -> None:
             return [RecoveredClaim(uid="only-the-hardware-knows", devices=[lost])]
 
     async with node_with(Knowing) as node:
-        db = node.plugin.store._db
+        db = node.plugin.claims.store._db
         assert db
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         garbage(node.settings.records_path)
 
         async def known() -> bool:
             try:
-                return await node.plugin.store.held() == {"toy-3"}
+                return await node.plugin.claims.store.held() == {"toy-3"}
             except RecordsError:
                 return False
 
@@ -161,7 +161,7 @@ async def test_a_database_that_is_removed_under_a_running_plugin_is_written_agai
         await node.run_pod("second")
         await node.restart()
         assert [c[0] for c in node.driver.calls] == ["prepare", "prepare"]
-        records = await node.plugin.store.all()
+        records = await node.plugin.claims.store.all()
         assert {r.name.rpartition("-t0-")[0] for r in records} == {"pod", "second"}
         await node.delete_pod()
         await node.delete_pod("second")
@@ -235,11 +235,11 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
             if error:
                 break
         assert "the disk is full" in errors[-1] or "cannot be written" in errors[-1], errors
-        assert any("disk is full" in line for line in node.plugin.not_ready())
+        assert any("disk is full" in line for line in await node.plugin.not_ready())
         filler.unlink()
         assert not (await prepare_call(node, ref(claims[1]))).claims[claims[1]["metadata"]["uid"]].error
-        assert node.plugin.not_ready() == []
-        assert sorted(await node.plugin.store.held()) == ["toy-0", "toy-1"]
+        assert await node.plugin.not_ready() == []
+        assert sorted(await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]
         await node.stop()
 
 
@@ -274,7 +274,7 @@ async def test_records_that_cannot_be_used_fail_claims_and_not_the_plugin() -> N
         await node.start()
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
         assert error.startswith("RECORDS_NEWER:")
-        assert any("use a newer plugin" in line for line in node.plugin.not_ready())
+        assert any("use a newer plugin" in line for line in await node.plugin.not_ready())
         assert not [p for p in path.parent.iterdir() if "damaged" in p.name]
 
 
@@ -315,9 +315,9 @@ async def test_one_version_newer_is_used_and_its_columns_and_fields_survive() ->
         db.commit()
         db.close()
         await node.start()
-        record = await node.plugin.store.get(uid)
+        record = await node.plugin.claims.store.get(uid)
         assert record
-        await node.plugin.store.save(record)
+        await node.plugin.claims.store.save(record)
         await node.run_pod("another")
         db = sqlite3.connect(node.settings.records_path)
         assert db.execute(
@@ -369,10 +369,10 @@ async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_hea
             answer = await prepare_call(node, ref(second), ref(found))
             assert answer.claims[second["metadata"]["uid"]].error.startswith("RECORDS_UNAVAILABLE:")
             assert "read-only" in answer.claims[second["metadata"]["uid"]].error
-            assert any("read-only" in line for line in node.plugin.not_ready())
+            assert any("read-only" in line for line in await node.plugin.not_ready())
             assert not [p for p in node.settings.plugin_dir.iterdir() if "damaged" in p.name]
         finally:
             subprocess.run(["umount", "-l", path], check=True)
         await node.restart()
         assert not (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error
-        assert sorted(await node.plugin.store.held()) == ["toy-0", "toy-1"]
+        assert sorted(await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]

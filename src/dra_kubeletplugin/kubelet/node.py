@@ -13,7 +13,7 @@ from .._proto import dra_v1_pb2 as v1
 from .._proto import dra_v1_pb2_grpc as v1_grpc
 from .._proto import dra_v1beta1_pb2 as v1beta1
 from .._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
-from ..claims import Answer, ClaimRef, Engine
+from ..claims import Answer, ClaimRef, Claims
 from ..errors import DraError, describe
 from ..observe.log import operation
 from ..observe.metrics import Metrics
@@ -28,10 +28,10 @@ Handle = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Answer]]]
 
 
 class NodeService:
-    """Both versions of the service over one engine. Every claim of a request is in the answer, whatever happens."""
+    """Both versions of the service over one room of claims. Every claim of a request is in the answer, whatever happens."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
-        self.engine = engine
+    def __init__(self, claims: Claims, metrics: Metrics) -> None:
+        self.claims = claims
         self.metrics = metrics
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -44,7 +44,7 @@ class NodeService:
 
     async def prepare(self, request: PrepareRequest, kind: type[PrepareResponse]) -> PrepareResponse:
         out = kind()
-        for uid, answer in (await self._call("NodePrepareResources", self.engine.prepare, request)).items():
+        for uid, answer in (await self._call("NodePrepareResources", self.claims.prepare, request)).items():
             entry = out.claims[uid]
             if isinstance(answer, DraError):
                 entry.error = answer.event()
@@ -63,7 +63,7 @@ class NodeService:
 
     async def unprepare(self, request: UnprepareRequest, kind: type[UnprepareResponse]) -> UnprepareResponse:
         out = kind()
-        for uid, answer in (await self._call("NodeUnprepareResources", self.engine.unprepare, request)).items():
+        for uid, answer in (await self._call("NodeUnprepareResources", self.claims.unprepare, request)).items():
             out.claims[uid].error = answer.event() if isinstance(answer, DraError) else ""
         return out
 
