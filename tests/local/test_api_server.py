@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource, load_config
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, CLASSES, PODS, SLICES
@@ -279,43 +279,6 @@ async def test_kubectl_applies_gets_describes_watches_and_deletes(tmp_path: Path
 
 async def _truth(value: Any) -> Any:
     return value
-
-
-def test_a_kubeconfig_without_its_context_says_so(tmp_path: Path) -> None:
-    from dra_kubeletplugin.errors import SettingsError
-
-    path = tmp_path / "config"
-    path.write_text("current-context: nowhere\n")
-    with pytest.raises(SettingsError, match="has no context 'nowhere' in contexts"):
-        load_config(str(path))
-
-
-async def test_an_exec_plugin_of_a_kubeconfig_gives_the_token(tmp_path: Path) -> None:
-    import json
-    import sys
-
-    credential = {
-        "kind": "ExecCredential",
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "status": {"token": "secret"},
-    }
-    path = tmp_path / "config"
-    user = {
-        "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1",
-            "command": sys.executable,
-            "args": ["-c", f"print('''{json.dumps(credential)}''')"],
-        }
-    }
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(json.dumps(config))
-    loaded = load_config(str(path))
-    assert await loaded.credentials.header() == "Bearer secret"
 
 
 async def test_a_pod_needs_its_claims_to_be_named(client: KubeClient) -> None:

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import h11
 import msgspec
 
 from ..errors import ApiError, clip, describe, printable
-from .connection import AnswerTooLarge, HttpResponse
+from .http1 import BadAnswerError, HttpResponse
 
 JSON = dict[str, Any]
 _SHOWN = 300  # bytes of an odd answer that are worth showing
@@ -29,7 +28,7 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
         raise ApiError(f"{what}: {reason}") from None
     except OSError as e:
         raise ApiError(f"{what}: {server} cannot be reached: {describe(e)}") from None
-    except (h11.ProtocolError, AnswerTooLarge) as e:
+    except BadAnswerError as e:
         raise ApiError(f"{what}: what {server} answers is no HTTP of an API server: {describe(e)}") from None
     except Exception as e:
         raise ApiError(f"{what}: the answer of {server} cannot be used: {describe(e)}") from e

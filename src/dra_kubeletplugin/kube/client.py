@@ -16,8 +16,8 @@ from ..errors import ApiError
 from ..resources.convert import GROUP
 from .boundary import object_of, refusal, translated
 from .config import ApiConfig
-from .connection import HttpResponse
 from .discovery import Discovery
+from .http1 import HttpResponse
 from .transport import CONNECTIONS, Transport
 
 JSON = dict[str, Any]

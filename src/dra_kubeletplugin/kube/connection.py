@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: h11's grammar on an asyncio protocol, without a task or a stream of its own."""
+"""One connection: requests and answers on an asyncio protocol, without a task or a stream of its own."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import cast
 
-import h11
-
+from .http1 import Answer, BadAnswerError, HttpResponse, header_block, request_bytes
 from .proxy import Proxy
 
 MAX_BODY = 128 * 1024 * 1024  # bytes of an answer; a list of 500 full slices is 80 MB
-_MAX_HEAD = 64 * 1024
 _MAX_LINE = 16 * 1024 * 1024  # bytes of one event of a watch; the API server takes objects of up to 3 MiB
 _AHEAD = 1024 * 1024  # bytes of a watch that are read before the reader has asked for them
-Headers = Sequence[
-    tuple[bytes, bytes]
-]  # as h11 gives them: in lower case, checked, and taken back without a second check
 
 # A peer that vanished without a word is noticed after 30 s: probes from the 15th second of silence on, and as long for
 # bytes that were sent and never acknowledged.
@@ -38,20 +33,6 @@ KEEPALIVE = tuple(
 )
 
 
-class AnswerTooLarge(Exception):
-    """The peer sends more than any answer should have."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    status: int
-    headers: Headers
-    body: bytes
-
-    def header(self, name: bytes) -> str:
-        return next((value.decode("latin-1") for key, value in self.headers if key == name), "")
-
-
 class Connection(asyncio.Protocol):
     """Carries one request at a time. ``lost`` is called once the connection has gone, whoever closed it."""
 
@@ -59,9 +40,8 @@ class Connection(asyncio.Protocol):
         self._on_lost = lost
         self._max_body = max_body
         self._loop = asyncio.get_running_loop()
-        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
         self._waiter: asyncio.Future[HttpResponse] | None = None
-        self._head: h11.Response | None = None
+        self._answer: Answer | None = None  # to the last request
         self._body: list[bytes] = []
         self._size = 0
         self._lines: Lines | None = None
@@ -81,10 +61,24 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        self._receive(data)
+        answer = self._answer
+        if answer is None or answer.done:
+            self.abort()  # nobody asked
+            return
+        try:
+            answer.feed(data)
+            self._advance(answer)
+        except BadAnswerError as e:
+            self._fail(e)
+            self.abort()
 
     def eof_received(self) -> None:
-        self._receive(b"")
+        if self._answer is not None and not self._answer.done:
+            try:
+                self._answer.end()
+                self._advance(self._answer)
+            except ConnectionResetError as e:
+                self._fail(e)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(exc or ConnectionResetError("the connection was closed before the end of an answer"))
@@ -94,28 +88,23 @@ class Connection(asyncio.Protocol):
 
     # --- requests -----------------------------------------------------------------------------------
 
-    async def request(self, method: str, target: str, headers: Headers, body: bytes) -> HttpResponse:
+    async def request(self, method: str, target: str, block: bytes, body: bytes) -> HttpResponse:
         """One request and its whole answer; cancelled, it leaves the connection unusable.
 
-        Raises ``OSError``, ``h11.ProtocolError`` and :class:`AnswerTooLarge`.
+        Raises ``OSError``, :class:`BadAnswerError`, and ``ValueError`` for what is no request.
         """
-        return await self._send(method, target, headers, body)
+        return await self._send(request_bytes(method, target, block, body))
 
-    async def stream(self, target: str, headers: Headers) -> tuple[HttpResponse, Lines]:
+    async def stream(self, target: str, block: bytes) -> tuple[HttpResponse, Lines]:
         """A GET whose answer is read line by line. Raises as :meth:`request`."""
         self._lines = Lines(self._pause)
-        return await self._send("GET", target, headers, b""), self._lines
+        return await self._send(request_bytes("GET", target, block, b"")), self._lines
 
-    async def _send(self, method: str, target: str, headers: Headers, body: bytes) -> HttpResponse:
-        self.heard, self._head, self._size = False, None, 0
-        self._body = []
-        request = h11.Request(method=method, target=target, headers=cast("list[tuple[bytes, bytes]]", headers))
-        data = self._h11.send(request) or b""
-        if body:
-            data += self._h11.send(h11.Data(data=body)) or b""
-        data += self._h11.send(h11.EndOfMessage()) or b""
+    async def _send(self, data: bytes) -> HttpResponse:
         if self.gone.done():
             raise ConnectionResetError("the connection was closed before the request")
+        self.heard, self._size, self._body = False, 0, []
+        self._answer = Answer(self._take if self._lines is None else self._lines.feed)
         self._waiter = self._loop.create_future()
         self._transport.write(data)
         try:
@@ -128,14 +117,9 @@ class Connection(asyncio.Protocol):
 
     def usable(self) -> bool:
         """Whether a next request may be sent. The server may still close it at the same moment."""
-        if self.gone.done() or self._transport.is_closing() or self._h11.trailing_data[0]:
+        if self.gone.done() or self._transport.is_closing():
             return False
-        if self._h11.our_state is not h11.IDLE:
-            try:
-                self._h11.start_next_cycle()
-            except h11.LocalProtocolError:
-                return False
-        return True
+        return self._answer is None or (self._answer.done and self._answer.keeps)
 
     def unread(self) -> bool:
         """Whether the kernel holds something of the peer's that we have not seen: an end of the connection, mostly."""
@@ -150,49 +134,26 @@ class Connection(asyncio.Protocol):
 
     # --- answers ------------------------------------------------------------------------------------
 
-    def _receive(self, data: bytes) -> None:
-        try:
-            if self._waiter is None and self._lines is None:
-                if data:
-                    self.abort()  # nobody asked
-                return
-            self._h11.receive_data(data)
-            self._advance()
-        except (h11.ProtocolError, AnswerTooLarge) as e:
-            self._fail(e)
-            self.abort()
-
-    def _advance(self) -> None:
-        while True:
-            event = self._h11.next_event()
-            if isinstance(event, h11.Data):
-                self._take(bytes(event.data))
-            elif isinstance(event, h11.Response):
-                self._head = event
-                if self._lines is not None:
-                    self._answer()
-            elif isinstance(event, h11.EndOfMessage):
-                if self._lines is not None:
-                    self._lines.end(None)
-                else:
-                    self._answer()
-                return
-            elif not isinstance(event, h11.InformationalResponse):
-                return  # NEED_DATA, PAUSED or ConnectionClosed
+    def _advance(self, answer: Answer) -> None:
+        if answer.head is None:
+            return
+        if self._lines is not None:
+            self._settle(answer.head)
+            if answer.done:
+                self._lines.end(None)
+        elif answer.done:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._settle(replace(answer.head, body=body))
 
     def _take(self, data: bytes) -> None:
-        if self._lines is not None:
-            self._lines.feed(data)
-            return
         self._size += len(data)
         if self._size > self._max_body:
-            raise AnswerTooLarge(f"the answer is larger than {self._max_body} bytes")
+            raise BadAnswerError(f"the answer is larger than {self._max_body} bytes")
         self._body.append(data)
 
-    def _answer(self) -> None:
-        if self._head is not None and self._waiter is not None and not self._waiter.done():
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._waiter.set_result(HttpResponse(self._head.status_code, self._head.headers, body))
+    def _settle(self, answer: HttpResponse) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(answer)
 
     def _fail(self, e: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -231,7 +192,7 @@ class Lines:
             self._put(bytes(self._rest))
             self._rest = bytearray(part)
         if len(self._rest) > _MAX_LINE:
-            raise AnswerTooLarge(f"a line of the answer is longer than {_MAX_LINE} bytes")
+            raise BadAnswerError(f"a line of the answer is longer than {_MAX_LINE} bytes")
         if self._size > _AHEAD and not self._paused:
             self._paused = True
             self._pause(True)
@@ -280,7 +241,7 @@ async def connect(
     server_name: str,
     proxy: Proxy | None,
 ) -> Connection:
-    """A connection to a server, through ``proxy`` where there is one. Raises ``OSError`` and ``h11.ProtocolError``."""
+    """A connection to a server, through ``proxy`` where there is one. Raises ``OSError`` and :class:`BadAnswerError`."""
     loop = asyncio.get_running_loop()
     if proxy is None:
         _, made = await loop.create_connection(
@@ -309,45 +270,42 @@ class _Tunnel(asyncio.Protocol):
     """Asks a proxy for a connection to somewhere else."""
 
     def __init__(self) -> None:
-        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
-        self._answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._answer = Answer(lambda _: None, tunnel=True)
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._h11.receive_data(data)
-            event = self._h11.next_event()
-            while isinstance(event, h11.InformationalResponse):
-                event = self._h11.next_event()
-        except h11.ProtocolError as e:
+            self._answer.feed(data)
+            if self._answer.rest:
+                raise BadAnswerError("the proxy sends more than an answer")
+        except BadAnswerError as e:
             self._settle(e)
         else:
-            if isinstance(event, h11.Response):
-                self._settle(event.status_code)
+            if self._answer.head:
+                self._settle(self._answer.head.status)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle(exc or ConnectionResetError("the proxy closed the connection"))
 
-    def _settle(self, answer: int | Exception) -> None:
-        if self._answer.done():
+    def _settle(self, status: int | Exception) -> None:
+        if self._status.done():
             return
-        if isinstance(answer, int):
-            self._answer.set_result(answer)
+        if isinstance(status, int):
+            self._status.set_result(status)
         else:
-            self._answer.set_exception(answer)
+            self._status.set_exception(status)
 
     async def open(self, host: str, port: int, proxy: Proxy) -> None:
         """Raises ``OSError`` where the proxy refuses."""
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        headers = [("Host", target)]
+        headers = {"Host": target}
         if proxy.authorization:
-            headers.append(("Proxy-Authorization", proxy.authorization))
-        request = h11.Request(method="CONNECT", target=target, headers=headers)
-        data = (self._h11.send(request) or b"") + (self._h11.send(h11.EndOfMessage()) or b"")
-        self._transport.write(data)
-        status = await self._answer
+            headers["Proxy-Authorization"] = proxy.authorization
+        self._transport.write(request_bytes("CONNECT", target, header_block(headers), b""))
+        status = await self._status
         if not 200 <= status < 300:
             raise ConnectionRefusedError(
                 f"proxy {proxy.host}:{proxy.port} answers {status} to a connection to {target}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ApiError, DraError, SettingsError, describe, printable
+from ..errors import ApiError, DraError, SettingsError, clip, describe, printable
 from .credentials import Credentials, TokenFile
 from .proxy import Proxy, parse_proxy
 from .tls import RECHECK, Tls, TlsFiles, make_context
@@ -82,7 +82,7 @@ class Kubeconfig(Credentials):
             raise
         except Exception as e:
             # The loader raises anything, TypeError and AttributeError too, for files that are no kubeconfig.
-            raise SettingsError(f"{self._where} cannot be read: {describe(e)}") from None
+            raise SettingsError(clip(f"{self._where} cannot be read: {describe(e)}")) from None
 
     async def header(self) -> str:
         now = time.monotonic()
@@ -238,7 +238,7 @@ class _Chosen:
             try:
                 base64.b64decode("".join(str(data).split()), validate=True)
             except ValueError as e:
-                raise SettingsError(f"{self._field(node, name)}-data is no base64: {printable(e)}") from None
+                raise SettingsError(f"{self._field(node, f'{name}-data')} is no base64: {printable(e)}") from None
         elif (path := self._path(node, name)) is not None:
             try:
                 path.read_bytes()

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from urllib.parse import urlsplit
 
-import h11
-
 from ..errors import SettingsError
-from .connection import MAX_BODY, Connection, Headers, HttpResponse, Lines, connect
+from .connection import MAX_BODY, Connection, Lines, connect
+from .http1 import BadAnswerError, HttpResponse, header_block
 from .proxy import Proxy
 from .tls import Tls
 
@@ -59,7 +58,7 @@ class Transport:
         self._sweep: asyncio.TimerHandle | None = None
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self._authority = f"{shown}:{self._port}"
-        self._known: tuple[Mapping[str, str], Headers] | None = None
+        self._known: tuple[Mapping[str, str], bytes] | None = None
 
     async def close(self) -> None:
         """Closes what is open, in order where the peer answers within a second."""
@@ -88,14 +87,14 @@ class Transport:
         """One request and its whole answer. It waits as long as it takes: bound it with a timeout.
 
         A request that a kept connection did not answer at all is sent again if it is a GET. Raises ``OSError``,
-        ``h11.ProtocolError``, :class:`AnswerTooLarge` and what the TLS files raise.
+        :class:`BadAnswerError`, ``ValueError`` for what is no request, and what the TLS files raise.
         """
-        fields = self._fields(method, headers, body)
+        block = self._block(headers)
         while True:
             connection, kept = await self._acquire()
             try:
-                return await connection.request(method, self._prefix + target, fields, body)
-            except (OSError, h11.RemoteProtocolError):
+                return await connection.request(method, self._prefix + target, block, body)
+            except (OSError, BadAnswerError):
                 self.forget_idle()  # closed by the server for the same reason, most likely
                 if not (kept and method in _SAFE and not connection.heard):
                     raise
@@ -111,7 +110,7 @@ class Transport:
         """A GET whose answer is read line by line, on a connection of its own. Raises as :meth:`request`, outside its body."""
         connection = await self._connect()
         try:
-            yield await connection.stream(self._prefix + target, self._fields("GET", headers, b""))
+            yield await connection.stream(self._prefix + target, self._block(headers))
         finally:
             connection.abort()
 
@@ -120,15 +119,10 @@ class Transport:
         while self._idle:
             self._drop(self._idle.pop())
 
-    def _fields(self, method: str, headers: Mapping[str, str], body: bytes) -> Headers:
-        """Raises ``h11.LocalProtocolError`` for text that can be in no header."""
-        if body or method not in _SAFE:
-            whole = [("Host", self._authority), *headers.items(), ("Content-Length", str(len(body)))]
-            return h11.Request(method=method, target="/", headers=whole).headers
-        if self._known is None or self._known[0] is not headers:
-            # Checked by h11 once, and not with each GET.
-            fields = [("Host", self._authority), *headers.items()]
-            self._known = headers, h11.Request(method="GET", target="/", headers=fields).headers
+    def _block(self, headers: Mapping[str, str]) -> bytes:
+        """Raises ``ValueError`` for text that fits in no header."""
+        if self._known is None or self._known[0] is not headers:  # mostly the same object, so it is checked once
+            self._known = headers, header_block({"Host": self._authority, **headers})
         return self._known[1]
 
     # --- connections ------------------------------------------------------------------------------
@@ -172,7 +166,8 @@ class Transport:
                 else:
                     self._release(handed)
             else:
-                self._waiting.remove(turn)
+                with contextlib.suppress(ValueError):  # passed over already
+                    self._waiting.remove(turn)
             raise
 
     def _release(self, connection: Connection) -> None:
