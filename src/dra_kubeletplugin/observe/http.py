@@ -98,6 +98,10 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def open_connections(self) -> int:
+        return len(self._tasks)
+
     def drop_connections(self) -> None:
         """Cuts every open connection, as a failing network would."""
         for task in list(self._tasks):
