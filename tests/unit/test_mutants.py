@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from dra_kubeletplugin.claims import engine
-from tests.tools.mutants.mutation import Operator, mutations
+from tests.tools.mutants import tracing
+from tests.tools.mutants.__main__ import REVIEWED, draw, report, reviewed
+from tests.tools.mutants.mutation import Mutation, Operator, mutations
+from tests.tools.mutants.runs import Baseline, Fate, Result
 
 
 def changed(source: str, operator: Operator | None = None) -> list[str]:
@@ -118,3 +126,61 @@ def test_only_tests_that_run_the_changed_statement_can_notice() -> None:
     assert lines["g()"] == (6,)
     assert lines["1"] == (3, 4, 5, 6)  # a default: whoever runs the function
     assert lines["3"] == (3, 4, 5, 6)  # a constant of the module: whoever uses it
+
+
+# --- which tests are asked ----------------------------------------------------------------------------
+
+
+def mutation(source: str, n: int = 0) -> Mutation:
+    return mutations(source, "claims/a.py")[n]
+
+
+def test_the_quickest_test_that_runs_the_line_is_asked_first() -> None:
+    baseline = Baseline({"slow": 3.0, "quick": 0.1, "other": 0.01}, {"claims/a.py:2": ["slow", "quick"]}, {})
+    assert baseline.tests(mutation("def f():\n    g()\n")) == ["quick", "slow"]
+
+
+def test_what_runs_at_import_and_is_used_by_no_function_is_asked_of_the_whole_room() -> None:
+    baseline = Baseline({"a": 1.0, "b": 2.0}, {"claims/b.py:2": ["a"], "kube/b.py:2": ["b"]}, {})
+    assert baseline.tests(mutation("LIMIT = 1\n")) == ["a"]
+
+
+def test_a_killed_process_has_written_down_every_line_it_ran(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "dra_kubeletplugin"
+    package.mkdir(parents=True)
+    (tmp_path / ".trace").mkdir()
+    shutil.copy(tracing.__file__, tmp_path / "src" / "sitecustomize.py")
+    (package / "__init__.py").write_text("import os\n\ndef f():\n    os.kill(os.getpid(), 9)\n    return 1\n")
+    (tmp_path / ".trace" / "current").write_text("test_a")
+    command = "import threading as t, dra_kubeletplugin as d; t.Thread(target=d.f).start(); t.Event().wait(10)"
+    done = subprocess.run([sys.executable, "-c", command], env={"PYTHONPATH": str(tmp_path / "src")}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert tracing.hits(tmp_path / ".trace") == {f"__init__.py:{n}": {"test_a"} for n in (1, 3, 4)}
+
+
+# --- the sample, and what is said of it -----------------------------------------------------------------
+
+SOURCE = "def f():\n    if a and b:\n        g()\n    h(0, 1)\n"
+
+
+def test_the_sample_is_the_same_for_a_seed_and_loses_only_what_was_changed() -> None:
+    before, after = mutations(SOURCE, "a.py"), mutations(SOURCE.replace("h(0, 1)", "h(0, 2)"), "a.py")
+    assert [m.key for m in draw(before, 7, 3)] == [m.key for m in draw(list(reversed(before)), 7, 3)]
+    assert {m.key for m in draw(before, 7, 99)} - {m.key for m in draw(after, 7, 99)} == {
+        "a.py f: 1 -> 2",
+        "a.py f: h(0, 1) -> pass",
+    }
+
+
+def test_every_survivor_is_named_with_its_place_its_change_and_the_reason_on_file() -> None:
+    found = mutations(SOURCE, "claims/a.py")
+    fate = {m.key: Result(Fate.SURVIVED if m.before == "g()" else Fate.NOTICED, "", 1, 2) for m in found}
+    text = report(found, fate, {"claims/a.py f: g() -> pass": "because."})
+    assert "claims/a.py:3 f (dropped call; 1 of 2 tests)\n    g() -> pass\n    because.\n" in text
+    assert re.search(r"^claims +5 +6 +83\.3$", text, re.M)
+
+
+def test_the_reviewed_list_reads_and_every_entry_has_its_reason() -> None:
+    equivalent, accepted = reviewed(REVIEWED)
+    assert all(why.strip() for why in (equivalent | accepted).values())
+    assert not equivalent.keys() & accepted.keys()
