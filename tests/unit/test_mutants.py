@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.claims import engine
+from dra_kubeletplugin.claims import flights
 from tests.tools.mutants import tracing
 from tests.tools.mutants.__main__ import REVIEWED, draw, report, reviewed
 from tests.tools.mutants.mutation import Mutation, Operator, mutations
@@ -84,9 +84,9 @@ def test_what_no_test_should_care_for_is_left_alone(source: str) -> None:
 
 
 def test_every_change_of_a_real_module_compiles_and_changes_something() -> None:
-    source = Path(engine.__file__).read_text()
-    found = mutations(source, "claims/engine.py")
-    assert len(found) > 50
+    source = Path(flights.__file__).read_text()
+    found = mutations(source, "claims/flights.py")
+    assert len(found) > 10
     for m in found:
         compile(m.apply(source), m.path, "exec")
         assert m.apply(source) != source

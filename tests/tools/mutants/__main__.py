@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import hashlib
 import sys
 import threading
@@ -65,6 +66,7 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
+@functools.cache
 def changes_of(room: str) -> list[Mutation]:
     """All changes of a room: a folder of the package, or one module."""
     top = ROOT / PACKAGE / room
