@@ -77,6 +77,7 @@ class Tree:
         self.trace = trace
         self.root = self.folder / "tree"
         self.temporary = self.folder / "t"
+        self._compiled = self.folder / "compiled"
         self._runs = 0
         self._log = self.folder / "log"
         shutil.copytree(ROOT, self.root, ignore=_LEFT_OUT)
@@ -94,12 +95,17 @@ class Tree:
         source, stat = file.read_text(), file.stat()
         try:
             file.write_text(change.apply(source))
-            _forget_compiled(file)
+            self._forget_compiled(file)
             yield
         finally:
             file.write_text(source)
             os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-            _forget_compiled(file)
+            self._forget_compiled(file)
+
+    def _forget_compiled(self, file: Path) -> None:
+        """Compiled files are told apart by second and size only, and changes follow each other faster."""
+        for compiled in (self._compiled / str(file.parent)[1:]).glob(f"{file.stem}.*.pyc"):
+            compiled.unlink(missing_ok=True)
 
     def pytest(
         self, tests: dict[str, float], seconds: float, share: tuple[int, int] = (0, 1), *, first: bool = True
@@ -117,6 +123,9 @@ class Tree:
             "PYTHONPATH": f"{self.root / 'src'}:{self.root}",
             "TMPDIR": str(self.temporary),
             "MUTANTS_PLAN": str(plan),
+            # Importing is half of a short run. An empty value is none.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(self._compiled),
         }
         command = [
             sys.executable,
@@ -160,12 +169,6 @@ class Tree:
         for mount in sorted((m for m in below if m.startswith(str(self.folder))), reverse=True):
             subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
         shutil.rmtree(self.temporary, ignore_errors=True)
-
-
-def _forget_compiled(file: Path) -> None:
-    """Compiled files are told apart by second and size only, and changes follow each other faster."""
-    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
-        compiled.unlink(missing_ok=True)
 
 
 def fingerprint() -> str:
