@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import collections
-import functools
 import hashlib
+import signal
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -20,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from .mutation import Mutation, mutations
-from .runs import PACKAGE, ROOT, Baseline, Memory, Result, Tree, judge
+from .runs import PACKAGE, ROOT, Baseline, Memory, Result, Tree, copy, judge
 
 ROOMS = ("claims", "kubelet", "slices", "inventory.py", "cdi", "kube", "plugin.py")
 REVIEWED = Path(__file__).with_name("reviewed.toml")
@@ -28,25 +29,29 @@ REVIEWED = Path(__file__).with_name("reviewed.toml")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options().parse_args(arguments)
-    rooms = [
-        r for r in ROOMS if not options.only or r.removesuffix(".py") in options.only.replace(".py", "").split(",")
-    ]
-    changes = [m for room in rooms for m in changes_of(room)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="mut-") as folder:
+        tree = Path(folder) / "tree"
+        copy(ROOT, tree)  # so that the tree may be worked on meanwhile
+        return _judge_tree(tree, options)
+
+
+def _judge_tree(tree: Path, options: argparse.Namespace) -> int:
+    wanted = options.only.replace(".py", "").split(",") if options.only else [r.removesuffix(".py") for r in ROOMS]
+    every = [m for room in ROOMS for m in changes_of(tree, room)]
     equivalent, accepted = reviewed(REVIEWED)
-    stale = (equivalent.keys() | accepted.keys()) - {m.key for room in ROOMS for m in changes_of(room)}
+    stale = (equivalent.keys() | accepted.keys()) - {m.key for m in every}
     for key in sorted(stale):
         print(f"{REVIEWED.name} names a change that is not in the code any more: {key}", file=sys.stderr)
-    sample = draw([m for m in changes if m.key not in equivalent], options.seed, options.count)
-    print(
-        f"{len(sample)} of {len(changes)} changes, seed {options.seed}; {len(equivalent)} are known to change nothing",
-        flush=True,
-    )
-    memory = Memory(ROOT / ".mutants")
+    changes = [m for m in every if m.room.removesuffix(".py") in wanted and m.key not in equivalent]
+    sample = draw(changes, options.seed, options.count)
+    print(f"{len(sample)} of {len(changes)} changes that could be noticed, seed {options.seed}", flush=True)
+    memory = Memory(ROOT / ".mutants", tree)
     baseline = memory.baseline(options.workers)
     for test, outcome in sorted(baseline.left_out.items()):
         if outcome == "failed":
             print(f"not asked, it fails on the tree as it is: {test}")
-    results = _run(sample, baseline, memory, options)
+    results = _run(tree, sample, baseline, memory, options)
     print(report(sample, results, accepted))
     noticed = sum(r.noticed for r in results.values())
     return int(bool(stale) or noticed * 100 < options.aim * len(results))
@@ -66,12 +71,11 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-@functools.cache
-def changes_of(room: str) -> list[Mutation]:
+def changes_of(tree: Path, room: str) -> list[Mutation]:
     """All changes of a room: a folder of the package, or one module."""
-    top = ROOT / PACKAGE / room
+    top = tree / PACKAGE / room
     files = [top] if top.is_file() else sorted(top.rglob("*.py"))
-    return [m for f in files for m in mutations(f.read_text(), str(f.relative_to(ROOT / PACKAGE)))]
+    return [m for f in files for m in mutations(f.read_text(), str(f.relative_to(tree / PACKAGE)))]
 
 
 def draw(changes: Sequence[Mutation], seed: int, count: int) -> list[Mutation]:
@@ -87,39 +91,47 @@ def reviewed(file: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _run(
-    sample: Sequence[Mutation], baseline: Baseline, memory: Memory, options: argparse.Namespace
+    tree: Path, sample: Sequence[Mutation], baseline: Baseline, memory: Memory, options: argparse.Namespace
 ) -> dict[str, Result]:
     known = memory.known()
     results = {m.key: known[m.key] for m in sample if m.key in known}
     todo = [m for m in sample if m.key not in results]
     deadline = time.monotonic() + options.minutes * 60
-    lock = threading.Lock()
-    trees: SimpleQueue[Tree] = SimpleQueue()
-    every = [Tree() for _ in range(min(options.workers, len(todo)))]
-    for tree in every:
-        trees.put(tree)
+    lock, stopped = threading.Lock(), threading.Event()
+    free: SimpleQueue[Tree] = SimpleQueue()
+    trees = [Tree(tree) for _ in range(min(options.workers, len(todo)))]
+    for t in trees:
+        free.put(t)
 
     def one(change: Mutation) -> None:
-        if time.monotonic() > deadline:
+        if stopped.is_set() or time.monotonic() > deadline:
             return
-        tree = trees.get()
+        mine = free.get()
         started = time.monotonic()
         try:
-            result = judge(tree, change, baseline, options.seconds)
+            result = judge(mine, change, baseline, options.seconds)
         finally:
-            trees.put(tree)
+            free.put(mine)
         with lock:
+            if stopped.is_set():
+                return
             results[change.key] = result
             memory.remember(change, result)
             took = f"{time.monotonic() - started:3.0f} s"
             print(f"{len(results):3}/{len(sample)} {took} {result.fate.value:9} {change.key[:110]}", flush=True)
 
     try:
-        with ThreadPoolExecutor(max(1, len(every))) as pool:
-            list(pool.map(one, todo))
+        with ThreadPoolExecutor(max(1, len(trees))) as pool:
+            try:
+                for done in [pool.submit(one, change) for change in todo]:
+                    done.result()
+            finally:
+                stopped.set()
+                for t in trees:
+                    t.stop()
     finally:
-        for tree in every:
-            tree.close()
+        for t in trees:
+            t.close()
     return results
 
 
@@ -129,7 +141,7 @@ def report(sample: Sequence[Mutation], results: dict[str, Result], accepted: dic
     counts: dict[str, collections.Counter[bool]] = collections.defaultdict(collections.Counter)
     for m in sample:
         if m.key in results:
-            counts[m.path.partition("/")[0]][results[m.key].noticed] += 1
+            counts[m.room][results[m.key].noticed] += 1
     for m in sorted(sample, key=lambda m: (m.path, m.line)):
         result = results.get(m.key)
         if result is not None and not result.noticed:

@@ -65,6 +65,11 @@ class Mutation:
     text: str
 
     @property
+    def room(self) -> str:
+        """The folder of the package, or its module."""
+        return self.path.partition("/")[0]
+
+    @property
     def key(self) -> str:
         """The same wherever the lines move, and whatever else the function does."""
         again = f" (number {self.number})" if self.number > 1 else ""

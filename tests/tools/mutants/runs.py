@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,20 @@ class Baseline:
         if change.lines:
             found = {t for n in change.lines for t in self.ran.get(f"{change.path}:{n}", ())}
         else:
-            room = change.path.partition("/")[0]
-            found = {t for at, tests in self.ran.items() if at.partition("/")[0] == room for t in tests}
+            folder = str(Path(change.path).parent)
+            found = {t for at, tests in self.ran.items() if at.startswith(f"{folder}/") for t in tests}
         return sorted(found, key=lambda t: (self.seconds[t], t))
 
 
-class Tree:
-    """A copy of the tree in a temporary folder, with temporary files of its own. Tests in it touch nothing of another's."""
+def copy(source: Path, target: Path) -> None:
+    """What tests need of a tree."""
+    shutil.copytree(source, target, ignore=_LEFT_OUT)
 
-    def __init__(self, *, trace: bool = False) -> None:
+
+class Tree:
+    """A copy of ``source`` in a temporary folder, with temporary files of its own. Tests in it touch nothing of another's."""
+
+    def __init__(self, source: Path, *, trace: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mut-"))
         self.trace = trace
         self.root = self.folder / "tree"
@@ -80,12 +86,20 @@ class Tree:
         self._compiled = self.folder / "compiled"
         self._runs = 0
         self._log = self.folder / "log"
-        shutil.copytree(ROOT, self.root, ignore=_LEFT_OUT)
+        self._running: subprocess.Popen[bytes] | None = None
+        copy(source, self.root)
         if trace:
             (self.root / ".trace").mkdir()
-            shutil.copy(ROOT / _HERE / "tracing.py", self.root / "src" / "sitecustomize.py")
+            shutil.copy(source / _HERE / "tracing.py", self.root / "src" / "sitecustomize.py")
+
+    def stop(self) -> None:
+        """Ends the run that is under way, which then answers nothing that counts."""
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
 
     def close(self) -> None:
+        self.stop()
         self._sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -139,7 +153,7 @@ class Tree:
         ]
         command += ["--hypothesis-seed=0", *(["-x"] if first else []), *sorted({t.partition("::")[0] for t in tests})]
         with self._log.open("wb") as log:
-            run = subprocess.Popen(
+            self._running = run = subprocess.Popen(
                 command,
                 cwd=self.root,
                 env=env,
@@ -152,10 +166,9 @@ class Tree:
                 code: int | None = run.wait(seconds)
             except subprocess.TimeoutExpired:
                 code = None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(run.pid, signal.SIGKILL)
-                run.wait()
+            self.stop()
+            run.wait()
+            self._running = None
         self._sweep()
         return code, [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -171,13 +184,13 @@ class Tree:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def fingerprint() -> str:
+def fingerprint(tree: Path) -> str:
     """Of all that decides what tests do: the tree without this tool, and the interpreter."""
     digest = hashlib.sha256(sys.version.encode())
     for folder in ("src", "tests", "drivers", "bench", "deploy", "pyproject.toml"):
-        top = ROOT / folder
+        top = tree / folder
         for file in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            name = file.relative_to(ROOT)
+            name = file.relative_to(tree)
             if file.is_file() and "__pycache__" not in name.parts and not name.is_relative_to(_HERE):
                 digest.update(f"{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
@@ -185,7 +198,6 @@ def fingerprint() -> str:
 
 def measure(trees: Sequence[Tree]) -> Baseline:
     """One run of every test, shared among the trees (one folder of traces each)."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def share(i: int) -> list[dict[str, Any]]:
         code, done = trees[i].pytest({}, _SUITE, (i, len(trees)), first=False)
@@ -194,7 +206,11 @@ def measure(trees: Sequence[Tree]) -> Baseline:
         return done
 
     with ThreadPoolExecutor(len(trees)) as pool:
-        done = [d for part in pool.map(share, range(len(trees))) for d in part]
+        try:
+            done = [d for part in pool.map(share, range(len(trees))) for d in part]
+        finally:
+            for tree in trees:
+                tree.stop()
     passed = {d["test"]: d["seconds"] for d in done if d["outcome"] == "passed"}
     ran: dict[str, set[str]] = {}
     for tree in trees:
@@ -248,11 +264,12 @@ def _patience(tests: Sequence[str], baseline: Baseline) -> float:
 class Memory:
     """What is known of this very tree: the measured run, and the fate of changes. Kept until the tree is another."""
 
-    def __init__(self, folder: Path) -> None:
-        mark = fingerprint()
+    def __init__(self, folder: Path, tree: Path) -> None:
+        mark = fingerprint(tree)
         for old in folder.glob("*"):
             if old.name != mark:
                 shutil.rmtree(old)
+        self._tree = tree
         self._folder = folder / mark
         self._folder.mkdir(parents=True, exist_ok=True)
         self._results = self._folder / "results.jsonl"
@@ -261,7 +278,7 @@ class Memory:
         file = self._folder / "baseline.json"
         if file.exists():
             return Baseline(**json.loads(file.read_text()))
-        trees = [Tree(trace=True) for _ in range(workers)]
+        trees = [Tree(self._tree, trace=True) for _ in range(workers)]
         started = time.monotonic()
         try:
             found = measure(trees)
