@@ -17,7 +17,7 @@ _PACKAGE = f"{Path(__file__).parent}/dra_kubeletplugin/"
 FOLDER = Path(__file__).parents[1] / ".trace"
 _CURRENT = FOLDER / "current"
 _seen: set[tuple[str, int]] = set()
-_out = -1
+_files: list[int] = []  # the last is written to; those before are kept open, for a thread that is about to write
 
 
 def begin(test: str) -> None:
@@ -29,14 +29,12 @@ def begin(test: str) -> None:
 
 
 def _open(test: str) -> None:
-    global _out
-    before = _out
     name = FOLDER / f"{os.getpid()}-{len(list(FOLDER.iterdir()))}.hits"
-    _out = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-    os.write(_out, f"{test}\n".encode())
+    _files.append(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
+    os.write(_files[-1], f"{test}\n".encode())
     _seen.clear()
-    if before >= 0:
-        os.close(before)
+    if len(_files) > 8:
+        os.close(_files.pop(0))
 
 
 def _called(frame: FrameType, event: str, arg: Any) -> Any:
@@ -48,7 +46,7 @@ def _reached(frame: FrameType, event: str, arg: Any) -> Any:
         at = (frame.f_code.co_filename, frame.f_lineno)
         if at not in _seen:
             _seen.add(at)
-            os.write(_out, f"{at[0].removeprefix(_PACKAGE)}:{at[1]}\n".encode())
+            os.write(_files[-1], f"{at[0].removeprefix(_PACKAGE)}:{at[1]}\n".encode())
     return _reached
 
 
