@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .spec import minimum_version, validate_spec
 
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
+_MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
 
 
 class ClaimSpecs:
@@ -98,25 +100,29 @@ class ClaimSpecs:
     def holds(self, uid: str, spec: Mapping[str, Any]) -> bool:
         """Whether the file of a claim is there and says exactly ``spec``."""
         try:
-            return self.path(uid).read_bytes() == encoded(spec)
-        except OSError:
+            return _content(self.path(uid)) == encoded(spec)
+        except (OSError, ValueError):
             return False
 
     def read(self, uid: str) -> dict[str, Any]:
         """The spec of a claim.
 
-        Raises ``OSError`` or ``msgspec.DecodeError``.
+        Raises ``OSError``, or ``ValueError`` where it is no such file or no JSON object.
         """
-        spec: dict[str, Any] = msgspec.json.decode(self.path(uid).read_bytes(), type=dict)
+        try:
+            spec: dict[str, Any] = msgspec.json.decode(_content(self.path(uid)), type=dict)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         return spec
 
     def uids(self) -> list[str]:
-        """The claims that have a file of ours.
+        """The claims that have a file of ours. A name that no claim has is not ours.
 
         Raises ``OSError``.
         """
         suffix = ".json"
-        return [n[len(self._prefix) : -len(suffix)] for n in self._names(self._prefix) if n.endswith(suffix)]
+        found = [n[len(self._prefix) : -len(suffix)] for n in self._names(self._prefix) if n.endswith(suffix)]
+        return [uid for uid in found if uid and uid.isprintable()]
 
     def clean(self, alive: Callable[[str], bool]) -> None:
         """Takes away what interrupted writes left; ``alive`` tells whether the writer of a token still lives.
@@ -126,17 +132,31 @@ class ClaimSpecs:
         for name in self._names(f".{self._prefix}"):
             token = name.rpartition(_TEMPORARY)[2]
             if token != self.token and not alive(token):
-                (self.root / name).unlink(missing_ok=True)
+                with contextlib.suppress(IsADirectoryError, PermissionError):  # not made by us
+                    (self.root / name).unlink(missing_ok=True)
 
     def _names(self, prefix: str) -> list[str]:
         try:
-            return sorted(n for n in os.listdir(self.root) if n.startswith(prefix))
+            return sorted(p.name for p in self.root.iterdir() if p.name.startswith(prefix))
         except FileNotFoundError:
             return []
 
 
 def encoded(spec: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(spec)
+
+
+def _content(path: Path) -> bytes:
+    """Never waits for a pipe, nor reads a device or a file without end.
+
+    Raises ``OSError``, or ``ValueError`` for what no spec is.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST:
+            raise ValueError(f"it is no regular file of at most {_MOST:,} bytes")
+        return file.read(_MOST)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -40,6 +40,7 @@ def spec_of(record: Record) -> JSON | None:
 
 def _annotation(record: Record) -> str:
     known: JSON = {
+        "uid": record.uid,
         "namespace": record.namespace,
         "name": record.name,
         "boot": record.boot_id,
@@ -67,6 +68,8 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
         for key in ("namespace", "name", "boot"):
             if not isinstance(known[key], str):
                 raise ValueError(f"{key} is no text")
+        if known["uid"] != uid:
+            raise ValueError(f"it is of claim {known['uid']}")
         return Record(
             uid,
             known["namespace"],
@@ -79,7 +82,7 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         log.error(
             "CDI file %s tells nothing of its claim (%s): its devices are not known", specs.path(uid), printable(e)
         )
@@ -141,3 +144,5 @@ class Files:
             return item()
         except OSError as e:
             return RecordsError(f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space")
+        except ValueError as e:  # a name that no file can have
+            return RecordsError(f"{self.specs.root} cannot have the file of such a claim: {printable(e)}")

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 from ..errors import ApiUnavailableError, ClaimError, DraError, RecordsError
 from ..observe.log import operation
@@ -126,7 +126,8 @@ class Reconciler:
         """Old files without a record. What writers left that died is taken away on the way."""
         specs = self.files.specs
         specs.clean(self.judge.process.alive)
-        return [uid for uid in specs.uids() if uid not in known and _age(specs.path(uid)) > _ORPHAN_AGE]
+        # A clock that was set back leaves files from the future.
+        return [uid for uid in specs.uids() if uid not in known and abs(_age(specs.path(uid))) > _ORPHAN_AGE]
 
     async def _claims(self, records: list[Record], report: Report) -> None:
         """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
@@ -159,7 +160,7 @@ class Reconciler:
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report
     ) -> None:
         """Works on claims side by side, but for those that are worked on already."""
-        tasks: Mapping[str, asyncio.Task[Any]] = {
+        tasks: Mapping[str, asyncio.Future[bool]] = {
             uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.flights
         }
         if not tasks:
@@ -172,15 +173,13 @@ class Reconciler:
             elif (error := task.exception()) is None:
                 if task.result():
                     done.append(uid)
-            elif isinstance(error, DraError):
+            else:
                 log.error("reconciling claim %s: %s", uid, error)
                 report.undo_failed.append(uid)
-            else:
-                raise error
 
 
-def _age(path: Any) -> float:
+def _age(path: Path) -> float:
     try:
-        return time.time() - float(path.stat().st_mtime)
+        return time.time() - path.lstat().st_mtime
     except OSError:
         return 0.0
