@@ -284,8 +284,8 @@ class Machine(RuleBasedStateMachine):
     def taken_for_dead(self, ref: tuple[ClaimRef, str], effects: int, other: str) -> None:
         """What no lock should ever let happen: one instance is at work, the other holds it for dead, and it goes on late."""
         slow, quick = self.instances.values()
-        if self.api.away or ref[1] not in quick.devices or ref[0].uid in self.wanted:
-            return
+        if self.api.away or ref[1] not in quick.devices or ref[0].uid in {r.uid for r in self.records()}:
+            return  # undoing what is on record is a touch of the hardware that no fence can hold back
         slow.driver.fuse = effects
 
         async def story() -> tuple[Any, Any]:

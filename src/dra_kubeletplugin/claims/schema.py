@@ -195,7 +195,9 @@ def is_damage(e: Exception) -> bool:
     text = str(e)
     if isinstance(e, sqlite3.OperationalError):
         return any(s in text for s in ("no such table", "no such column", "malformed"))
-    return not isinstance(e, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.NotSupportedError, sqlite3.DataError))
+    return not isinstance(
+        e, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.NotSupportedError, sqlite3.DataError)
+    )
 
 
 def is_busy(e: Exception) -> bool:

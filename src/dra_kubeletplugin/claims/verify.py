@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..driver import AllocatedDevice, Driver
 from ..driver.config import resolve
 from ..errors import (
@@ -21,6 +23,7 @@ from ..errors import (
     DevicesUnknownError,
     DeviceUnhealthyError,
     WrongNodeError,
+    describe,
 )
 from ..inventory import Inventory
 from ..kube import KubeClient
@@ -83,7 +86,14 @@ class Verifier:
             if e.unreachable or e.status == 404:
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
             raise ClaimError(f"claim {ref} cannot be read: {e}") from None
-        return convert({"apiVersion": resource.api_version, "kind": "ResourceClaim", **found}, "v1")
+        try:
+            claim = convert({"apiVersion": resource.api_version, "kind": "ResourceClaim", **found}, "v1")
+            _check_shape(claim)
+        except (ValueError, TypeError, AttributeError, KeyError) as e:
+            raise ApiUnavailableError(
+                f"claim {ref} cannot be read now: the API server's answer is no ResourceClaim ({describe(e)})"
+            ) from None
+        return claim
 
     def has(self, claim: JSON, record: Record) -> bool:
         """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
@@ -146,6 +156,48 @@ class Verifier:
             raise ConfigError(f"claim {ref}, device {name}: {e}") from None
         bare = _bare(result)
         return dataclasses.replace(bare, device=device, config=chosen, config_source=source)
+
+
+def _check_shape(claim: JSON) -> None:
+    """What is read of a claim has the types of its API.
+
+    Raises ``ValueError``.
+    """
+    msgspec.convert(claim, _Claim)
+
+
+class _Metadata(msgspec.Struct):
+    uid: str
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(name="shareID", default=None)
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str | int | float] | None = None
+    tolerations: list[dict[str, Any]] | None = None
+
+
+class _Devices(msgspec.Struct):
+    results: list[_Result] | None = None
+    config: list[dict[str, Any]] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[dict[str, Any]] | None = None
+
+
+class _Claim(msgspec.Struct):
+    metadata: _Metadata
+    status: _Status | None = None
 
 
 def _bare(result: JSON) -> AllocatedDevice:
