@@ -8,14 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin import Driver
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
 from dra_kubeletplugin.claims.files import spec_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
-from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.observe.metrics import Metrics
 
 DRIVER = "d.example.com"
@@ -68,5 +66,3 @@ def write_back(path: Path) -> None:
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
 
-
-__all__ = ["BOOT", "DRIVER", "Calls", "Driver", "a_record", "add", "instance", "open_store", "with_file", "write_back"]
