@@ -14,6 +14,7 @@ from dra_kubeletplugin.claims.files import spec_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
+from dra_kubeletplugin.claims.schema import make_tables
 from dra_kubeletplugin.observe.metrics import Metrics
 
 DRIVER = "d.example.com"
@@ -66,3 +67,10 @@ def write_back(path: Path) -> None:
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
 
+
+def in_memory() -> sqlite3.Connection:
+    """A database without a file."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.execute("PRAGMA foreign_keys = ON")
+    make_tables(db)
+    return db
