@@ -12,7 +12,7 @@ from typing import Any
 from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
-from ..errors import InvalidSpecError, printable
+from ..errors import InvalidSpecError, clip
 
 JSON = dict[str, Any]
 
@@ -127,7 +127,7 @@ class Unreadable:
 
     @property
     def shown(self) -> str:
-        namespace, name = (printable(self.raw.get(key) or "?") for key in ("namespace", "name"))
+        namespace, name = (clip(self.raw.get(key) or "?", 253) for key in ("namespace", "name"))
         return f"{namespace}/{name} (UID {self.uid})"
 
 

@@ -15,6 +15,7 @@ COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "erro
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM claims"
 _NAMES = frozenset({"uid", "namespace", "name"})  # in messages, commands and names of files
 _MOST = 1e12  # seconds, or tries: no number on record is larger
+_BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
 Row = Record | Unreadable
 
 
@@ -144,7 +145,7 @@ def forget(db: sqlite3.Connection, uid: str) -> None:
 
 def shown_key(raw: object) -> str:
     """A key of the database as messages and commands name it."""
-    return printable(raw.decode(errors="replace") if isinstance(raw, bytes) else raw)
+    return printable(raw.decode(errors="replace") if isinstance(raw, bytes) else raw).translate(_BLANKS)
 
 
 def get_meta(db: sqlite3.Connection, prefix: str) -> dict[str, str]:
@@ -197,8 +198,12 @@ def decode(row: Sequence[object]) -> Row:
 
 def _text(raw: Mapping[str, object], column: str) -> str:
     value = raw[column]
-    if not isinstance(value, str) or (not value.isprintable() and column in _NAMES):
-        raise ValueError(f"column {column} is no text")
+    if (
+        not isinstance(value, str)
+        or (column in _NAMES and value != shown_key(value))
+        or (column == "uid" and not value)
+    ):
+        raise ValueError(f"column {column} is no text that it may be")
     return value
 
 
