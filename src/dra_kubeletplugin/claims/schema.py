@@ -115,9 +115,10 @@ def _connect(path: Path, wait: float) -> Connection:
     return db
 
 
-def explained(e: sqlite3.OperationalError, path: Path) -> sqlite3.DatabaseError:
-    """An error of a file that cannot be written or read: damage, where its header is at fault. Its connection is given up."""
-    return sqlite3.DatabaseError(f"its header is damaged: {e}") if is_header_odd(path) else e
+def explained(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:
+    """An error of a file that can be read or written no more: damage, where its header is at fault. Its connection is given up."""
+    odd = "readonly" in str(e) or "unsupported" in str(e)
+    return sqlite3.DatabaseError(f"its header is damaged: {e}") if odd and is_header_odd(path) else e
 
 
 def is_header_odd(path: Path) -> bool:

@@ -159,7 +159,8 @@ class Store:
         try:
             try:
                 return self._attempt(operations, write=write, synced=synced)
-            except sqlite3.DatabaseError as e:
+            except sqlite3.DatabaseError as error:
+                e = explained(error, self.path)
                 if not self._may_pass(e):
                     raise
                 log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
@@ -198,10 +199,7 @@ class Store:
                 db.execute("BEGIN")
                 return db
             db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-            try:
-                db.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as e:
-                raise (e if is_busy(e) else explained(e, self.path)) from None
+            db.execute("BEGIN IMMEDIATE")
             if self._is_named(db):
                 return db
             rollback(db)  # it lost its name while we waited for the lock
