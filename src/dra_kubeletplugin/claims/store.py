@@ -115,16 +115,15 @@ class Store:
     # --- in the thread --------------------------------------------------------------------------
 
     def _open(self) -> Connection:
-        if self._db is not None and not self._is_named(self._db):
-            if not self.path.exists():
-                self.keeper.restore(self._db)
-            self._drop()
-        if self._db is None:
-            self._db = self.keeper.open(self._damage)
-            self._damage = None
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.opened.set)
-        return self._db
+        if self._db is not None and self._is_named(self._db):
+            return self._db
+        # The old one stays open until the new one is: it may be the last that knows what a removed file had.
+        db = self.keeper.open(self._damage, self._db)
+        self._drop()
+        self._db, self._damage = db, None
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.opened.set)
+        return db
 
     def _is_named(self, db: Connection) -> bool:
         """The name decides, not the open file: another instance may have replaced it, or somebody may have removed it."""
@@ -185,8 +184,9 @@ class Store:
             raise
         if write and not self._is_named(db) and not self.keeper.restore(db):
             # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
-            self._drop()
-            raise RecordsError(f"{self.path} was replaced by another instance of the plugin: the kubelet tries again")
+            raise RecordsBusyError(
+                f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
+            )
         if self.fault and db.total_changes != changes:  # reading proves nothing about a full disk
             log.info("claim records can be written again")
             self.fault = ""
