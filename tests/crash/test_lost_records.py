@@ -119,9 +119,9 @@ async def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken_for_the_o
         store._drop()
         path, open_it = store.path, store.keeper.open
 
-        def replaced(fault: Exception | None = None) -> Any:
+        def replaced(fault: Exception | None, removed: Any) -> Any:
             monkeypatch.undo()
-            db = open_it(fault)
+            db = open_it(fault, removed)
             path.rename(path.with_name("elsewhere"))  # and another instance, which had not opened it, makes a new one
             for part in ("-wal", "-shm"):
                 path.with_name(path.name + part).unlink(missing_ok=True)
