@@ -40,9 +40,10 @@ _READ = (
 
 
 class Connection(sqlite3.Connection):
-    """``file`` is the device and inode of what was opened."""
+    """``file`` is the device and inode of what was opened; ``copied``: the file was removed, and all of it written again."""
 
     file: tuple[int, int] = (0, 0)
+    copied: bool = False
 
 
 def identity_of(path: Path) -> tuple[int, int]:
@@ -67,6 +68,7 @@ def connect(path: Path, wait: float) -> Connection:
         # SQLite quotes the file's own text in its errors, and Python cannot decode what is none.
         raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except sqlite3.OperationalError as e:
+        identity_of(path)  # raises where it was removed meanwhile
         raise explained(e, path) from None
     if identity_of(path) != before:
         db.close()

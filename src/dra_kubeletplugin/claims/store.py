@@ -163,8 +163,7 @@ class Store:
                 if not self._may_pass(e):
                     raise
                 log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
-                self._drop()
-                self._damage = e if is_damage(e) else None
+                self._give_up(e)
                 return self._attempt(operations, write=write, synced=synced)
         except Exception as e:
             return [self._failed(e)] * len(operations)
@@ -212,13 +211,18 @@ class Store:
         if self._db is not None:
             rollback(self._db)
         if isinstance(e, sqlite3.Error) and not is_busy(e):
-            self._drop()  # opened anew, and repaired where that shows damage
-            self._damage = e if is_damage(e) else None
+            self._give_up(e)
         if not isinstance(error, RecordsBusyError):
             if self.fault != str(error):
                 log.error("claim records: %s", error)
             self.fault = str(error)
         return error
+
+    def _give_up(self, e: sqlite3.Error) -> None:
+        """The next use opens anew, and repairs where that shows damage. What a removed file had is not let go of."""
+        if self.path.exists():
+            self._drop()
+            self._damage = e if is_damage(e) else None
 
     def _write_back(self) -> None:
         """Moves a long log into the database, which syncs both, when nobody waits for it."""
