@@ -13,7 +13,7 @@ from typing import Any
 
 from ..driver import Driver, load_driver
 from ..errors import DraError
-from ..host.memory import trim
+from ..host.memory import keep_trimmed
 from ..observe.log import configure
 from ..plugin import Plugin
 from ..settings import Settings, load
@@ -67,9 +67,9 @@ async def _until_signal(plugin: Plugin) -> int:
 
 
 async def _tidy(plugin: Plugin) -> None:
-    """An idle plugin is small: what starting needed goes back to the machine."""
+    """An idle plugin is small: what starting and bursts needed goes back to the machine."""
     await plugin.ready()
-    trim()
+    await keep_trimmed()
 
 
 def _first(error: BaseException) -> BaseException:
