@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource, load_config
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, CLASSES, PODS, SLICES
@@ -148,6 +147,15 @@ async def follow(client: KubeClient, seen: list[tuple[str, str]], reflector: Ref
         seen.append((event.type, (event.object.get("metadata") or {}).get("name", "")))
 
 
+async def created(client: KubeClient, name: str) -> None:
+    """A write that met a connection that was just cut is not repeated by the client, which cannot know whether it arrived."""
+    try:
+        await client.create(SLICES, {**SLICE, "metadata": {"name": name}})
+    except ApiError as e:
+        assert e.unreachable
+        await client.create(SLICES, {**SLICE, "metadata": {"name": name}})
+
+
 async def until(check: Any) -> None:
     async with asyncio.timeout(10):
         while not check():
@@ -168,7 +176,7 @@ async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client
             api.faults.down = False
         else:
             fault()
-        await client.create(SLICES, {**SLICE, "metadata": {"name": f"s{i}"}})
+        await created(client, f"s{i}")
         await until(lambda i=i: any(name == f"s{i}" for _, name in seen))
     await client.delete(SLICES, "s0")
     await until(lambda: ("DELETED", "s0") in seen)
@@ -273,43 +281,6 @@ async def _truth(value: Any) -> Any:
     return value
 
 
-def test_a_kubeconfig_without_its_context_says_so(tmp_path: Path) -> None:
-    from dra_kubeletplugin.errors import SettingsError
-
-    path = tmp_path / "config"
-    path.write_text("current-context: nowhere\n")
-    with pytest.raises(SettingsError, match="has no context 'nowhere' in contexts"):
-        load_config(str(path))
-
-
-async def test_an_exec_plugin_of_a_kubeconfig_gives_the_token(tmp_path: Path) -> None:
-    import json
-    import sys
-
-    credential = {
-        "kind": "ExecCredential",
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "status": {"token": "secret"},
-    }
-    path = tmp_path / "config"
-    user = {
-        "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1",
-            "command": sys.executable,
-            "args": ["-c", f"print('''{json.dumps(credential)}''')"],
-        }
-    }
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(json.dumps(config))
-    loaded = load_config(str(path))
-    assert await loaded.credentials.header() == "Bearer secret"
-
-
 async def test_a_pod_needs_its_claims_to_be_named(client: KubeClient) -> None:
     broken = pod("p", claims=["c"])
     broken["spec"]["containers"][0]["resources"]["claims"] = [{"name": "other"}]
@@ -342,5 +313,5 @@ async def test_the_whole_cluster_works_over_https(tmp_path: Path) -> None:
         await cluster.apply(device_class("x", "d.example.com"), pod("p"))
         await cluster.wait_running("p")
         with pytest.raises(ApiError, match="cannot be reached"):
-            async with KubeClient(ApiConfig(cluster.api.url, ssl.create_default_context())) as stranger:
+            async with KubeClient(ApiConfig(cluster.api.url)) as stranger:
                 await stranger.list(CLASSES)

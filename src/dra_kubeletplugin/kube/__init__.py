@@ -3,5 +3,6 @@
 from .client import KubeClient, Resource
 from .config import ApiConfig, load_config
 from .reflector import Reflector
+from .tls import Tls, TlsFiles
 
-__all__ = ["ApiConfig", "KubeClient", "Reflector", "Resource", "load_config"]
+__all__ = ["ApiConfig", "KubeClient", "Reflector", "Resource", "Tls", "TlsFiles", "load_config"]

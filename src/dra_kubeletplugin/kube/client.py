@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -13,16 +13,20 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from ..errors import ApiError
-from ..resources.convert import GROUP, VERSIONS
+from ..resources.convert import GROUP
+from .boundary import object_of, refusal, translated
 from .config import ApiConfig
-from .transport import HttpResponse, Transport
+from .discovery import Discovery
+from .http1 import HttpResponse
+from .transport import CONNECTIONS, Transport
 
-log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 _RETRIES = 4
 _MAX_RETRY_AFTER = 30.0
+_DISCOVERY = 5.0  # seconds that the question for versions may take
+_MAX_REFUSAL = 1024 * 1024  # bytes of a refused watch that are read
 USER_AGENT = "dra-kubeletplugin"
 
 
@@ -53,16 +57,25 @@ NODES = Resource("", "v1", "nodes")
 
 
 class KubeClient:
-    """Talks to one API server. There is no client-side rate limit: the server's own (429) is honoured instead."""
+    """Talks to one API server. There is no client-side rate limit: the server's own (429) is honoured instead.
 
-    def __init__(self, config: ApiConfig, timeout: float = 15.0) -> None:
+    Whatever goes wrong outside is raised as :class:`ApiError`, and as nothing else, within the time given.
+
+    Args:
+        timeout: seconds for a call with all its repeats, where the call says nothing else.
+        connections: the most requests in flight; others wait in order.
+    """
+
+    def __init__(self, config: ApiConfig, timeout: float = 15.0, *, connections: int = CONNECTIONS) -> None:
         self.config = config
         self.timeout = timeout
-        self.transport = Transport(config.server, config.tls)
-        self._resource_version: str | None = None
-        self._discovery = asyncio.Lock()
+        self.transport = Transport(config.server, config.tls, config.proxy, connections=connections)
+        self._discovery = Discovery(lambda: self.call("GET", f"/apis/{GROUP}", timeout=_DISCOVERY))
+        self._authorization = ""
+        self._plain = {"Accept": "application/json", "User-Agent": USER_AGENT}
 
     async def close(self) -> None:
+        await self._discovery.close()
         await self.transport.close()
 
     async def __aenter__(self) -> KubeClient:
@@ -137,65 +150,106 @@ class KubeClient:
         content_type: str = "application/json",
         timeout: float | None = None,
     ) -> JSON:
-        """One request; 429 and 503 with Retry-After are waited out, a 401 is tried once with fresh credentials.
+        """One request; 429 and 503 with Retry-After are waited out within ``timeout``, a 401 is tried once with fresh credentials.
 
         Raises :class:`ApiError`.
         """
-        asked = {k: v for k, v in (query or {}).items() if v}
-        target = path + (f"?{urlencode(asked)}" if asked else "")
+        target = _target(path, query)
         payload = b"" if body is None else msgspec.json.encode(body)
+        what = f"{method} {path}"
+        limit = timeout or self.timeout
+        late = f"no answer from {self.transport.server} within {limit:g}s"
+        with translated(what, self.transport.server, lambda: f"{late} ({self.transport.load})"):
+            async with asyncio.timeout(limit) as scope:
+                answer = await self._answer(method, target, payload, content_type if payload else "", scope.when())
+            try:
+                return object_of(answer, what)
+            except ApiError as e:
+                if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _about_object(e):
+                    self.forget_version()  # not an object is missing but the whole resource: the server has changed
+                raise
+
+    async def _answer(
+        self, method: str, target: str, payload: bytes, content_type: str, deadline: float | None
+    ) -> HttpResponse:
+        now = asyncio.get_running_loop().time
         for attempt in range(_RETRIES + 1):
-            headers = await self.headers(content_type if payload else "")
-            answer = await self.transport.request(method, target, headers, payload, timeout or self.timeout)
+            headers = await self.headers(content_type)
+            answer = await self.transport.request(method, target, headers, payload)
             if answer.status == 401 and attempt == 0:
-                self.config.credentials.rejected()
+                self._rejected()
                 continue
             wait = _retry_after(answer)
-            if wait is not None and attempt < _RETRIES:
-                await asyncio.sleep(wait + random.uniform(0, 0.1))
-                continue
-            break
-        if answer.status >= 400:
-            raise error_of(answer, f"{method} {path}")
-        out: JSON = msgspec.json.decode(answer.body) if answer.body else {}
-        return out
+            if wait is None or (deadline is not None and now() + wait >= deadline):
+                return answer
+            await asyncio.sleep(wait)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], silence: float, opened: Callable[[], None]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of a GET that does not end soon, on a connection of its own. ``opened`` is called once it is granted.
+
+        Raises :class:`ApiError`, also while lines are read and after ``silence`` seconds without one.
+        """
+        what = f"GET {path}"
+        server = self.transport.server
+        async with contextlib.AsyncExitStack() as stack:
+            with translated(what, server, lambda: f"no answer from {server} within {self.timeout:g}s"):
+                async with asyncio.timeout(self.timeout):
+                    stream = self.transport.stream(_target(path, query), await self.headers())
+                    head, lines = await stack.enter_async_context(stream)
+                    if head.status != 200:
+                        if head.status == 401:
+                            self._rejected()
+                        body = b""
+                        async with contextlib.aclosing(lines.read(self.timeout)) as found:
+                            async for line in found:
+                                body += line[:_MAX_REFUSAL]
+                                if len(body) >= _MAX_REFUSAL:
+                                    break
+                        raise refusal(HttpResponse(head.status, head.headers, body), what)
+
+            opened()
+
+            async def read() -> AsyncGenerator[bytes, None]:
+                with translated(what, server, lambda: f"{server} was silent for {silence:g}s"):
+                    async with contextlib.aclosing(lines.read(silence)) as found:
+                        async for line in found:
+                            yield line
+
+            yield await stack.enter_async_context(contextlib.aclosing(read()))
+
+    def _rejected(self) -> None:
+        """The server does not know us: what proves who we are is read again, also for new connections."""
+        self.config.credentials.rejected()
+        self.config.tls.rejected()
+        self.transport.forget_idle()
 
     async def headers(self, content_type: str = "") -> dict[str, str]:
-        out = {"Accept": "application/json", "User-Agent": USER_AGENT}
-        if content_type:
-            out["Content-Type"] = content_type
-        if authorization := await self.config.credentials.header():
-            out["Authorization"] = authorization
-        return out
+        authorization = await self.config.credentials.header()
+        if authorization != self._authorization:
+            self._authorization = authorization
+            self._plain = {k: v for k, v in self._plain.items() if k != "Authorization"}
+            if authorization:
+                self._plain["Authorization"] = authorization
+        return {**self._plain, "Content-Type": content_type} if content_type else self._plain
 
     async def dra_version(self) -> str:
         """The best version of resource.k8s.io that the server has, asked for once.
 
-        Raises :class:`ApiError` where it has none.
+        Raises :class:`ApiError` where it has none, or does not answer within 5 s.
         """
-        async with self._discovery:
-            if self._resource_version is None:
-                try:
-                    group = await self.call("GET", f"/apis/{GROUP}")
-                except ApiError as e:
-                    if e.status != 404:
-                        raise
-                    group = {"versions": []}
-                served = {v["version"] for v in group["versions"]}
-                self._resource_version = next((v for v in VERSIONS if v in served), "")
-            if not self._resource_version:
-                found = ", ".join(sorted(served)) or "none"
-                self._resource_version = None
-                raise ApiError(
-                    f"the API server serves no version of {GROUP} that is known here (wanted one of {', '.join(VERSIONS)}, "
-                    f"served: {found}): enable DynamicResourceAllocation, or use Kubernetes 1.34 or later",
-                    status=404,
-                )
-        return self._resource_version
+        return await self._discovery.version()
 
     def forget_version(self) -> None:
         """The server may have changed: ask again which versions it has."""
-        self._resource_version = None
+        self._discovery.forget()
+
+    async def refresh_version(self) -> str:
+        """Asks the server now. Raises as :meth:`dra_version`; what was known stays known then."""
+        return await self._discovery.refresh()
 
     async def dra(self, plural: str) -> Resource:
         """``resourceslices``, ``resourceclaims``, ``resourceclaimtemplates`` or ``deviceclasses`` in the best version."""
@@ -203,20 +257,25 @@ class KubeClient:
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
 
 
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    asked = {k: v for k, v in (query or {}).items() if v}
+    return f"{path}?{urlencode(asked)}" if asked else path
+
+
+def _about_object(e: ApiError) -> bool:
+    about = e.details.get("details")
+    return isinstance(about, dict) and bool(about.get("name"))
+
+
 def _retry_after(answer: HttpResponse) -> float | None:
-    if answer.status not in {429, 503} or "retry-after" not in answer.headers:
+    """Seconds to wait before the same request is worth sending again; None for never."""
+    if answer.status not in {429, 503}:
+        return None
+    asked = answer.header(b"retry-after")
+    if not asked:
         return None
     try:
-        return min(float(answer.headers["retry-after"]), _MAX_RETRY_AFTER)
+        seconds = float(asked)
     except ValueError:
-        return 1.0
-
-
-def error_of(answer: HttpResponse, what: str) -> ApiError:
-    """The error of a refusal: the Status object's message where there is one."""
-    try:
-        status = msgspec.json.decode(answer.body)
-        message = status["message"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        status, message = {}, answer.body.decode(errors="replace").strip()[:300]
-    return ApiError(f"{what}: {answer.status} {message}", status=answer.status, details=status)
+        seconds = 1.0  # a date, which API servers do not send
+    return (min(seconds, _MAX_RETRY_AFTER) if seconds >= 0 else 1.0) + random.uniform(0, 0.1)

@@ -1,160 +1,213 @@
-"""List and watch: a copy of some objects that follows the server through everything that can go wrong.
+"""List and watch: what happens to some objects, followed through everything that can go wrong.
 
-Lists again after 410, and after errors with growing pauses; resumes from the last bookmark when a connection ends.
+Lists again after 410, and after errors with growing pauses; resumes from the last bookmark when a connection ends. The version
+of resource.k8s.io is asked for anew before each watch, so that a server that was upgraded is followed at once.
 Source: the API concepts page of Kubernetes, "Efficient detection of changes".
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
-from ..errors import ApiError
-from .client import KubeClient, Resource, error_of
+from ..errors import ApiError, clip, printable
+from .boundary import translated
+from .client import KubeClient, Resource
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below any proxy's five minutes
+# A watch that says nothing for so long is begun again. The server sends a bookmark about every minute, so a quiet one lives on;
+# where there are no bookmarks this costs a request every 75 s. A peer that vanished is noticed by TCP after 30 s; this is for
+# one that is there and passes nothing on.
+SILENCE = 75.0
 _MAX_PAUSE = 30.0
+_RELIST = 3  # failures in a row after which objects are listed again, whatever they were
 _SHORT = 5.0  # a watch that ends sooner than this is not healthy
 
 
 @dataclass(frozen=True)
 class Event:
-    """``SYNCED`` after a list, with no object; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one."""
+    """``SYNCED`` after a list, with no object; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one.
+
+    A deletion that only a list showed comes with what is known of the object: without ``copies`` its UID alone.
+    """
 
     type: str
     object: JSON
 
 
-class _Expired(Exception):
-    """Our resource version is too old (410)."""
-
-
 class Reflector:
-    """Follows the objects of ``resource`` that fit the selectors; ``items`` is the copy, by UID."""
+    """Follows the objects that fit the selectors.
+
+    ``items`` is the copy, by UID. ``heard`` is the time (``time.monotonic()``) at which the server last said something, 0 for
+    never; ``fault`` is why it is not followed now, empty while it is.
+
+    Args:
+        resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
+        copies: whether ``items`` is kept.
+        silence: seconds without a line after which a watch is begun again.
+    """
 
     def __init__(
-        self, client: KubeClient, resource: Resource, namespace: str = "", fields: str = "", labels: str = ""
+        self,
+        client: KubeClient,
+        resource: Resource | str,
+        namespace: str = "",
+        fields: str = "",
+        labels: str = "",
+        *,
+        copies: bool = True,
+        silence: float = SILENCE,
     ) -> None:
         self.client = client
-        self.resource = resource
+        self.plural = resource if isinstance(resource, str) else resource.plural
         self.namespace = namespace
         self.selectors = {k: v for k, v in (("fieldSelector", fields), ("labelSelector", labels)) if v}
+        self.silence = silence
         self.items: dict[str, JSON] = {}
-        self._version = ""
+        self.heard = 0.0
+        self.fault = ""
+        self._copies = copies
+        self._discovered = isinstance(resource, str)
+        self._resource = None if isinstance(resource, str) else resource
+        self._known: dict[str, str] = {}  # UID → resource version
+        self._position = ""  # the resource version from which to watch; empty for: list first
 
     async def events(self) -> AsyncIterator[Event]:
         """Never ends. Errors are logged and retried; changes that a list finds come as events before its ``SYNCED``."""
         failures = 0
         while True:
             try:
-                if not self._version:
-                    for event in await self._list():
+                resource = await self._find()
+                if not self._position:
+                    for event in await self._list(resource):
                         yield event
                     yield Event("SYNCED", {})
                 started = time.monotonic()
-                async for event in self._watch():
-                    failures = 0
-                    yield event
-                if time.monotonic() - started >= _SHORT:
-                    failures = 0
+                async with self._opened(resource) as lines:
+                    async for line in lines:
+                        self._alive()
+                        changed = self._take(line)
+                        failures = 0
+                        if changed:
+                            yield changed
+                failures = 0 if time.monotonic() - started >= _SHORT else failures + 1
+                if not failures:
                     continue
-                failures += 1
-            except _Expired:
-                self._version = ""
-                failures += 1
             except ApiError as e:
                 failures += 1
+                self.fault = str(e)
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
-                log.log(level, "watching %s: %s (try %d)", self.resource.plural, e, failures)
-                if e.status and not e.unreachable:
-                    self._version = ""
+                log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
+                if (e.status and not e.unreachable) or failures % _RELIST == 0:
+                    self._position = ""  # 410 among others, or an event that cannot be read and would come again
             await asyncio.sleep(self._pause(failures))
 
     @staticmethod
     def _pause(failures: int) -> float:
         return float(min(_MAX_PAUSE, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
 
-    async def _list(self) -> list[Event]:
-        found: dict[str, JSON] = {}
-        cont = ""
-        while True:
-            page = await self.client.list(
-                self.resource,
-                self.namespace,
-                fields=self.selectors.get("fieldSelector", ""),
-                labels=self.selectors.get("labelSelector", ""),
-                limit=500,
-                cont=cont,
-            )
-            for item in page.get("items") or []:
-                found[item["metadata"]["uid"]] = item
-            cont = page["metadata"].get("continue", "")
-            if not cont:
-                break
-        out = []
-        for uid, item in found.items():
-            before = self.items.get(uid)
-            if before is None:
-                out.append(Event("ADDED", item))
-            elif before["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
-                out.append(Event("MODIFIED", item))
-        out += [Event("DELETED", item) for uid, item in self.items.items() if uid not in found]
-        self.items = found
-        self._version = page["metadata"]["resourceVersion"]
-        return out
+    def _alive(self) -> None:
+        self.heard, self.fault = time.monotonic(), ""
 
-    async def _watch(self) -> AsyncIterator[Event]:
+    async def _find(self) -> Resource:
+        """The resource in the version of now. A server that cannot say it is taken to be as before."""
+        before = self._resource
+        if before is not None and not self._discovered:
+            return before
+        try:
+            if before is not None:
+                await self.client.refresh_version()
+            found = await self.client.dra(self.plural)
+        except ApiError as e:
+            if before is None or not e.unreachable:
+                raise
+            return before
+        if found != before:
+            self._resource, self._position = found, ""
+        return found
+
+    def _opened(self, resource: Resource) -> contextlib.AbstractAsyncContextManager[AsyncIterator[bytes]]:
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._version,
+            "resourceVersion": self._position,
             "timeoutSeconds": str(WATCH_SECONDS),
             **self.selectors,
         }
-        target = f"{self.resource.path(self.namespace)}?{urlencode(query)}"
-        headers = await self.client.headers()
-        async with self.client.transport.stream(target, headers, self.client.timeout, WATCH_SECONDS + 30) as (
-            head,
-            lines,
-        ):
-            if head.status != 200:
-                body = b"".join([line async for line in lines])
-                if head.status == 401:
-                    self.client.config.credentials.rejected()
-                if head.status == 410:
-                    raise _Expired
-                raise error_of(type(head)(head.status, head.headers, body), f"watch {self.resource.plural}")
-            async for line in lines:
-                event = self._take(line)
-                if event:
-                    yield event
+        return self.client.stream(resource.path(self.namespace), query, self.silence, self._alive)
+
+    async def _list(self, resource: Resource) -> list[Event]:
+        found: dict[str, JSON] = {}
+        known: dict[str, str] = {}
+        fields, labels = self.selectors.get("fieldSelector", ""), self.selectors.get("labelSelector", "")
+        cont, out = "", []
+        while True:
+            page = await self.client.list(resource, self.namespace, fields=fields, labels=labels, limit=500, cont=cont)
+            with self._understood(f"list {self.plural}"):
+                for item in page.get("items") or []:
+                    uid, version = _identity(item)
+                    if version != self._known.get(uid):
+                        out.append(Event("MODIFIED" if uid in self._known else "ADDED", item))
+                    known[uid] = version
+                    if self._copies:
+                        found[uid] = item
+                position, cont = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+                if not isinstance(position, str) or not isinstance(cont, str):
+                    raise TypeError("resourceVersion and continue must be text")
+            if not cont:
+                break
+        for uid in self._known:
+            if uid not in known:
+                out.append(Event("DELETED", self.items.get(uid) or {"metadata": {"uid": uid}}))
+        self.items, self._known, self._position = found, known, position
+        self._alive()
+        return out
+
+    def _understood(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return translated(what, self.client.transport.server, lambda: "")
 
     def _take(self, line: bytes) -> Event | None:
-        try:
+        what = f"watch {self.plural}"
+        with self._understood(what):
             raw = msgspec.json.decode(line)
             kind, obj = raw["type"], raw["object"]
-        except (msgspec.DecodeError, KeyError, TypeError):
-            raise ApiError(f"watch {self.resource.plural}: a line is no event: {line[:80]!r}") from None
-        if kind == "ERROR":
-            if obj.get("code") == 410:
-                raise _Expired
-            raise ApiError(f"watch {self.resource.plural}: {obj.get('message')}", status=int(obj.get("code") or 500))
-        self._version = obj["metadata"]["resourceVersion"]
-        if kind == "BOOKMARK":
-            return None
-        uid = obj["metadata"]["uid"]
+            if kind == "ERROR":
+                message = clip(printable(obj.get("message")), 300)
+                raise ApiError(f"{what}: {message}", status=int(obj.get("code") or 500), details=obj)
+            if kind == "BOOKMARK":
+                self._position = str(obj["metadata"]["resourceVersion"])
+                return None
+            if kind not in {"ADDED", "MODIFIED", "DELETED"}:
+                raise ValueError(f"an event of type {clip(printable(kind), 100)!r}")
+            uid, version = _identity(obj)
+            self._position = version
         if kind == "DELETED":
             self.items.pop(uid, None)
+            self._known.pop(uid, None)
         else:
-            self.items[uid] = obj
+            self._known[uid] = version
+            if self._copies:
+                self.items[uid] = obj
         return Event(kind, obj)
+
+
+def _identity(obj: JSON) -> tuple[str, str]:
+    """UID and resource version.
+
+    Raises ``KeyError`` or ``TypeError`` for what is no object with a name.
+    """
+    meta = obj["metadata"]
+    for key in ("uid", "resourceVersion", "name"):
+        if not isinstance(meta[key], str):
+            raise TypeError(f"metadata.{key} is no text")
+    return meta["uid"], meta["resourceVersion"]

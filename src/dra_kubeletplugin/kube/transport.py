@@ -1,193 +1,255 @@
-"""HTTP/1.1 to one server: h11 on asyncio streams, with idle connections kept for the next request."""
+"""Connections to one server: a few for requests, kept and handed on in order, and one of its own for each watch."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-import h11
+from ..errors import SettingsError
+from .connection import MAX_BODY, Connection, Lines, connect
+from .http1 import BadAnswerError, HttpResponse, header_block
+from .proxy import Proxy
+from .tls import Tls
 
-from ..errors import ApiError
-
-_READ = 256 * 1024
-_MAX_IDLE = 8
-
-
-@dataclass(frozen=True)
-class HttpResponse:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class _Stale(Exception):
-    """A kept connection was closed by the server before it took the request."""
+CONNECTIONS = 8  # in flight; more make the API server no faster and cost a TLS handshake each
+_SAFE = {"GET", "HEAD"}  # may be sent again
+_CLOSING = 1.0  # seconds that a connection may take to close in order
 
 
 class Transport:
-    """Sends requests to ``server``, a URL. Safe to use from many tasks of one loop."""
+    """Sends requests to ``server``, a URL. Safe to use from many tasks of one loop.
 
-    def __init__(self, server: str, tls: ssl.SSLContext | None) -> None:
-        parts = urlsplit(server)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ApiError(f"{server!r} is no URL of an API server: write it like https://10.0.0.1:6443")
+    Args:
+        tls: gives the context of new connections; used for https only.
+        proxy: leads to the server; None for a direct way.
+        connections: the most requests in flight; others wait in order. Streams are not counted.
+        idle_seconds: after which an unused connection is closed; one is kept for ever.
+        max_body: bytes of an answer above which it is refused.
+
+    Raises :class:`SettingsError` where ``server`` is no URL.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        tls: Tls | None = None,
+        proxy: Proxy | None = None,
+        *,
+        connections: int = CONNECTIONS,
+        idle_seconds: float = 90.0,
+        max_body: int = MAX_BODY,
+    ) -> None:
         self.server = server
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._prefix = parts.path.rstrip("/")
-        self._tls = tls if parts.scheme == "https" else None
-        self._idle: list[_Connection] = []
+        self.https, self._host, self._port, self._prefix = split_server(server)
+        self._tls = (tls or Tls()) if self.https else None
+        self._proxy = proxy
+        self._limit = connections
+        self._idle_seconds = idle_seconds
+        self._max_body = max_body
+        self._open = 0  # slots taken: connections in use, idle or being made
+        self._idle: deque[Connection] = deque()  # the last used one is last, and used next
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._all: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        self._authority = f"{shown}:{self._port}"
+        self._known: tuple[Mapping[str, str], bytes] | None = None
 
     async def close(self) -> None:
-        while self._idle:
-            await self._idle.pop().close()
+        """Closes what is open, in order where the peer answers within a second."""
+        if self._sweep:
+            self._sweep.cancel()
+        connections = list(self._all)
+        for connection in connections:
+            connection.close()
+        if connections:
+            _, slow = await asyncio.wait({c.gone for c in connections}, timeout=_CLOSING)
+            if slow:
+                for connection in connections:
+                    connection.abort()
+                await asyncio.wait(slow, timeout=_CLOSING)
 
-    async def request(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes, timeout: float
-    ) -> HttpResponse:
-        """One request and its whole answer.
+    @property
+    def load(self) -> str:
+        """For messages: how many requests are in flight and wait."""
+        return (
+            f"{self._open - len(self._idle)} of {self._limit} connections in use, {len(self._waiting)} requests waiting"
+        )
 
-        Raises :class:`ApiError` with status 0 where no answer came within ``timeout`` seconds.
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
+        """One request and its whole answer. It waits as long as it takes: bound it with a timeout.
+
+        A request that a kept connection did not answer at all is sent again if it is a GET. Raises ``OSError``,
+        :class:`BadAnswerError`, ``ValueError`` for what is no request, and what the TLS files raise.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._exchange(method, target, headers, body)
-        except TimeoutError:
-            raise ApiError(f"{method} {target}: no answer from {self.server} within {timeout:g}s") from None
-        except (OSError, h11.RemoteProtocolError, asyncio.IncompleteReadError) as e:
-            raise ApiError(f"{method} {target}: {self.server} cannot be reached: {e or type(e).__name__}") from None
-
-    async def _exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+        block = self._block(headers)
         while True:
             connection, kept = await self._acquire()
-            done = False
             try:
-                head = await connection.send(method, self._prefix + target, headers, body, kept=kept)
-                chunks = [c async for c in connection.body()]
-                done = True
-            except _Stale:
-                continue
+                return await connection.request(method, self._prefix + target, block, body)
+            except (OSError, BadAnswerError):
+                self.forget_idle()  # closed by the server for the same reason, most likely
+                if not (kept and method in _SAFE and not connection.heard):
+                    raise
+            except asyncio.CancelledError:
+                if not connection.heard:
+                    self.forget_idle()  # no answer in time: the others may lead to the same void
+                raise
             finally:
-                if not (done and connection.reusable()):
-                    await connection.close()
-                elif len(self._idle) < _MAX_IDLE:
-                    self._idle.append(connection)
-                else:
-                    await connection.close()
-            return HttpResponse(head.status, head.headers, b"".join(chunks))
+                self._release(connection)
 
     @contextlib.asynccontextmanager
-    async def stream(
-        self, target: str, headers: Mapping[str, str], connect_timeout: float, idle_timeout: float
-    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
-        """A GET whose answer is read line by line, on a connection of its own.
-
-        Raises :class:`ApiError` with status 0 when the connection breaks, or nothing comes for ``idle_timeout`` seconds.
-        """
-        connection: _Connection | None = None
+    async def stream(self, target: str, headers: Mapping[str, str]) -> AsyncIterator[tuple[HttpResponse, Lines]]:
+        """A GET whose answer is read line by line, on a connection of its own. Raises as :meth:`request`, outside its body."""
+        connection = await self._connect()
         try:
-            async with asyncio.timeout(connect_timeout):
-                connection = await self._connect()
-                head = await connection.send("GET", self._prefix + target, headers, b"", kept=False)
-            yield head, _lines(connection.body(idle_timeout))
-        except TimeoutError:
-            raise ApiError(f"GET {target}: nothing came from {self.server} in time") from None
-        except (OSError, h11.RemoteProtocolError, _Stale) as e:
-            raise ApiError(f"GET {target}: connection to {self.server} broke: {e or type(e).__name__}") from None
+            yield await connection.stream(self._prefix + target, self._block(headers))
         finally:
-            if connection:
-                await connection.close()
+            connection.abort()
 
-    async def _acquire(self) -> tuple[_Connection, bool]:
+    def forget_idle(self) -> None:
+        """Closes the connections that nobody uses."""
+        while self._idle:
+            self._drop(self._idle.pop())
+
+    def _block(self, headers: Mapping[str, str]) -> bytes:
+        """Raises ``ValueError`` for text that fits in no header."""
+        if self._known is None or self._known[0] is not headers:  # mostly the same object, so it is checked once
+            self._known = headers, header_block({"Host": self._authority, **headers})
+        return self._known[1]
+
+    # --- connections ------------------------------------------------------------------------------
+
+    async def _acquire(self) -> tuple[Connection, bool]:
+        """A connection, and whether it has carried requests before."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.alive():
-                return connection, True
-            await connection.close()
-        return await self._connect(), False
-
-    async def _connect(self) -> _Connection:
-        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_READ)
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        return _Connection(reader, writer, f"{shown}:{self._port}")
-
-
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
-    async for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            if line:
-                yield line
-    if rest:
-        yield rest
-
-
-class _Connection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.host = host
-        self.h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_READ)
-
-    def alive(self) -> bool:
-        return not self.reader.at_eof() and not self.writer.is_closing()
-
-    def reusable(self) -> bool:
+            try:
+                if connection.usable() and connection.unread():
+                    await asyncio.sleep(0)  # the loop reads it: an end, or a TLS ticket
+                if connection.usable() and not connection.unread():
+                    return connection, True
+            except asyncio.CancelledError:
+                self._release(connection)
+                raise
+            self._drop(connection)
+        if self._open >= self._limit:
+            handed = await self._wait()
+            if handed is not None:
+                return handed, True
+        else:
+            self._open += 1
         try:
-            self.h11.start_next_cycle()
-        except h11.LocalProtocolError:
-            return False
-        return self.alive()
-
-    async def close(self) -> None:
-        self.writer.close()
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(1):
-                await self.writer.wait_closed()
-
-    async def send(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, kept: bool
-    ) -> HttpResponse:
-        fields = {"Host": self.host, **headers}
-        if body or method in {"POST", "PUT", "PATCH"}:
-            fields["Content-Length"] = str(len(body))
-        data = self.h11.send(h11.Request(method=method, target=target, headers=list(fields.items())))
-        out = (data or b"") + (self.h11.send(h11.Data(data=body)) or b"" if body else b"")
-        out += self.h11.send(h11.EndOfMessage()) or b""
-        try:
-            self.writer.write(out)
-            await self.writer.drain()
-            while True:
-                event = await self._event(None)
-                if isinstance(event, h11.Response):
-                    names = {k.decode().lower(): v.decode("latin-1") for k, v in event.headers}
-                    return HttpResponse(event.status_code, names, b"")
-        except (ConnectionError, h11.RemoteProtocolError) as e:
-            # Only where not a byte of an answer came is it safe to send again.
-            if kept and self.h11.their_state in {h11.IDLE, h11.SEND_RESPONSE, h11.ERROR, h11.CLOSED}:
-                raise _Stale from e
+            return await self._connect(), False
+        except BaseException:
+            self._free_slot()
             raise
 
-    async def body(self, idle_timeout: float | None = None) -> AsyncIterator[bytes]:
-        while True:
-            event = await self._event(idle_timeout)
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
-                return
+    async def _wait(self) -> Connection | None:
+        """The connection of a request that ended; None for the right to make one."""
+        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                handed = turn.result()
+                if handed is None:
+                    self._free_slot()
+                else:
+                    self._release(handed)
+            else:
+                with contextlib.suppress(ValueError):  # passed over already
+                    self._waiting.remove(turn)
+            raise
 
-    async def _event(self, idle_timeout: float | None) -> object:
-        while True:
-            event = self.h11.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            async with asyncio.timeout(idle_timeout):
-                data = await self.reader.read(_READ)
-            if not data and self.h11.their_state is h11.SEND_RESPONSE:
-                raise ConnectionResetError("connection closed before an answer")
-            self.h11.receive_data(data)
+    def _release(self, connection: Connection) -> None:
+        """To who waits longest, else kept."""
+        if not connection.usable():
+            self._drop(connection)
+        elif turn := self._next():
+            turn.set_result(connection)
+        else:
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+            if self._sweep is None and len(self._idle) > 1:
+                self._sweep = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_unused)
+
+    def _drop(self, connection: Connection) -> None:
+        connection.abort()
+        self._free_slot()
+
+    def _free_slot(self) -> None:
+        if turn := self._next():
+            turn.set_result(None)
+        else:
+            self._open -= 1
+
+    def _next(self) -> asyncio.Future[Connection | None] | None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                return turn
+        return None
+
+    def _close_unused(self) -> None:
+        self._sweep = None
+        now = time.monotonic()
+        while len(self._idle) > 1 and now - self._idle[0].idle_since >= self._idle_seconds:
+            self._idle.popleft().close()
+            self._free_slot()
+        if len(self._idle) > 1:
+            left = self._idle_seconds - (now - self._idle[0].idle_since)
+            self._sweep = asyncio.get_running_loop().call_later(max(left, 0.01), self._close_unused)
+
+    def _lost(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+            self._free_slot()
+
+    async def _connect(self) -> Connection:
+        try:
+            connection = await self._secured()
+        except ssl.SSLError:
+            if self._tls is None:
+                raise
+            # The certificates may have been replaced since they were read.
+            before = self._tls.context()
+            self._tls.rejected()
+            if self._tls.context() is before:
+                raise
+            connection = await self._secured()
+        self._all.add(connection)
+        return connection
+
+    async def _secured(self) -> Connection:
+        tls = self._tls
+        context, name = (tls.context(), tls.server_name) if tls else (None, "")
+        return await connect(self._made, self._host, self._port, context, name, self._proxy)
+
+    def _made(self) -> Connection:
+        return Connection(self._lost, self._max_body)
+
+
+def split_server(server: str) -> tuple[bool, str, int, str]:
+    """Whether it is https, host, port and the prefix of all paths.
+
+    Raises :class:`SettingsError`.
+    """
+    try:
+        parts = urlsplit(server)
+        https, host = parts.scheme == "https", parts.hostname
+        port = parts.port or (443 if https else 80)
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in {"http", "https"}:
+        raise SettingsError(f"{server!r} is no URL of an API server: write it like https://10.0.0.1:6443")
+    return https, host, port, parts.path.rstrip("/")

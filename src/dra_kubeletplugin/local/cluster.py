@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import ApiError
 from ..host import described
-from ..kube import KubeClient, Resource, load_config
+from ..kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles
 from .apiserver import ApiServer
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ClaimController
@@ -82,7 +82,7 @@ class LocalCluster:
             self.kubeconfig = self.state / "kubeconfig"
             self.state.mkdir(parents=True, exist_ok=True)
             self.kubeconfig.write_text(_kubeconfig(url, self._certificate))
-            self.config = load_config(str(self.kubeconfig))
+            self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
             for component in (ClaimController(self.client), Scheduler(self.client)):

@@ -28,6 +28,7 @@ _COUNTERS = {
     "reconciled_total": ("What reconciling did, by action.", ["action"]),
     "undo_failures_total": ("Undo steps that failed and will be tried again.", []),
     "records_damaged_total": ("Times that the record database was set aside.", []),
+    "scan_failures_total": ("Looks at the devices that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
     "kubelet_calls_total": ("Calls of the kubelet, by method.", ["method"]),
 }
@@ -35,7 +36,15 @@ _GAUGES = {
     "in_flight": ("Claims being worked on.", []),
     "prepared_claims": ("Claims that are prepared on this node.", []),
     "devices": ("Devices of this node, by health.", ["health"]),
+    "devices_left_out": (
+        "Devices and counter sets that are not published, because the API server would refuse them.",
+        [],
+    ),
+    "scan_hanging": ("1 while devices() of the driver does not return.", []),
+    "last_scan_timestamp_seconds": ("When devices() last succeeded, in unix seconds.", []),
     "slices": ("Published ResourceSlices.", []),
+    "publisher": ("1 while this instance is the one that publishes for the node.", []),
+    "publish_fault": ("1 while the slices are not as they should be.", []),
     "registered": ("1 while the kubelet accepts this plugin.", []),
     "records_healthy": ("1 while the record database can be read and written.", []),
 }

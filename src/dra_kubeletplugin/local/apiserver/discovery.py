@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from ...resources.convert import GROUP
 from .kinds import KINDS, Kind
 
 JSON = dict[str, Any]
@@ -11,45 +13,50 @@ _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "updat
 VERSION = "v1.36.2"
 
 
-def answer(path: str, accept: str) -> JSON | None:
-    """The document at ``path``; None where it is no discovery path."""
+def answer(path: str, accept: str, served: Collection[str] | None = None) -> JSON | None:
+    """The document at ``path``; None where it is no discovery path. ``served`` are the versions of resource.k8s.io, None for all."""
     parts = [p for p in path.split("/") if p]
     match parts:
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["apis"]:
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(g) for g in _groups()]}
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(g, served) for g in _groups(served)]}
         case ["api", "v1"]:
             return _resources("", "v1")
-        case ["apis", group] if group in _groups():
-            return {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
-        case ["apis", group, version] if version in _versions(group):
+        case ["apis", group] if group in _groups(served):
+            return {"kind": "APIGroup", "apiVersion": "v1", **_group(group, served)}
+        case ["apis", group, version] if version in _versions(group, served):
             return _resources(group, version)
         case ["version"]:
             return {"major": "1", "minor": "36", "gitVersion": f"{VERSION}+dra-local", "platform": "linux/amd64"}
         case ["healthz" | "livez" | "readyz"]:
             return {"status": "ok"}
         case ["openapi", "v3"]:
-            paths = {f"api{'s/' + g if g else ''}/{v}" for g in ["", *_groups()] for v in _versions(g)}
+            paths = {f"api{'s/' + g if g else ''}/{v}" for g in ["", *_groups(served)] for v in _versions(g, served)}
             return {"paths": {p: {"serverRelativeURL": f"/openapi/v3/{p}"} for p in sorted(paths)}}
         case ["openapi", "v3", "api", "v1"]:
             return _openapi("", "v1")
-        case ["openapi", "v3", "apis", group, version] if version in _versions(group):
+        case ["openapi", "v3", "apis", group, version] if version in _versions(group, served):
             return _openapi(group, version)
     del accept
     return None
 
 
-def _groups() -> list[str]:
-    return sorted({k.group for k in KINDS if k.group})
+def _groups(served: Collection[str] | None) -> list[str]:
+    return sorted({k.group for k in KINDS if k.group and _versions(k.group, served)})
 
 
-def _versions(group: str) -> list[str]:
-    return next((list(k.versions) for k in KINDS if k.group == group), [])
+def _versions(group: str, served: Collection[str] | None) -> list[str]:
+    versions = next((k.versions for k in KINDS if k.group == group), ())
+    return [v for v in versions if is_served(group, v, served)]
 
 
-def _group(group: str) -> JSON:
-    versions = [{"groupVersion": f"{group}/{v}", "version": v} for v in _versions(group)]
+def is_served(group: str, version: str, served: Collection[str] | None) -> bool:
+    return group != GROUP or served is None or version in served
+
+
+def _group(group: str, served: Collection[str] | None) -> JSON:
+    versions = [{"groupVersion": f"{group}/{v}", "version": v} for v in _versions(group, served)]
     return {"name": group, "versions": versions, "preferredVersion": versions[0]}
 
 

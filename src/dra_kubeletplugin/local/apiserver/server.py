@@ -50,6 +50,7 @@ class Faults:
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of device fields, e.g. "taints"
+    served: set[str] | None = None  # the versions of resource.k8s.io that there are; None for all
     calls: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -96,7 +97,9 @@ class ApiServer:
                 refused = status_response(Refusal(429, "TooManyRequests", "too many requests, try again"))
                 refused.headers["Retry-After"] = "0.01"
                 return refused
-            if (found := discovery.answer(request.path, request.headers.get("accept", ""))) is not None:
+            if (
+                found := discovery.answer(request.path, request.headers.get("accept", ""), self.faults.served)
+            ) is not None:
                 return json_response(found)
             return await self._resource(request)
         except Refusal as e:
@@ -104,6 +107,8 @@ class ApiServer:
 
     async def _resource(self, request: Request) -> Response:
         target = parse_path(request.path)
+        if not discovery.is_served(target.kind.group, target.version, self.faults.served):
+            raise Refusal(404, "NotFound", "the server could not find the requested resource")
         if request.query.get("watch") not in {"true", "1"}:
             self.faults.calls.append((request.method, request.path))
         match request.method, bool(target.name):

@@ -1,0 +1,77 @@
+"""The one place where whatever a server, a proxy, a network or a file does becomes an ApiError."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from ..errors import ApiError, clip, describe, printable
+from .http1 import BadAnswerError, HttpResponse
+
+JSON = dict[str, Any]
+_SHOWN = 300  # bytes of an odd answer that are worth showing
+
+
+@contextlib.contextmanager
+def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None]:
+    """Raises :class:`ApiError` for every ``Exception`` inside; ``late`` says what was waited for in vain."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except TimeoutError as e:
+        # One that has a number is the operating system's, about the connection.
+        reason = late() if e.errno is None else f"{server} cannot be reached: {describe(e)}"
+        raise ApiError(f"{what}: {reason}") from None
+    except OSError as e:
+        raise ApiError(f"{what}: {server} cannot be reached: {describe(e)}") from None
+    except BadAnswerError as e:
+        raise ApiError(f"{what}: what {server} answers is no HTTP of an API server: {describe(e)}") from None
+    except Exception as e:
+        raise ApiError(f"{what}: the answer of {server} cannot be used: {describe(e)}") from e
+
+
+def object_of(answer: HttpResponse, what: str) -> JSON:
+    """The JSON object of a good answer, {} for none.
+
+    Raises :class:`ApiError` for all else, with status 0 where somebody else than the API server answered: a proxy's page or
+    redirect must not be taken for its word.
+    """
+    if answer.status >= 400:
+        raise refusal(answer, what)
+    if answer.status >= 300:
+        place = clip(printable(answer.header(b"location")), _SHOWN)
+        raise ApiError(
+            f"{what}: {answer.status}, a redirect to {place!r}, which no API server sends: is a proxy between?"
+        )
+    if not answer.body:
+        return {}
+    try:
+        out = msgspec.json.decode(answer.body)
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"{what}: the answer is no JSON ({printable(e)}): {_excerpt(answer)}") from None
+    if not isinstance(out, dict):
+        raise ApiError(f"{what}: the answer is no JSON object: {_excerpt(answer)}")
+    return out
+
+
+def refusal(answer: HttpResponse, what: str) -> ApiError:
+    """The error of a refusal, with the Status object where there is one."""
+    try:
+        found = msgspec.json.decode(answer.body)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        message = clip(printable(found.get("message") or found.get("reason") or ""), _SHOWN * 3)
+        return ApiError(f"{what}: {answer.status} {message}", status=answer.status, details=found)
+    status = answer.status
+    if status < 500 and "html" in answer.header(b"content-type"):
+        status = 0  # a page is a proxy's; the API server may think otherwise
+    return ApiError(f"{what}: {answer.status} {_excerpt(answer)}", status=status)
+
+
+def _excerpt(answer: HttpResponse) -> str:
+    return clip(printable(answer.body[: 2 * _SHOWN].decode(errors="replace")), _SHOWN)

@@ -1,0 +1,312 @@
+"""One connection: requests and answers on an asyncio protocol, without a task or a stream of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import cast
+
+from .http1 import Answer, BadAnswerError, HttpResponse, header_block, request_bytes
+from .proxy import Proxy
+
+MAX_BODY = 128 * 1024 * 1024  # bytes of an answer; a list of 500 full slices is 80 MB
+_MAX_LINE = 16 * 1024 * 1024  # bytes of one event of a watch; the API server takes objects of up to 3 MiB
+_AHEAD = 1024 * 1024  # bytes of a watch that are read before the reader has asked for them
+
+# A peer that vanished without a word is noticed after 30 s: probes from the 15th second of silence on, and as long for
+# bytes that were sent and never acknowledged.
+KEEPALIVE = tuple(
+    (level, getattr(socket, name), value)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 30_000),
+    )
+    if hasattr(socket, name)  # not every platform has all of them
+)
+
+
+class Connection(asyncio.Protocol):
+    """Carries one request at a time. ``lost`` is called once the connection has gone, whoever closed it."""
+
+    def __init__(self, lost: Callable[[Connection], None], max_body: int = MAX_BODY) -> None:
+        self._on_lost = lost
+        self._max_body = max_body
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[HttpResponse] | None = None
+        self._answer: Answer | None = None  # to the last request
+        self._body: list[bytes] = []
+        self._size = 0
+        self._lines: Lines | None = None
+        self._poll = select.poll()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.heard = False  # whether a byte of an answer to the last request came
+        self.idle_since = 0.0
+
+    # --- what asyncio calls -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("socket")
+        for level, option, value in KEEPALIVE:
+            peer.setsockopt(level, option, value)
+        self._poll.register(peer.fileno(), select.POLLIN | select.POLLRDHUP)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        answer = self._answer
+        if answer is None or answer.done:
+            self.abort()  # nobody asked
+            return
+        try:
+            answer.feed(data)
+            self._advance(answer)
+        except BadAnswerError as e:
+            self._fail(e)
+            self.abort()
+
+    def eof_received(self) -> None:
+        if self._answer is not None and not self._answer.done:
+            try:
+                self._answer.end()
+                self._advance(self._answer)
+            except ConnectionResetError as e:
+                self._fail(e)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(exc or ConnectionResetError("the connection was closed before the end of an answer"))
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._on_lost(self)
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    async def request(self, method: str, target: str, block: bytes, body: bytes) -> HttpResponse:
+        """One request and its whole answer; cancelled, it leaves the connection unusable.
+
+        Raises ``OSError``, :class:`BadAnswerError`, and ``ValueError`` for what is no request.
+        """
+        return await self._send(request_bytes(method, target, block, body))
+
+    async def stream(self, target: str, block: bytes) -> tuple[HttpResponse, Lines]:
+        """A GET whose answer is read line by line. Raises as :meth:`request`."""
+        self._lines = Lines(self._pause)
+        return await self._send(request_bytes("GET", target, block, b"")), self._lines
+
+    async def _send(self, data: bytes) -> HttpResponse:
+        if self.gone.done():
+            raise ConnectionResetError("the connection was closed before the request")
+        self.heard, self._size, self._body = False, 0, []
+        self._answer = Answer(self._take if self._lines is None else self._lines.feed)
+        self._waiter = self._loop.create_future()
+        self._transport.write(data)
+        try:
+            return await self._waiter
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
+
+    def usable(self) -> bool:
+        """Whether a next request may be sent. The server may still close it at the same moment."""
+        if self.gone.done() or self._transport.is_closing():
+            return False
+        return self._answer is None or (self._answer.done and self._answer.keeps)
+
+    def unread(self) -> bool:
+        """Whether the kernel holds something of the peer's that we have not seen: an end of the connection, mostly."""
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        """In order, which takes the peer's answer."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # --- answers ------------------------------------------------------------------------------------
+
+    def _advance(self, answer: Answer) -> None:
+        if answer.head is None:
+            return
+        if self._lines is not None:
+            self._settle(answer.head)
+            if answer.done:
+                self._lines.end(None)
+        elif answer.done:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._settle(replace(answer.head, body=body))
+
+    def _take(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._max_body:
+            raise BadAnswerError(f"the answer is larger than {self._max_body} bytes")
+        self._body.append(data)
+
+    def _settle(self, answer: HttpResponse) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(answer)
+
+    def _fail(self, e: Exception) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(e)
+        if self._lines is not None:
+            self._lines.end(e)
+
+    def _pause(self, pause: bool) -> None:
+        if self._transport.is_closing():
+            return
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+class Lines:
+    """The lines of an answer, as they come. ``pause`` stops and starts the reading of more."""
+
+    def __init__(self, pause: Callable[[bool], None]) -> None:
+        self._pause = pause
+        self._ready: deque[bytes] = deque()
+        self._rest = bytearray()
+        self._size = 0
+        self._paused = False
+        self._ended = False
+        self._fault: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        if self._ended:
+            return
+        first, *others = data.split(b"\n")
+        self._rest += first
+        for part in others:
+            self._put(bytes(self._rest))
+            self._rest = bytearray(part)
+        if len(self._rest) > _MAX_LINE:
+            raise BadAnswerError(f"a line of the answer is longer than {_MAX_LINE} bytes")
+        if self._size > _AHEAD and not self._paused:
+            self._paused = True
+            self._pause(True)
+
+    def end(self, fault: Exception | None) -> None:
+        if not self._ended:
+            self._put(bytes(self._rest))
+            self._ended, self._fault = True, fault
+            self._wake()
+
+    def _put(self, line: bytes) -> None:
+        if line:
+            self._ready.append(line)
+            self._size += len(line)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def read(self, silence: float) -> AsyncGenerator[bytes, None]:
+        """Raises ``TimeoutError`` after ``silence`` seconds without a line, and what ended the connection early."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._ready:
+                line = self._ready.popleft()
+                self._size -= len(line)
+                if self._paused and self._size < _AHEAD:
+                    self._paused = False
+                    self._pause(False)
+                yield line
+            if self._ended:
+                if self._fault is not None:
+                    raise self._fault
+                return
+            self._waiter = loop.create_future()
+            async with asyncio.timeout(silence):
+                await self._waiter
+
+
+async def connect(
+    make: Callable[[], Connection],
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    server_name: str,
+    proxy: Proxy | None,
+) -> Connection:
+    """A connection to a server, through ``proxy`` where there is one. Raises ``OSError`` and :class:`BadAnswerError`."""
+    loop = asyncio.get_running_loop()
+    if proxy is None:
+        _, made = await loop.create_connection(
+            make, host, port, ssl=tls, server_hostname=(server_name or host) if tls else None
+        )
+        return made
+    transport, tunnel = await loop.create_connection(_Tunnel, proxy.host, proxy.port)
+    try:
+        await tunnel.open(host, port, proxy)
+        connection = make()
+        if tls is None:
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+            return connection
+        secured = await loop.start_tls(transport, connection, tls, server_hostname=server_name or host)
+        if secured is None:
+            raise ConnectionResetError(f"proxy {proxy.host}:{proxy.port} closed the connection")
+        connection.connection_made(secured)
+        return connection
+    except BaseException:
+        transport.abort()
+        raise
+
+
+class _Tunnel(asyncio.Protocol):
+    """Asks a proxy for a connection to somewhere else."""
+
+    def __init__(self) -> None:
+        self._answer = Answer(lambda _: None, tunnel=True)
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._answer.feed(data)
+            if self._answer.rest:
+                raise BadAnswerError("the proxy sends more than an answer")
+        except BadAnswerError as e:
+            self._settle(e)
+        else:
+            if self._answer.head:
+                self._settle(self._answer.head.status)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle(exc or ConnectionResetError("the proxy closed the connection"))
+
+    def _settle(self, status: int | Exception) -> None:
+        if self._status.done():
+            return
+        if isinstance(status, int):
+            self._status.set_result(status)
+        else:
+            self._status.set_exception(status)
+
+    async def open(self, host: str, port: int, proxy: Proxy) -> None:
+        """Raises ``OSError`` where the proxy refuses."""
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        headers = {"Host": target}
+        if proxy.authorization:
+            headers["Proxy-Authorization"] = proxy.authorization
+        self._transport.write(request_bytes("CONNECT", target, header_block(headers), b""))
+        status = await self._status
+        if not 200 <= status < 300:
+            raise ConnectionRefusedError(
+                f"proxy {proxy.host}:{proxy.port} answers {status} to a connection to {target}"
+            )

@@ -1,0 +1,88 @@
+"""An HTTP peer that a test scripts byte by byte, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+Answer = Callable[["Peer", bytes], Awaitable[bytes | None]]
+
+
+def answer(body: Any, status: str = "200 OK", headers: str = "") -> bytes:
+    """A whole answer; ``body`` is bytes, or anything that becomes JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+class Peer:
+    """Answers each request with the bytes that ``reply`` gives; closes the connection for None."""
+
+    def __init__(self, reply: Answer, tls: ssl.SSLContext | None = None) -> None:
+        self.reply = reply
+        self.tls = tls
+        self.accepted = 0  # connections
+        self.requests: list[bytes] = []
+        self.most_at_once = 0
+        self._now = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Peer:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._tasks.add(task)
+        self.accepted += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    (int(v.split(b":")[1]) for v in head.split(b"\r\n") if v.lower().startswith(b"content-length:")), 0
+                )
+                request = head + await reader.readexactly(length)
+                self.requests.append(request)
+                self._now += 1
+                self.most_at_once = max(self.most_at_once, self._now)
+                try:
+                    out = await self.reply(self, request)
+                finally:
+                    self._now -= 1
+                if out is None:
+                    return
+                writer.write(out)
+                await writer.drain()
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def serving(*replies: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
+    """Gives ``replies`` one after the other, the last one for ever."""
+
+    async def reply(peer: Peer, request: bytes) -> bytes | None:
+        return replies[min(len(peer.requests), len(replies)) - 1]
+
+    async with Peer(reply, tls) as peer:
+        yield peer

@@ -1,0 +1,147 @@
+"""Our reading of HTTP/1.1 beside a general parser: never looser, and never another meaning."""
+
+from __future__ import annotations
+
+import itertools
+
+import h11
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.kube.http1 import Answer, BadAnswerError, header_block, request_bytes
+
+LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: 1\r\nx-a:  2 \r\n\r\nhello"
+CHUNKS = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nA;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
+OTHERS = [
+    LENGTH,
+    CHUNKS,
+    b"HTTP/1.1 100 Continue\r\n\r\n" + LENGTH,
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.0 200\r\nConnection: keep-alive\r\n\r\nuntil the end",
+    b"HTTP/1.1 200 OK\r\nConnection: x, Close\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 4\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nFolded: a\r\n b\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+]
+
+Read = tuple[int, bytes, bool]
+
+
+def ours(data: bytes, cuts: list[int]) -> Read | None:
+    """Status, body and whether the connection may be kept; None for what is refused or not whole."""
+    body: list[bytes] = []
+    answer = Answer(body.append)
+    places = sorted({min(c, len(data)) for c in cuts} | {0, len(data)})
+    try:
+        for start, end in itertools.pairwise(places):
+            answer.feed(data[start:end])
+        if not answer.done:
+            answer.end()
+    except (BadAnswerError, ConnectionResetError):
+        return None
+    assert answer.head
+    return answer.head.status, b"".join(body), answer.keeps
+
+
+def theirs(data: bytes) -> Read | None:
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
+    connection.send(h11.EndOfMessage())
+    status, body = 0, b""
+    try:
+        connection.receive_data(data)
+        ended = False
+        while True:
+            event = connection.next_event()
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            elif event is h11.NEED_DATA and not ended:
+                ended = True
+                connection.receive_data(b"")
+            elif not isinstance(event, h11.InformationalResponse):
+                return None
+    except h11.RemoteProtocolError:
+        return None
+    keeps = connection.their_state is h11.DONE and not connection.trailing_data[0] and not ended
+    return status, body, keeps
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(st.sampled_from(OTHERS)))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data)))
+        match draw(st.integers(0, 3)):
+            case 0:
+                data[at : at + 1] = draw(
+                    st.sampled_from([b"\r", b"\n", b" ", b":", b"\0", b"\xff", b"0", b"f", b";", b","])
+                )
+            case 1:
+                del data[at : at + draw(st.integers(1, 6))]
+            case 2:
+                data[at:at] = draw(st.binary(max_size=4))
+            case 3:
+                data += data[at:]
+    return bytes(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=answers(), cuts=st.lists(st.integers(0, 200), max_size=6))
+def test_what_we_accept_a_general_parser_reads_alike(data: bytes, cuts: list[int]) -> None:
+    found = ours(data, cuts)
+    assert found == ours(data, []), "it depends on how the bytes are cut"
+    if found is not None:
+        assert found == theirs(data)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_answers_of_api_servers_are_read(cut: int) -> None:
+    for data, wanted in ((LENGTH, (200, b"hello", True)), (CHUNKS, (201, b"hello0123456789", True))):
+        assert ours(data, list(range(0, 200, cut))) == wanted
+    assert ours(OTHERS[4], []) == (200, b"until the end", False)
+
+
+@pytest.mark.parametrize("data", OTHERS[7:])
+def test_what_two_readers_may_read_in_two_ways_is_refused(data: bytes) -> None:
+    assert ours(data, []) is None
+
+
+def test_endless_heads_and_chunk_lines_are_refused() -> None:
+    for start, more in ((b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (CHUNKS[:55], b"0")):
+        answer = Answer(lambda _: None)
+        answer.feed(start)
+        with pytest.raises(BadAnswerError):
+            for _ in range(100_000):
+                answer.feed(more)
+
+
+@pytest.mark.parametrize("text", ["a\r\nX: y", "a\nb", "ä", "\0", "\ud800"])
+def test_text_that_would_forge_a_request_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="header"):
+        header_block({"Authorization": text})
+    with pytest.raises(ValueError, match="target"):
+        request_bytes("GET", f"/{text}", b"", b"")
+
+
+def test_a_general_parser_reads_our_requests() -> None:
+    block = header_block({"Host": "x", "Accept": "a/b"})
+    for method, body in (("GET", b""), ("POST", b"{}"), ("PUT", b""), ("DELETE", b"{}")):
+        connection = h11.Connection(h11.SERVER)
+        connection.receive_data(request_bytes(method, "/a?b=c", block, body))
+        head = connection.next_event()
+        assert isinstance(head, h11.Request)
+        assert (head.method, head.target) == (method.encode(), b"/a?b=c")
+        event = connection.next_event()
+        if body:
+            assert isinstance(event, h11.Data)
+            assert bytes(event.data) == body
+            event = connection.next_event()
+        assert isinstance(event, h11.EndOfMessage)
