@@ -338,8 +338,7 @@ class Engine:
         fence = record.fence
         self.in_flight.put(record)
         try:
-            if record.doc.get("cdi") or not record.doc.get("complete"):
-                await self.files.remove(record.uid)
+            await self.files.remove(record.uid)
             await run_undo(
                 self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
             )

@@ -6,10 +6,12 @@ A pass waits a bounded time for each claim's work; what takes longer goes on in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import ApiUnavailableError, ClaimError, DraError, RecordsError
@@ -112,7 +114,7 @@ class Reconciler:
 
     async def _files(self, records: list[Record], report: Report) -> None:
         """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
-        prepared = [r.uid for r in records if self.judge.answers(r) and r.doc.get("cdi")]
+        prepared = [r.uid for r in records if self.judge.answers(r)]
         await self._all(prepared, self.engine.mend_file, report.files_restored, report)
         if await self.store.recovering():
             return  # the driver has not told yet which claims it knows: no file is an orphan
@@ -126,7 +128,11 @@ class Reconciler:
         """Old files without a record. What writers left that died is taken away on the way."""
         specs = self.files.specs
         specs.clean(self.judge.process.alive)
-        return [uid for uid in specs.uids() if uid not in known and _age(specs.path(uid)) > _ORPHAN_AGE]
+        return [
+            uid
+            for uid in specs.uids()
+            if uid not in known and _age(specs.note_path(uid), specs.path(uid)) > _ORPHAN_AGE
+        ]
 
     async def _claims(self, records: list[Record], report: Report) -> None:
         """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
@@ -179,8 +185,10 @@ class Reconciler:
                 raise error
 
 
-def _age(path: Any) -> float:
-    try:
-        return time.time() - float(path.stat().st_mtime)
-    except OSError:
-        return 0.0
+def _age(*paths: Path) -> float:
+    """Seconds since the newest of these files was written."""
+    written = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            written.append(path.stat().st_mtime)
+    return time.time() - max(written)
