@@ -59,7 +59,7 @@ class SliceWatch:
             await asyncio.wait({follower})
 
     async def _events(self, resource: Resource) -> None:
-        async for _ in Reflector(self._client, resource, fields=self._fields).events():
+        async for _ in Reflector(self._client, resource, fields=self._fields, copies=False).events():
             self._well()
             self._notify()
 
