@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from .spec import minimum_version, validate_spec
+from ..errors import InvalidSpecError
+from .spec import minimum_version, validate_device_name, validate_kind
 
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
@@ -36,6 +37,8 @@ class ClaimSpecs:
         self.driver = driver
         self.token = token or str(os.getpid())
         self.vendor = f"k8s.{driver}"
+        if driver:
+            validate_kind(self.kind)
         self._prefix = f"{self.vendor}-{CLASS}_"
 
     @property
@@ -59,12 +62,19 @@ class ClaimSpecs:
     def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
         """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
 
-        Raises :class:`InvalidSpecError`.
+        ``edits`` are those of :class:`ContainerEdits`, which were checked when they were made, and not empty.
+
+        Raises :class:`InvalidSpecError` for a wrong name, or one that comes twice.
         """
+        seen: set[str] = set()
+        for name, _ in devices:
+            validate_device_name(name)
+            if name in seen:
+                raise InvalidSpecError(f'invalid spec, multiple device "{name}"')
+            seen.add(name)
         spec: dict[str, Any] = {"cdiVersion": "", "kind": self.kind}
-        spec["devices"] = [{"name": name, "containerEdits": dict(edits)} for name, edits in devices]
+        spec["devices"] = [{"name": name, "containerEdits": edits} for name, edits in devices]
         spec["cdiVersion"] = minimum_version(spec)
-        validate_spec(spec)
         return spec
 
     def write(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> None:

@@ -145,7 +145,7 @@ class Engine:
             verified = await self._look_up(ref)
             if isinstance(verified, Record):
                 return await self._repeat(verified)
-            if not verified.results:
+            if not verified.devices:
                 return ()  # another driver's claim: nothing of it is ours
             await meeting.meet(ref.uid)
         finally:
@@ -220,7 +220,7 @@ class Engine:
             name=ref.name,
             uid=ref.uid,
             devices=tuple(verified.devices),
-            reserved_for=(verified.object.get("status") or {}).get("reservedFor") or (),
+            reserved_for=verified.reserved_for,
             object=verified.object,
             operation=operation_id(),
             _undo=undo,
