@@ -77,19 +77,24 @@ class ClaimSpecs:
         spec["cdiVersion"] = minimum_version(spec)
         return spec
 
-    def write(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> None:
-        """Writes a claim's note, for the owner alone, and its spec, if it has one, for everybody, whatever the umask.
+    def write(self, uid: str, spec: Mapping[str, Any]) -> None:
+        """Writes a claim's spec, for everybody, whatever the umask.
 
-        They survive the death of this process and not a power failure, after which everything is prepared afresh.
+        It survives the death of this process and not a power failure, after which everything is prepared afresh.
 
         Raises ``OSError``.
         """
-        self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+        self._write(self.path(uid), encoded(spec), 0o644)
+
+    def write_note(self, uid: str, note: bytes) -> None:
+        """Writes a claim's note, for the owner alone.
+
+        Raises ``OSError``.
+        """
         self._write(self.note_path(uid), note, 0o600)
-        if spec is not None:
-            self._write(self.path(uid), encoded(spec), 0o644)
 
     def _write(self, path: Path, data: bytes, mode: int) -> None:
+        self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
         # Scanners read .json and .yaml only, so a half-written file is never seen.
         temporary = self.root / f".{path.name.removeprefix('.')}{_TEMPORARY}{self.token}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

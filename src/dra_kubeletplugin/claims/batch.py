@@ -34,11 +34,18 @@ class Batcher(Generic[Item]):
 
     async def submit(self, item: Item) -> Any:
         """Waits for the item's result, or raises its exception. A cancelled wait does not stop the work."""
+        return await self._add(item)
+
+    def post(self, item: Item) -> None:
+        """As :meth:`submit`, for an item whose result nobody needs and which raises nothing."""
+        self._add(item)
+
+    def _add(self, item: Item) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._drain is None or self._drain.done():
             self._drain = asyncio.create_task(self._run())
-        return await future
+        return future
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -243,6 +243,7 @@ class Engine:
             if found := await self._take_back(record, error):
                 return await self._repeat(found)
             raise error from e
+        self.files.note(record)
         self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()

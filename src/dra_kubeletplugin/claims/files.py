@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..cdi import ClaimSpecs
-from ..errors import RecordsError, printable
+from ..errors import RecordsError, describe, printable
 from .batch import Batcher
 from .record import Record, State, check_doc
 
@@ -52,12 +52,26 @@ class Files:
         self._batcher: Batcher[Callable[[], object]] = Batcher("cdi", self._work)
 
     async def put(self, record: Record) -> None:
-        """Writes the files of a prepared claim.
+        """Writes the spec of a prepared claim, if it has one.
 
         Raises :class:`RecordsError`.
         """
-        spec, note = record.doc.get("cdi"), note_of(record)
-        await self._do(functools.partial(self.specs.write, record.uid, spec, note))
+        if spec := record.doc.get("cdi"):
+            await self._do(functools.partial(self.specs.write, record.uid, spec))
+
+    def note(self, record: Record) -> None:
+        """Has the note of a prepared claim written; nobody waits for it.
+
+        What is asked for later comes later. A note that a death prevents is written when the next start mends files; only a
+        database lost in the same moment would miss it.
+        """
+        self._batcher.post(functools.partial(self._write_note, record))
+
+    def _write_note(self, record: Record) -> None:
+        try:
+            self.specs.write_note(record.uid, note_of(record))
+        except (OSError, ValueError) as e:
+            log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
     async def mend(self, record: Record) -> bool:
         """Writes the files again where one is missing, cut or changed; True where one was.
@@ -69,7 +83,9 @@ class Files:
         def compare() -> bool:
             if self.specs.holds(record.uid, spec, note):
                 return False
-            self.specs.write(record.uid, spec, note)
+            if spec:
+                self.specs.write(record.uid, spec)
+            self.specs.write_note(record.uid, note)
             return True
 
         return bool(await self._do(compare))
