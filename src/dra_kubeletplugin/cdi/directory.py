@@ -111,11 +111,17 @@ class ClaimSpecs:
             raise
 
     def remove(self, uid: str) -> None:
-        """Removes the files of a claim; one that is not there is no fault.
+        """Removes the spec of a claim; one that is not there is no fault.
 
         Raises ``OSError``.
         """
         self.path(uid).unlink(missing_ok=True)
+
+    def remove_note(self, uid: str) -> None:
+        """Removes the note of a claim; one that is not there is no fault.
+
+        Raises ``OSError``.
+        """
         self.note_path(uid).unlink(missing_ok=True)
 
     def exists(self, uid: str) -> bool:

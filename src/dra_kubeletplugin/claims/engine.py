@@ -35,7 +35,7 @@ from .batch import Rendezvous
 from .files import Files
 from .flights import Flights, Work
 from .judge import Busy, Fresh, Judge, Nothing, Repeat, Stale, Undo, Verdict
-from .record import InFlight, Record, State, allocated_json
+from .record import Fence, InFlight, Record, State, allocated_json
 from .store import Mode, Store
 from .undo import RecordUndo, run_undo
 from .verify import ClaimRef, Verified, Verifier
@@ -320,7 +320,7 @@ class Engine:
                     log.info("unprepared claim %s", found.shown)
                     return
                 case _:
-                    await self.files.remove(ref.uid)
+                    await self.files.remove_all(ref.uid)
                     return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
@@ -330,6 +330,11 @@ class Engine:
             # Should the driver tell of this claim later, it is known to be over.
             self.judge.remember_end(db, uid)
         return verdict
+
+    def _drop(self, db: Connection, fence: Fence) -> bool:
+        """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
+        self.files.forget(fence.uid)
+        return rows.delete(db, fence)
 
     async def _undo(self, record: Record) -> None:
         """CDI file, hardware, record. The record is marked as ours.
@@ -343,7 +348,7 @@ class Engine:
             await run_undo(
                 self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
             )
-            await self.store.do(lambda db: rows.delete(db, fence))
+            await self.store.do(lambda db: self._drop(db, fence))
         except Exception as e:
             self.metrics.inc("undo_failures_total")
             error = self._own(e)
@@ -391,7 +396,7 @@ class Engine:
         async def work() -> bool:
             if await self.store.get(uid) is not None:
                 return False
-            await self.files.remove(uid)
+            await self.files.remove_all(uid)
             return True
 
         done: bool = await self._run(uid, work)

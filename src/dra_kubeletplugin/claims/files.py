@@ -95,8 +95,26 @@ class Files:
         return record_of(self.specs, uid)
 
     async def remove(self, uid: str) -> None:
-        """Raises :class:`RecordsError`; a file that is not there is no fault."""
+        """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.
+
+        Raises :class:`RecordsError`; a file that is not there is no fault.
+        """
         await self._do(functools.partial(self.specs.remove, uid))
+
+    def forget(self, uid: str) -> None:
+        """Takes the note away: what it tells is undone. Blocks; a failure is logged, and the next pass finds an orphan."""
+        try:
+            self.specs.remove_note(uid)
+        except OSError as e:
+            log.warning("%s cannot be removed: %s", self.specs.note_path(uid), e.strerror or e)
+
+    async def remove_all(self, uid: str) -> None:
+        """Both, for a claim that has no record.
+
+        Raises :class:`RecordsError`.
+        """
+        await self.remove(uid)
+        await self._do(functools.partial(self.specs.remove_note, uid))
 
     async def close(self, timeout: float) -> None:
         await self._batcher.close(timeout)

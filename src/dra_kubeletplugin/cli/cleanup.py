@@ -38,6 +38,7 @@ def cleanup(args: argparse.Namespace) -> int:
     files = specs.uids()
     for uid in files:
         specs.remove(uid)
+        specs.remove_note(uid)
     shutil.rmtree(settings.plugin_dir, ignore_errors=True)
     print(f"removed {slices} ResourceSlices, {len(sockets)} sockets, {len(files)} CDI files and {settings.plugin_dir}")
     return 0
