@@ -245,6 +245,25 @@ async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_n
         await get(client)
 
 
+def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
+    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("dra_kubeletplugin.kube.tls.time.monotonic", lambda: clock)
+    file = tmp_path / "ca.crt"
+    file.write_bytes(ca.cert.read_bytes())
+    tls = trusting(file)
+    first = tls.context()
+    file.write_bytes(ca.cert.read_bytes())  # touched, and the same
+    clock += 61
+    assert tls.context() is first
+    file.write_bytes(authority(tmp_path, "next").cert.read_bytes())
+    clock += 59
+    assert tls.context() is first
+    clock += 2
+    assert tls.context() is not first
+
+
 async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
     first, second = signed(tmp_path, ca, "first"), signed(tmp_path, ca, "second")
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
