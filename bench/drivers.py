@@ -15,3 +15,12 @@ class Idle(Driver):
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [d.prepared(ContainerEdits(env={"DEVICE": d.name})) for d in claim.devices]
+
+
+class Many(Driver):
+    """As many devices as a node may have, with attributes like those of graphics cards."""
+
+    name = "many.example.com"
+
+    async def devices(self) -> list[Device]:
+        return [Device(f"d-{i}", {f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)]

@@ -118,11 +118,11 @@ class Story:
             + ", ".join(f"{r['pool']}/{r['device']}" for r in results)
         )
         uid = claim["metadata"]["uid"]
-        path = self.s.plugin.specs.path(uid)
+        path = self.s.plugin.claims.files.specs.path(uid)
         show(f"prepared through {self.s.plugin.paths.dra}")
         show(f"CDI spec {path}:")
         show(json.dumps(json.loads(path.read_text()), indent=2), 5)
-        self.cdi_ids = [i for d in (await self.s.plugin.store.get(uid)).devices for i in d["cdi"]]
+        self.cdi_ids = [i for d in (await self.s.plugin.claims.store.get(uid)).devices for i in d["cdi"]]
 
     async def container(self) -> None:
         say(4, "What the container gets")
@@ -150,9 +150,9 @@ class Story:
         await self.cluster.delete_pod("pci-demo")
         await self._until("the claim to go", lambda: not self.cluster.claims())
         checks = {
-            "CDI files": self.s.plugin.specs.uids(),
-            "records": await self.s.plugin.store.all(),
-            "devices held": await self.s.plugin.store.held(),
+            "CDI files": self.s.plugin.claims.files.specs.uids(),
+            "records": await self.s.plugin.claims.store.all(),
+            "devices held": await self.s.plugin.claims.store.held(),
             "claims": self.cluster.claims(),
         }
         for what, left in checks.items():

@@ -42,7 +42,7 @@ async def test_a_network_card_whose_state_is_not_seen_is_kept_and_its_virtual_fu
     async with server() as node:
         assert node.plugin.inventory.get("pci-0000-18-00-0") is None
         node.plugin.host.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
-        await node.plugin.scan()
+        await node.rescan()
         virtual = [d for d in node.plugin.inventory if d.attributes["virtualFunction"]]
         assert [d.attributes["physicalFunction"] for d in virtual] == ["0000:18:00.0", "0000:18:00.0"]
 
@@ -52,7 +52,7 @@ async def test_a_function_is_bound_to_vfio_and_given_back() -> None:
         pod = await node.run_pod(selector=FPGA)
         assert bound(node, "0000:17:00.0") == "vfio-pci"
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
-        edits = node.plugin.specs.read(uid)["devices"][0]["containerEdits"]
+        edits = node.plugin.claims.files.specs.read(uid)["devices"][0]["containerEdits"]
         assert [n["path"] for n in edits["deviceNodes"]] == ["/dev/vfio/vfio", "/dev/vfio/20"]
         assert "PCI_DEVICE_0000_17_00_0=0000:17:00.0" in edits["env"]
         nodes = node.oci(pod)["linux"]["devices"]
@@ -71,7 +71,7 @@ async def test_a_group_with_a_neighbour_in_use_gives_information_only() -> None:
         await node.run_pod(selector=GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"')
         assert bound(node, "0000:65:00.0") == "nouveau"
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
-        edits = node.plugin.specs.read(uid)["devices"][0]["containerEdits"]
+        edits = node.plugin.claims.files.specs.read(uid)["devices"][0]["containerEdits"]
         assert edits["mounts"][0]["containerPath"] == "/run/pci/0000:65:00.0"
 
 
@@ -119,10 +119,10 @@ async def test_hot_plugged_functions_come_and_go() -> None:
         described.add_function(
             sysfs, {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
         )
-        await node.plugin.scan()
+        await node.rescan()
         assert node.plugin.inventory.get("pci-0000-19-00-0")
         described.remove_function(sysfs, "0000:19:00.0")
-        await node.plugin.scan()
+        await node.rescan()
         assert not node.plugin.inventory.get("pci-0000-19-00-0")
 
 

@@ -17,41 +17,77 @@ The tree::
         ├── PermanentError       for authors: it will not work until somebody changes something
         └── ...                  one class for each thing that can be wrong with a claim
 
-A message says what, where and what to do, in one sentence of at most 1 KiB. ``make docs`` writes
+A message says what, where and what to do, in one sentence of at most 1 KiB; it has no value that differs from one try to the
+next (counts of tries, times, addresses of objects), because each new text is a new event. ``make docs`` writes
 ``docs/errors.md`` from this file.
 """
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 1024
-
-
-def clip(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
-    """``text`` on one line, cut to ``limit`` bytes of UTF-8 with an ellipsis."""
-    text = " ".join(text.split())
-    raw = text.encode()
-    if len(raw) <= limit:
-        return text
-    return raw[: limit - 3].decode(errors="ignore") + "..."
+_LONGEST = 65_536  # characters of a foreign text that are looked at; nothing shows more
+_MEMBERS = 3  # of a group of exceptions that are described,
+_DEPTH = 3  # and groups within it
+# Control characters but tab and newline, lone surrogates, and marks that turn the direction of a line.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Where an object lives in memory, as in "<Card object at 0x7f0a...>" or "<function <lambda> at 0x7f0a...>".
+_ADDRESS = re.compile(r"(<[^<>]{1,200}(?:<[^<>]{1,80}>[^<>]{0,200}){0,6}) at 0x[0-9a-fA-F]+")
 
 
 def printable(text: object) -> str:
-    """``str(text)`` as text that can be encoded and printed, whatever it holds."""
-    try:
-        out = str(text)
-    except Exception:
-        return type(text).__name__
-    if out.isprintable():
-        return out
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in out)
+    """``str(text)`` as text that can be encoded as UTF-8 and shown: what cannot is replaced by U+FFFD. Never raises.
+
+    Newlines and tabs stay. An object whose ``__str__`` raises gives its type's name.
+    """
+    return _UNPRINTABLE.sub("\ufffd", _text(text))
 
 
 def describe(e: BaseException) -> str:
-    """``TypeName: message``, printable; the type's name alone where there is no message."""
-    message = printable(e)
-    return f"{type(e).__name__}: {message}" if message else type(e).__name__
+    """``TypeName: message`` on one printable line, the same for the same fault: without addresses of objects. Never raises.
+
+    The members of a group are described within it.
+    """
+    return _described(e, _DEPTH)
+
+
+def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
+    """``text`` on one printable line, cut to ``limit`` bytes of UTF-8 with an ellipsis. Never raises."""
+    line = _line(_text(text))
+    raw = line.encode()
+    if len(raw) <= limit:
+        return line
+    return raw[: max(limit - 3, 0)].decode(errors="ignore") + "..."
+
+
+def _described(e: BaseException, depth: int) -> str:
+    text, name = _line(_steady(_text(e))), _line(_type_name(e))
+    if isinstance(e, BaseExceptionGroup) and depth:
+        found = BaseExceptionGroup.exceptions.__get__(e)
+        members = [_described(m, depth - 1) for m in found[:_MEMBERS]]
+        text += f" [{'; '.join(members)}{'; ...' if len(found) > _MEMBERS else ''}]"
+    return f"{name}: {text}" if text and text != name else name
+
+
+def _text(value: object) -> str:
+    try:
+        return str.__getitem__(str(value), slice(_LONGEST))
+    except BaseException:  # an author's __str__ may raise anything
+        return _type_name(value)
+
+
+def _type_name(value: object) -> str:
+    return str(type.__dict__["__name__"].__get__(type(value)))  # past a metaclass of the author's
+
+
+def _steady(text: str) -> str:
+    return _ADDRESS.sub(r"\1", text)
+
+
+def _line(text: str) -> str:
+    return _UNPRINTABLE.sub("\ufffd", " ".join(text.split()))
 
 
 class DraError(Exception):
@@ -59,18 +95,22 @@ class DraError(Exception):
 
     code: ClassVar[str] = "DRA-E000"
     reason: ClassVar[str] = "INTERNAL"
-    help: ClassVar[str] = "A fault inside the framework; report it with the log lines of the operation id."
+    help: ClassVar[str] = "A fault inside the framework; report it with the log lines around this text."
     operation: str = ""  # of the work that raised it, under which its log lines are found
 
     @property
     def message(self) -> str:
-        return str(self)
+        return printable(self)
 
-    def event(self, operation: str = "") -> str:
-        """What the user reads: reason, sentence, code and operation id, at most 1 KiB."""
-        operation = self.operation or operation
-        tail = f" [{self.code}{' op ' + operation if operation else ''}]"
-        return clip(f"{self.reason}: {self.message}", MAX_MESSAGE_BYTES - len(tail.encode())) + tail
+    def event(self) -> str:
+        """What the user reads: reason, sentence and code, on one line of at most 1 KiB of valid UTF-8. Never raises.
+
+        The same fault gives the same bytes, so that its repeats are one event with a count; the operation's id, new with every
+        try, is in the log.
+        """
+        tail = f" [{clip(self.code, 64)}]"
+        head = f"{clip(self.reason, 64)}: {_steady(self.message)}"
+        return clip(head, MAX_MESSAGE_BYTES - len(tail.encode())) + tail
 
 
 class SettingsError(DraError):
@@ -187,7 +227,7 @@ class RetryableError(ClaimError):
 
     code = "DRA-E101"
     reason = "RETRYABLE"
-    help = "The driver expects this to pass. If it does not, read the plugin's log under the operation id."
+    help = "The driver expects this to pass. If it does not, search the plugin's log for this text."
 
 
 class PermanentError(ClaimError):
@@ -203,7 +243,7 @@ class DriverFailedError(ClaimError):
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
-    help = "A fault in the driver or its hardware. Search the plugin's log for the operation id."
+    help = "A fault in the driver or its hardware. Search the plugin's log for this text: the traceback is beside it."
 
 
 class ClaimNotFoundError(ClaimError):
@@ -298,7 +338,28 @@ class StoppingError(ClaimError):
 class HostPathMissingError(ClaimError):
     code = "DRA-E124"
     reason = "HOST_PATH_MISSING"
-    help = "The device node is not on the host (any more). See the driver of the device and udev."
+    help = "The device node, mount source or hook is not on the host (any more). See the driver of the device and udev."
+
+
+class RecordUnreadableError(ClaimError):
+    code = "DRA-E125"
+    reason = "RECORD_UNREADABLE"
+    help = (
+        "One record is kept as it is, because this version cannot read it. A newer plugin may have written it: use that one. "
+        "Where the claim's pod is gone for good, `dra claims forget UID` drops the record and frees its devices."
+    )
+
+
+class ClaimTakenError(ClaimError):
+    code = "DRA-E126"
+    reason = "TAKEN_OVER"
+    help = "Another instance of the plugin works on this claim now and answers for it. The kubelet tries again."
+
+
+class DevicesUnknownError(ClaimError):
+    code = "DRA-E127"
+    reason = "DEVICES_UNKNOWN"
+    help = "The driver's devices() has not succeeded since the plugin started: see readiness and the plugin's log."
 
 
 def catalogue() -> list[type[DraError]]:
@@ -319,7 +380,8 @@ def page() -> str:
         "# Errors",
         "",
         "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. The reason comes first in a pod's event, the",
-        "code and the operation id last; the same operation id is on every log line of that call.",
+        "code last, and the same fault has the same text each time it is tried. Search the plugin's log for that text: its",
+        "line has the operation id (eight hex digits in brackets) that all other lines of that call have too.",
         "",
         "| code | reason | class | what to do |",
         "|---|---|---|---|",

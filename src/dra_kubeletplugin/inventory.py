@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from .driver import Health
-from .errors import DriverError
+from .errors import DriverError, describe, printable
+from .publishable import Judged, counters_fault, judge, named, taint_fault, tainted
 from .resources.types import CounterSet, Device, Taint
+from .settings import HEALTH_TIMEOUT
 
 log = logging.getLogger(__name__)
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
+_BREATH = 64  # devices that are judged before others on the event loop have their turn
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DeviceHealth:
+    """What is known of a device's health: ``healthy`` is None where nothing is.
+
+    ``at`` is when that was measured, in unix seconds; 0 where it never was.
+    """
+
+    healthy: bool | None
+    message: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Entry:
+    device: Device
+    judged: Judged
+    gone_at: float = 0.0  # unix seconds since when a device that is in use is missing
 
 
 class Inventory:
@@ -20,26 +45,48 @@ class Inventory:
 
     Args:
         pool: the pool's name, which is the node's.
-        unhealthy_taint: what unhealthy devices get.
+        unhealthy_taint: what devices get that the driver reports as unhealthy.
+        health_timeout: seconds after which a health report is too old to be believed.
+        clock: the time in unix seconds.
+
+    Raises :class:`DriverError` where the API server would refuse ``unhealthy_taint``.
     """
 
-    def __init__(self, pool: str, unhealthy_taint: Taint | None = None) -> None:
+    def __init__(
+        self,
+        pool: str,
+        unhealthy_taint: Taint | None = None,
+        health_timeout: float = HEALTH_TIMEOUT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if unhealthy_taint is not None and (fault := taint_fault(unhealthy_taint)):
+            raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
         self.pool = pool
-        self.unhealthy_taint = unhealthy_taint
-        self.counter_sets: tuple[CounterSet, ...] = ()
-        self.health: Mapping[str, Health] = {}
+        self.health_timeout = health_timeout
+        self.known = False
+        """Whether the driver ever said which devices there are: until then a device that is missing may come yet."""
         self.version = 0
-        self._devices: dict[str, Device] = {}
-        self._gone: dict[str, Device] = {}
+        """Grows with whatever changes :meth:`published` or :meth:`published_sets`."""
+        self.health_version = 0
+        """Grows with every health report and every change of the devices."""
+        self.left_out: Mapping[str, str] = {}
+        """Devices and counter sets that are not published, each with the reason."""
+        self._unhealthy_taint = unhealthy_taint.json() if unhealthy_taint is not None else None
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._gone: dict[str, _Entry] = {}
+        self._sets: dict[str, Judged] = {}
+        self._refused: dict[str, tuple[bytes, str]] = {}  # by the API server: name → what it refused, and why
+        self._reports: dict[str, tuple[Health, float]] = {}
+        self._reported_at: float | None = None
         self._changed = asyncio.Condition()
+
+    # --- devices --------------------------------------------------------------------------------
 
     def get(self, name: str) -> Device | None:
         """The device, if it is there now."""
-        return self._devices.get(name)
-
-    def healthy(self, name: str) -> bool:
-        health = self.health.get(name)
-        return health is None or health.healthy is not False
+        entry = self._entries.get(name)
+        return entry.device if entry else None
 
     @property
     def has_gone(self) -> bool:
@@ -47,72 +94,167 @@ class Inventory:
         return bool(self._gone)
 
     def __len__(self) -> int:
-        return len(self._devices)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Device]:
-        return iter(self._devices.values())
+        return (e.device for e in self._entries.values())
 
-    def published(self) -> list[Device]:
-        """The devices as they should be in slices: with taints for bad health, and with those that vanished in use."""
+    def published(self) -> list[JSON]:
+        """The devices as they should be in slices: with taints for bad health, and with those that vanished in use.
+
+        What the API server would refuse is missing, see :attr:`left_out`. The objects are shared and must not be changed.
+        """
         out = []
-        for device in [*self._devices.values(), *self._gone.values()]:
-            taints = list(device.taints)
-            if device.name in self._gone:
-                taints.append(GONE)
-            elif not self.healthy(device.name) and self.unhealthy_taint:
-                taints.append(self.unhealthy_taint)
-            out.append(dataclasses.replace(device, taints=taints) if len(taints) != len(device.taints) else device)
+        for name, entry in self._entries.items():
+            if name not in self.left_out:
+                sick = self._unhealthy_taint is not None and not self.healthy(name)
+                out.append(tainted(entry.judged.json, self._unhealthy_taint or {}) if sick else entry.judged.json)
+        gone = GONE.json()
+        out += [tainted(e.judged.json, gone) for name, e in self._gone.items() if name not in self.left_out]
         return out
 
-    async def update(
-        self, devices: Iterable[Device], counter_sets: Iterable[CounterSet] = (), used: Collection[str] = ()
-    ) -> bool:
-        """Takes the driver's answer; True where something changed.
+    def published_sets(self) -> list[JSON]:
+        """The counter sets as they should be in slices."""
+        return [j.json for j in self._sets.values() if not j.fault]
+
+    async def update(self, devices: object, counter_sets: object = (), used: Collection[str] | None = ()) -> bool:
+        """Takes the driver's answer, which may be anything; True where something changed.
 
         Order is kept: what was there stays in place, what is new comes behind it. Devices in ``used``, which claims hold,
-        stay published with a taint when they vanish.
+        stay published with a taint when they vanish; None says that it is not known which these are, so all that vanish do.
+        A device or counter set that the API server would refuse is left out alone.
 
-        Raises :class:`DriverError` for what is no device, or has a name twice; nothing is changed then.
+        Raises :class:`DriverError` for what is no list of devices, or has a name twice; nothing is changed then.
         """
-        fresh: dict[str, Device] = {}
-        for device in devices:
-            if not isinstance(device, Device):
-                raise DriverError(f"devices() answered {type(device).__name__}, not Device")
-            if device.name in fresh:
-                raise DriverError(
-                    f"devices() answered two devices named {device.name!r}: names must be unique in a node"
-                )
-            fresh[device.name] = device
-        sets = tuple(counter_sets)
-        kept = {name: fresh[name] for name in self._devices if name in fresh}
-        ordered = kept | fresh
-        missing = {**self._gone, **self._devices}
-        gone = {n: d for n, d in missing.items() if n not in fresh and n in used}
-        same = ordered == self._devices and sets == self.counter_sets and gone.keys() == self._gone.keys()
+        fresh: dict[str, Device] = named(devices, Device, "devices")
+        fresh_sets: dict[str, CounterSet | None] = named(counter_sets, CounterSet, "counter_sets")
+        sets = {n: _judge_set(s, self._sets.get(n)) for n, s in fresh_sets.items()}
+        entries: dict[str, _Entry] = {}
+        for i, name in enumerate([*(n for n in self._entries if n in fresh), *fresh]):
+            if name not in entries:
+                before = self._entries.get(name)
+                entries[name] = _Entry(fresh[name], judge(fresh[name], before.judged if before else None))
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+        now = self._clock()
+        missing = {**{n: _Entry(e.device, e.judged, now) for n, e in self._entries.items()}, **self._gone}
+        gone = {n: e for n, e in missing.items() if n not in fresh and (used is None or n in used)}
         for name in gone.keys() - self._gone.keys():
             log.warning("device %s vanished while a claim uses it: it stays published with a taint", name)
-        self._devices, self.counter_sets, self._gone = ordered, sets, gone
-        if not same or self.version == 0:
-            await self._tell()
-        return not same
+        before_shapes = self._shapes()
+        first, self.known = not self.known, True
+        self._entries, self._gone, self._sets = entries, gone, sets
+        self._reports = {n: r for n, r in self._reports.items() if n in entries}
+        self._leave_out()
+        changed = first or self._shapes() != before_shapes
+        if changed:
+            await self._tell(published=True)
+        return changed
 
-    async def set_health(self, health: Mapping[str, Health]) -> None:
-        """Takes the driver's report. Names that are no devices are ignored."""
-        known = {n: h for n, h in health.items() if n in self._devices}
-        if known == self.health:
-            return
-        for name, h in known.items():
-            before = self.health.get(name)
-            if h.healthy is False and (before is None or before.healthy is not False):
-                log.warning("device %s is unhealthy: %s", name, h.message or "no reason given")
-            elif h.healthy is not False and before is not None and before.healthy is False:
+    async def refuse(self, reasons: Mapping[str, str]) -> None:
+        """The API server refused devices, by name: they are left out until the driver describes them differently."""
+        for name, reason in reasons.items():
+            if entry := self._entries.get(name) or self._gone.get(name):
+                self._refused[name] = (entry.judged.shape, printable(reason))
+        self._leave_out()
+        await self._tell(published=True)
+
+    async def forgive(self) -> bool:
+        """What the API server refused may be tried again; True where there is such a thing."""
+        if not self._refused:
+            return False
+        self._refused = {}
+        self._leave_out()
+        await self._tell(published=True)
+        return True
+
+    def _shapes(self) -> object:
+        return (
+            [(n, e.judged.shape, e.judged.fault) for n, e in self._entries.items()],
+            list(self._gone),
+            [(n, j.shape, j.fault) for n, j in self._sets.items()],
+        )
+
+    def _leave_out(self) -> None:
+        out = {f"counter set {printable(n)}": j.fault for n, j in self._sets.items() if j.fault}
+        known = {**self._gone, **self._entries}
+        self._refused = {n: r for n, r in self._refused.items() if n in known and known[n].judged.shape == r[0]}
+        for name, entry in known.items():
+            fault = entry.judged.fault or counters_fault(entry.judged.json, self._sets)
+            if not fault and name in self._refused:
+                fault = f"refused by the API server: {self._refused[name][1]}"
+            if fault:
+                out[name] = fault
+        for name, fault in out.items():
+            if self.left_out.get(name) != fault:
+                log.error("%s is not published: %s", printable(name), fault)
+        for name in self.left_out.keys() - out.keys():
+            log.info("%s is left out no longer", printable(name))
+        self.left_out = out
+
+    # --- health ---------------------------------------------------------------------------------
+
+    def healthy(self, name: str) -> bool:
+        """False where the driver's last word on a device is that it is unhealthy. Not known is not unhealthy."""
+        report = self._reports.get(name)
+        return report is None or report[0].healthy is not False
+
+    def unhealthy_reason(self, name: str) -> str:
+        """The driver's last word on an unhealthy device."""
+        report = self._reports.get(name)
+        return (report[0].message if report else "") or "no reason given"
+
+    def health_of(self, name: str) -> DeviceHealth:
+        """What is known of a device's health now; a report that is too old says nothing any more."""
+        if gone := self._gone.get(name):
+            return DeviceHealth(False, "the device vanished while a claim uses it", gone.gone_at)
+        report = self._reports.get(name)
+        if report is None:
+            return DeviceHealth(None, "the driver has not reported its health yet")
+        health, at = report
+        if abs(self._clock() - at) > self.health_timeout:
+            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", at)
+        return DeviceHealth(health.healthy, health.message, at)
+
+    def health(self) -> Iterator[tuple[str, DeviceHealth]]:
+        """Every device, those that vanished in use included, with its health."""
+        return ((name, self.health_of(name)) for name in [*self._entries, *self._gone])
+
+    def health_age(self) -> float | None:
+        """Seconds since the driver's last report was measured; None before the first."""
+        return None if self._reported_at is None else max(0.0, self._clock() - self._reported_at)
+
+    def health_counts(self) -> dict[str, int]:
+        """How many devices are ``healthy``, ``unhealthy`` and ``unknown`` now."""
+        out = {"healthy": 0, "unhealthy": 0, "unknown": 0}
+        for _, health in self.health():
+            out["unknown" if health.healthy is None else "healthy" if health.healthy else "unhealthy"] += 1
+        return out
+
+    async def set_health(self, report: object, at: float) -> None:
+        """Takes the driver's answer, which may be anything, as measured ``at`` (unix seconds).
+
+        Names that are no devices are ignored; devices that are left out were healthy then.
+
+        Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
+        """
+        told = _checked(report)
+        fresh = {n: (told.get(n, Health(True)), at) for n in self._entries}
+        for name, (health, _) in fresh.items():
+            if health.healthy is False and self.healthy(name):
+                log.warning("device %s is unhealthy: %s", name, health.message or "no reason given")
+            elif health.healthy is not False and not self.healthy(name):
                 log.info("device %s is healthy again", name)
-        self.health = known
-        await self._tell()
+        turned = any(self.healthy(n) != (h.healthy is not False) for n, (h, _) in fresh.items())
+        self._reports, self._reported_at = fresh, at
+        await self._tell(published=turned)
 
-    async def _tell(self) -> None:
+    # --- who must be told -----------------------------------------------------------------------
+
+    async def _tell(self, *, published: bool) -> None:
         async with self._changed:
-            self.version += 1
+            self.version += published
+            self.health_version += 1
             self._changed.notify_all()
 
     async def changed(self, seen: int) -> int:
@@ -120,3 +262,35 @@ class Inventory:
         async with self._changed:
             await self._changed.wait_for(lambda: self.version != seen)
             return self.version
+
+    async def health_changed(self, seen: int) -> int:
+        """Waits until there is a health version other than ``seen``, and answers it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.health_version != seen)
+            return self.health_version
+
+
+def _judge_set(counter_set: CounterSet | None, before: Judged | None) -> Judged:
+    if counter_set is None:
+        return Judged({}, b"", "counter_sets() answered two of this name")
+    return judge(counter_set, before)
+
+
+def _checked(report: object) -> dict[str, Health]:
+    if not isinstance(report, Mapping):
+        raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
+    out = {}
+    try:
+        for name, health in report.items():
+            if not isinstance(name, str) or not isinstance(health, Health):
+                raise DriverError(
+                    f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
+                )
+            if health.healthy not in {True, False, None}:
+                raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
+            out[name] = Health(health.healthy, printable(health.message))
+    except DriverError:
+        raise
+    except Exception as e:
+        raise DriverError(f"the answer of health() cannot be read: {describe(e)}") from e
+    return out

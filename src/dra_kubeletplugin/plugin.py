@@ -1,45 +1,55 @@
 """One plugin: a single lifespan that starts and stops everything below it, in order.
 
 Records and what must be undone first, then the DRA socket, then the registration socket, then slices in the background. Nothing
-that the kubelet needs waits for the API server. A background task that fails ends the plugin: there are no zombies.
+that the kubelet needs waits for the API server, nor for a driver that does not say which devices there are. Faults from outside
+end no task; a task that fails all the same is a broken promise of ours and ends the plugin: there are no zombies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
-from .cdi import ClaimSpecs
-from .claims import Engine, Store
-from .claims.processes import ProcessLock
-from .claims.reconcile import Reconciler
-from .claims.recovery import Repair, merge_recovered
-from .claims.verify import Verifier
+from .claims import Claims
+from .claims.processes import Owned, ProcessLock
 from .driver import Driver
-from .driver.contract import call
-from .errors import DraError, DriverError, RecordsError, SettingsError
+from .driver.calls import Calls
+from .errors import DraError, DriverError, SettingsError, describe
 from .host import Host
-from .host.events import changes
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
-from .kubelet import HealthService, NodeService, Registration, UnixServer, socket_paths
+from .kubelet import (
+    HealthService,
+    NodeService,
+    Registration,
+    UnixServer,
+    remove_hidden,
+    remove_stale,
+    socket_paths,
+)
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
-from .observe.http import HttpServer, Request, Response
-from .observe.metrics import Metrics
+from .observe.http import PROBES, HttpServer, Request, Response
+from .observe.metrics import CONTENT_TYPE, Metrics
+from .scanning import DeviceScan, Pace
 from .settings import Settings
 from .slices import Publisher
 
 log = logging.getLogger(__name__)
-_START_UNDO = 5.0  # seconds that a start waits for leftovers to be undone; they go on behind the sockets
+_STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
+Job = Callable[[], Awaitable[object]]
 
 
 class Plugin:
     """A driver with everything around it.
 
     Making one has no effects; :meth:`running` starts it. ``api`` replaces what settings say about the API server.
+
+    Raises :class:`SettingsError` where the API server's address or credentials are wrong, :class:`SocketError` where no name of a
+    socket fits, :class:`DriverError` where the driver's class is wrong.
     """
 
     def __init__(self, driver: Driver, settings: Settings, api: ApiConfig | None = None) -> None:
@@ -48,276 +58,225 @@ class Plugin:
         self.metrics = Metrics()
         self.host = Host(settings.sysfs_root, settings.dev_root)
         driver.bind(self.host, settings)
-        self.boot_id = self.host.boot_id()
-        self.specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
-        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint)
+        self.calls = Calls()
+        self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
+        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout)
         self.process = ProcessLock(settings.plugin_dir / "processes")
-        self.repair = Repair(settings.records_path, self.specs, settings.node_name, self.boot_id, settings.lock_wait)
-        self.store = Store(
-            settings.records_path, settings.driver_name, settings.lock_wait, self.repair, self.repair.rebuild
+        self.claims = Claims(
+            driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
+            self._claims_changed,
+        )  # fmt: skip
+        pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        self.scan = DeviceScan(
+            driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
         )
-        self.store.on_fault = lambda fault: self.metrics.set("records_healthy", int(not fault))
-        self._api = api
-        self._rescan = asyncio.Event()
-        self._repaired = asyncio.Event()
+        self.publisher = Publisher(
+            self.client, self.inventory, settings.driver_name, settings.node_name, self.metrics, self.process.is_newest
+        )
+        self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
+        services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
+        self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
+        served = [NodeService(self.claims, self.metrics).add_to]
+        if driver.reports_health:
+            served.append(HealthService(self.inventory).add_to)
+        self._dra = UnixServer(self.paths.dra, self.process.id, served)
+        self._registrar = UnixServer(
+            self.paths.registration,
+            self.process.id,
+            [self.registration.add_to],
+            settings.plugin_dir,
+            self.registration.lost,
+        )
+        self._health_fault = ""
         self.serving = False
         self.http_url = ""
 
-    def _assemble(self) -> None:
-        """What needs the API server's address, which may be wrong."""
-        settings = self.settings
-        self.client = KubeClient(self._api or load_config(settings.kubeconfig))
-        verifier = Verifier(
-            self.client,
-            self.inventory,
-            self.driver,
-            settings.driver_name,
-            refuse_unhealthy=settings.unhealthy_policy == "refuse",
-        )
-        self.engine = Engine(
-            self.driver,
-            self.store,
-            self.specs,
-            verifier,
-            self.process,
-            self.boot_id,
-            self.metrics,
-            call_timeout=settings.call_timeout,
-            lock_wait=settings.lock_wait,
-            on_change=self._rescan.set,
-        )
-        self.reconciler = Reconciler(self.engine, self.metrics, settings.reconcile_grace)
-        self.publisher = Publisher(self.client, self.inventory, settings.driver_name, settings.node_name, self.metrics)
-        self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
-        services = DRA_SERVICES + (HEALTH_SERVICES if self.driver.reports_health else ())
-        self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
-        self.node = NodeService(self.engine, self.metrics)
+    def _claims_changed(self) -> None:
+        self.scan.claim_ended()
+
+    # --- lifespan -------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Plugin]:
-        """The lifespan. What was started is stopped in reverse, also when a later step fails to start.
+        """The lifespan. What was started is stopped in reverse, each part in bounded time, also when a later step fails to start.
 
         Raises :class:`SettingsError`, :class:`SocketError` and what ``Driver.start`` raises; inside, a failing background task
         cancels the body and is raised at its end.
         """
         self.settings.check()
-        self._assemble()
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self.client.close)
-            self._lock_process()
-            stack.callback(self.process.release)
-            stack.push_async_callback(self.store.close)
+            self._bounded(stack, "closing connections", self.client.close)
+            self._lock_process(stack)
             await self._start_http(stack)
-            await call(self.driver.start)
-            stack.push_async_callback(call, self.driver.stop)
-            await self._first_scan()
-            await self._open_records()
-            await self._serve(stack)
-            async with asyncio.TaskGroup() as tasks:
-                jobs = [tasks.create_task(_named(name, job), name=name) for name, job in self._background()]
-                self.serving = True
-                try:
-                    yield self
-                finally:
-                    await self._drain()
-                    for job in jobs:
-                        job.cancel()
+            self._bounded(stack, "closing the records", self.claims.close)
+            await self._start_driver(stack)
+            await self.claims.open()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    jobs = [tasks.create_task(_job("devices", self.scan.run), name="devices")]
+                    try:
+                        if not await self.scan.first_look(self.settings.scan_timeout):
+                            log.warning("serving without knowing the devices: %s", self.scan.fault)
+                        await self._serve(stack)
+                        more = self._background().items()
+                        jobs += [tasks.create_task(_job(name, job), name=name) for name, job in more]
+                        self.serving = True
+                        yield self
+                    finally:
+                        # The kubelet loses the registration first, then what is under way may end.
+                        self._registrar.unlink()
+                        await self.claims.stop(self.settings.stop_grace)
+                        for job in jobs:
+                            job.cancel()
+            except BaseExceptionGroup as group:
+                if not self.serving and len(group.exceptions) == 1:
+                    raise group.exceptions[0] from None  # a start that fails says why, and nothing else
+                raise
 
-    def _lock_process(self) -> None:
+    @staticmethod
+    def _bounded(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
+        """Registers a part of the stop, which may hang or fail without keeping the others from theirs."""
+
+        async def bounded() -> None:
+            task = asyncio.ensure_future(stop())
+            done, _ = await asyncio.wait([task], timeout=_STOP)
+            if not done:
+                log.error("%s takes longer than %gs and is left", what, _STOP)
+                task.cancel()
+            elif not task.cancelled() and (error := task.exception()):
+                log.error("%s failed: %s", what, describe(error))
+
+        stack.push_async_callback(bounded)
+
+    def _lock_process(self, stack: contextlib.AsyncExitStack) -> None:
+        """The mark of life, and an end to what dead instances left. It lasts until no thread can touch hardware any more."""
         try:
             self.process.acquire()
+            for left in self.process.bury():
+                remove_stale(Path(left.path), left.device or None, left.inode or None)
+            for folder in (self.settings.plugin_dir, self.settings.registry_dir):
+                remove_hidden(folder, self.process.alive)
         except OSError as e:
             raise SettingsError(f"{self.process.folder} cannot be written ({e.strerror}): see --kubelet-root") from None
+        stack.callback(self.calls.when_idle, self.process.release)
 
     async def _start_http(self, stack: contextlib.AsyncExitStack) -> None:
         if not self.settings.http_address:
             return
+        server = HttpServer(self._http, self.settings.http_address, limits=PROBES)
         try:
-            self.metrics.enable()
-        except ImportError:
-            raise SettingsError(
-                "--http-address (HTTP_ADDRESS) needs prometheus-client: pip install 'dra-kubeletplugin[metrics]'"
-            ) from None
-        server = HttpServer(self._http, self.settings.http_address)
-        try:
-            url = await server.start()
+            self.http_url = await server.start()
         except OSError as e:
             raise SettingsError(
                 f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {e.strerror or e}"
             ) from None
-        stack.push_async_callback(server.close)
-        self.http_url = url
-        log.info("metrics and probes at %s", url)
+        self._bounded(stack, "closing the probes", server.close)
+        log.info("metrics and probes at %s", self.http_url)
 
-    async def _first_scan(self) -> None:
-        """The kubelet may call at once after registration, so devices are known before. A failing scan is no reason not to serve."""
+    async def _start_driver(self, stack: contextlib.AsyncExitStack) -> None:
         try:
-            await self.scan()
-        except DriverError:
-            raise
-        except Exception:
-            log.exception("the first devices() failed: no device can be prepared until one succeeds")
-
-    async def _open_records(self) -> None:
-        """Opens, repairs where it must, and undoes what a crash left. A plugin without records still serves, and says so."""
-        try:
-            loop = asyncio.get_running_loop()
-            self.repair.on_repaired = functools.partial(loop.call_soon_threadsafe, self._repaired.set)
-            await self.store.all()
-            if self.repair.report:
-                await self._recover()
-                self._repaired.clear()
-            self.metrics.set("records_healthy", 1)
-            async with asyncio.timeout(_START_UNDO):
-                report = await self.reconciler.once(ask_server=False)
-            if str(report) != "nothing to do":
-                log.info("start: %s", report)
-        except RecordsError as e:
-            self.metrics.set("records_healthy", 0)
-            log.error("no claim can be prepared or unprepared until this is mended: %s", e)
+            async with asyncio.timeout(self.settings.start_timeout):
+                await self.calls(self.driver.start)
         except TimeoutError:
-            log.warning("undoing what a crash left takes long; it goes on")
-
-    async def _recover_when_repaired(self) -> None:
-        """The records may also be damaged, and repaired, while the plugin runs."""
-        while True:
-            await self._repaired.wait()
-            self._repaired.clear()
-            await self._recover()
-
-    async def _recover(self) -> None:
-        self.metrics.inc("records_damaged_total")
-        try:
-            known = await call(self.driver.recover)
-            merged = await merge_recovered(self.store, self.specs, known, self.boot_id)
-        except Exception:
-            log.exception("recover() of the driver failed: what it holds is not known")
-            return
-        if merged:
-            self.repair.report.append(f"{len(merged)} claims were reported by the driver: {', '.join(merged)}")
-            log.warning("%s", self.repair.report[-1])
+            raise DriverError(
+                f"start() of {type(self.driver).__name__} has not returned within {self.settings.start_timeout:g}s: see what it "
+                "waits for, or give it longer with --start-timeout (START_TIMEOUT)"
+            ) from None
+        self._bounded(stack, "stop() of the driver", lambda: self.calls(self.driver.stop))
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
-        dra = UnixServer(self.paths.dra)
-        self.node.add_to(dra.server)
-        if self.driver.reports_health:
-            HealthService(self.inventory).add_to(dra.server)
-        await dra.start()
-        stack.push_async_callback(dra.stop, 0.5)
-        registration = UnixServer(self.paths.registration)
-        self.registration.add_to(registration.server)
-        await registration.start()
-        # Registered callbacks run in reverse: the kubelet loses the registration first.
-        stack.push_async_callback(registration.stop, 0.5)
-        self._registration_server = registration
+        # Noted before they are made: the next instance removes what one that is killed in between leaves.
+        self.process.own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
+        for server in (self._dra, self._registrar):
+            await server.start()
+            # Registered callbacks run in reverse: the kubelet loses the registration first.
+            self._bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
+        self.process.own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
 
-    def _background(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+    def _background(self) -> dict[str, Job]:
         """Tasks by name; the plugin ends when one of them does."""
-        interval = self.settings.reconcile_interval
-        jobs: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            ("publisher", self.publisher.run),
-            ("rescan", self._watch_hardware),
-            ("rescan on change", self._rescan_on_change),
-            ("reconciler", lambda: self.reconciler.run(interval)),
-            ("recovery", self._recover_when_repaired),
-        ]
+        jobs: dict[str, Job] = {
+            "publisher": self.publisher.run,
+            "DRA socket": self._dra.keep,
+            "registration socket": self._registrar.keep,
+            **self.claims.background(),
+        }
         if self.driver.reports_health:
-            jobs.append(("health", self._watch_health))
+            jobs["health"] = self._watch_health
         return jobs
 
-    async def _drain(self) -> None:
-        """The kubelet loses the registration first, then what is under way may end."""
-        self._registration_server.unlink()
-        await self.engine.stop(self.settings.stop_grace)
-
-    # --- devices --------------------------------------------------------------------------------
-
-    async def scan(self) -> None:
-        """Asks the driver for its devices. Raises what the driver raises."""
-        devices = list(await call(self.driver.devices))
-        counter_sets = list(await call(self.driver.counter_sets))
-        try:
-            used = await self.store.held() if len(self.inventory) > len(devices) or self.inventory.version else set()
-        except RecordsError:
-            used = set()
-        if await self.inventory.update(devices, counter_sets, used):
-            log.info("%d devices", len(self.inventory))
-        self._count_devices()
-
-    def _count_devices(self) -> None:
-        unhealthy = sum(not self.inventory.healthy(d.name) for d in self.inventory)
-        self.metrics.set("devices", len(self.inventory) - unhealthy, health="healthy")
-        self.metrics.set("devices", unhealthy, health="unhealthy")
-
-    async def _scan_again(self) -> None:
-        try:
-            await self.scan()
-        except Exception:
-            log.exception("devices() failed: the last answer stays in force")
-
-    async def _watch_hardware(self) -> None:
-        async for _ in changes(self.settings.sysfs_root, self.settings.rescan_interval):
-            await self._scan_again()
-
-    async def _rescan_on_change(self) -> None:
-        """A device that vanished in use goes from the slices when its claim does."""
-        while True:
-            await self._rescan.wait()
-            self._rescan.clear()
-            if self.inventory.has_gone:
-                await self._scan_again()
-
     async def _watch_health(self) -> None:
+        """A report counts from when it was asked for. One that fails or hangs leaves the last one to grow old."""
+        interval = self.settings.health_interval
         while True:
+            asked = time.time()
             try:
-                await self.inventory.set_health(await call(self.driver.health))
-                self._count_devices()
-            except Exception:
-                log.exception("health() failed: the last report stays in force")
-            await asyncio.sleep(self.settings.health_interval)
+                await self.inventory.set_health(await self.calls(self.driver.health), asked)
+                self._health_fault = ""
+            except DraError as e:
+                self._health_fault = f"health() of the driver failed, devices turn to unknown: {e}"
+                self.metrics.inc("health_failures_total")
+                log.warning("%s", self._health_fault)
+            await asyncio.sleep(interval)
 
-    # --- probes ---------------------------------------------------------------------------------
-
-    def not_ready(self) -> list[str]:
-        """Why the plugin is not ready; empty when it is."""
-        out = []
-        if not self.registration.registered.is_set():
-            out.append(
-                f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
-            )
-        if not self.publisher.published.is_set():
-            out.append(f"slices are not published{': ' + self.publisher.fault if self.publisher.fault else ''}")
-        elif self.publisher.fault:
-            out.append(f"slices are not up to date: {self.publisher.fault}")
-        if self.store.fault:
-            out.append(self.store.fault)
-        return out
+    # --- what is so now -------------------------------------------------------------------------
 
     async def ready(self) -> None:
         """Waits until the kubelet has registered us and slices are published."""
         await self.registration.registered.wait()
         await self.publisher.published.wait()
 
+    async def not_ready(self) -> list[str]:
+        """Why the plugin is not ready now; empty when it is."""
+        if not self.serving:
+            return ["starting", *([self.scan.fault] if self.scan.fault else [])]
+        out = [s.fault for s in (self._dra, self._registrar) if s.fault]
+        if not self.registration.registered.is_set():
+            out.append(
+                f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
+            )
+        if self.scan.fault:
+            out.append(self.scan.fault)
+        fault = self.publisher.fault
+        if not self.publisher.published.is_set():
+            out.append(f"slices are not published{': ' + fault if fault else ''}")
+        elif fault:
+            out.append(f"slices are not up to date: {fault}")
+        return out + await self.claims.faults()
+
+    async def notes(self) -> list[str]:
+        """What keeps the plugin from nothing and should be known."""
+        out = [f"{name} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        age = self.inventory.health_age()
+        if self._health_fault or (age is not None and age > self.settings.health_timeout):
+            out.append(self._health_fault or f"health() of the driver has not answered for {age or 0:.0f} s")
+        return out + await self.claims.notes()
+
+    async def _measure(self) -> None:
+        await self.claims.measure()
+        for health, count in self.inventory.health_counts().items():
+            self.metrics.set("devices", count, health=health)
+
     async def _http(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
-                return Response(200, self.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+                await self._measure()
+                return Response(200, self.metrics.text(), CONTENT_TYPE)
             case "/healthz":
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
-                faults = self.not_ready() if hasattr(self, "registration") else ["starting"]
-                notes = [f"note: {line}" for line in self.repair.report]
-                text = "\n".join([*faults, *notes]) or "ok"
-                return Response(503 if faults else 200, text.encode() + b"\n", "text/plain")
+                faults = await self.not_ready()
+                lines = [*faults, *(f"note: {line}" for line in await self.notes())]
+                return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
         return Response(404, b"/metrics, /healthz or /readyz\n", "text/plain")
 
 
-async def _named(name: str, job: Callable[[], Awaitable[None]]) -> None:
+async def _job(name: str, job: Job) -> None:
     try:
         await job()
     except Exception as e:
-        log.critical("background task %r failed, the plugin ends: %s: %s", name, type(e).__name__, e)
+        log.critical("background task %r failed, the plugin ends: %s", name, describe(e))
         raise
     raise DraError(f"background task {name!r} ended by itself")

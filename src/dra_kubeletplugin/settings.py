@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from .errors import SettingsError
+from .mounts import in_container, on_root
 
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER_NAME = 63
+HEALTH_TIMEOUT = 30.0  # seconds, the kubelet's own default
+MAX_DURATION = 30 * 86400.0
 
 
 def _option(flag: str, env: str, default: Any, help: str, parse: Callable[[str], Any] = str) -> Any:
     return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": parse})
 
 
+def _duration(flag: str, env: str, default: float, help: str, least: float = 0.1) -> Any:
+    """A duration in seconds of at least ``least``, which is below what makes sense so that tests may be quick."""
+    return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": _seconds, "least": least})
+
+
 def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", text, re.ASCII)
     if not match:
         raise ValueError("not a duration; write it like 500ms, 45s, 5m or 1h")
     return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
@@ -82,38 +91,47 @@ class Settings:
         "debug, info, warning or error.",
         _choice("debug", "info", "warning", "error"),
     )
-    call_timeout: float = _option(
-        "--call-timeout", "CALL_TIMEOUT", 40.0, "Answer the kubelet within this; it gives up after 45s.", _seconds
+    call_timeout: float = _duration(
+        "--call-timeout", "CALL_TIMEOUT", 40.0, "Answer the kubelet within this; it gives up after 45s."
     )
-    stop_grace: float = _option(
+    api_timeout: float = _duration(
+        "--api-timeout", "API_TIMEOUT", 15.0, "Longest wait for one answer of the API server."
+    )
+    start_timeout: float = _duration(
+        "--start-timeout", "START_TIMEOUT", 60.0, "Longest wait for the driver's start(); the plugin ends after it."
+    )
+    scan_timeout: float = _duration(
+        "--scan-timeout",
+        "SCAN_TIMEOUT",
+        10.0,
+        "A devices() of the driver that takes longer is reported; start waits no longer for the first.",
+    )
+    stop_grace: float = _duration(
         "--stop-grace",
         "STOP_GRACE",
         20.0,
-        "Let calls in flight end for this long at SIGTERM; below the pod's own grace.",
-        _seconds,
+        "Let calls in flight end for this long at SIGTERM; 10s below the pod's own grace, because a stop that hangs is cut "
+        "5s later.",
+        least=0,
     )
-    lock_wait: float = _option(
-        "--lock-wait",
-        "LOCK_WAIT",
-        10.0,
-        "Longest wait for another instance that holds the records or a claim.",
-        _seconds,
+    lock_wait: float = _duration(
+        "--lock-wait", "LOCK_WAIT", 10.0, "Longest wait for another instance that holds the records or a claim."
     )
-    rescan_interval: float = _option(
-        "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Look at the hardware again this often, events or not.", _seconds
+    rescan_interval: float = _duration(
+        "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Look at the hardware again this often, events or not."
     )
-    health_interval: float = _option(
-        "--health-interval", "HEALTH_INTERVAL", 10.0, "Ask the driver for its devices' health this often.", _seconds
+    health_interval: float = _duration(
+        "--health-interval", "HEALTH_INTERVAL", 10.0, "Ask the driver for its devices' health this often."
     )
-    reconcile_interval: float = _option(
-        "--reconcile-interval", "RECONCILE_INTERVAL", 300.0, "Compare records with the API server this often.", _seconds
+    reconcile_interval: float = _duration(
+        "--reconcile-interval", "RECONCILE_INTERVAL", 300.0, "Compare records with the API server this often."
     )
-    reconcile_grace: float = _option(
+    reconcile_grace: float = _duration(
         "--reconcile-grace",
         "RECONCILE_GRACE",
         120.0,
         "A claim must be gone for this long before it is unprepared.",
-        _seconds,
+        least=0,
     )
     local_cluster: bool = _option(
         "--local-cluster",
@@ -145,11 +163,31 @@ class Settings:
         return self.plugin_dir / "records.db"
 
     @property
-    def rolling_update(self) -> bool:
-        return bool(self.pod_uid)
+    def health_timeout(self) -> float:
+        """Seconds after which a health report says nothing any more."""
+        return max(HEALTH_TIMEOUT, 3 * self.health_interval)
 
     def faults(self) -> list[str]:
         """A sentence for everything that keeps a plugin from running with these settings."""
+        out = self._name_faults()
+        if not self.node_name:
+            out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
+        out += self._folder_faults()
+        if not self.sysfs_root.is_dir():
+            out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
+        if self.kubeconfig and not any(Path(p).expanduser().is_file() for p in self.kubeconfig.split(os.pathsep) if p):
+            out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
+        for f in fields(self):
+            least, value = f.metadata.get("least"), getattr(self, f.name)
+            if least is not None and not least <= value <= MAX_DURATION:
+                out.append(
+                    f"{f.metadata['flag']} ({f.metadata['env']}) {value:g}s must be at least {least:g}s and at most 30 days"
+                )
+        if self.call_timeout >= 45:
+            out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's 45s")
+        return out
+
+    def _name_faults(self) -> list[str]:
         out = []
         if not self.driver_name:
             out.append("the driver has no name: set `name` in its class, or --driver-name (DRIVER_NAME)")
@@ -158,23 +196,32 @@ class Settings:
                 f"--driver-name (DRIVER_NAME) {self.driver_name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} "
                 "bytes (lower case letters, digits, '-' and '.'): choose one like fpga.example.com"
             )
-        if not self.node_name:
-            out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
-        if not self.registry_dir.is_dir():
+        return out
+
+    def _folder_faults(self) -> list[str]:
+        """Only the driver's own folder is made: a folder that is missing is a mount that is missing."""
+        out = []
+        kubelet, cdi = "--kubelet-root (KUBELET_ROOT)", "--cdi-root (CDI_ROOT)"
+        # A laptop's containers may have no mounts at all, and with a kubeconfig somebody knows where things are.
+        inside = not self.local_cluster and not self.kubeconfig and in_container()
+        plugins = self.kubelet_root / "plugins"
+        missing = [p.name for p in (self.registry_dir, plugins) if not p.is_dir()]
+        if missing:
             out.append(
-                f"--kubelet-root (KUBELET_ROOT) {self.kubelet_root} has no folder plugins_registry: give the kubelet's "
-                "--root-dir (k0s, k3s and microk8s use others than /var/lib/kubelet) and mount it into the pod"
+                f"{kubelet} {self.kubelet_root} has no folder {' and no folder '.join(missing)}: give the kubelet's "
+                "--root-dir (k0s, k3s and microk8s use others than /var/lib/kubelet) and mount both folders into the pod"
             )
-        elif not os.access(self.registry_dir, os.W_OK | os.X_OK):
-            out.append(f"{self.registry_dir} cannot be written by uid {os.getuid()}: run as a user who can")
-        out += _unwritable(self.plugin_dir, "--kubelet-root (KUBELET_ROOT)")
-        out += _unwritable(self.cdi_root, "--cdi-root (CDI_ROOT)")
-        if not self.sysfs_root.is_dir():
-            out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
-        if self.kubeconfig and not any(Path(p).expanduser().is_file() for p in self.kubeconfig.split(os.pathsep) if p):
-            out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
-        if self.call_timeout >= 45:
-            out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's 45s")
+        elif inside and (own := [p for p in (self.registry_dir, plugins) if on_root(p)]):
+            out += [_not_mounted(kubelet, p) for p in own]
+        else:
+            if not os.access(self.registry_dir, os.W_OK | os.X_OK):
+                out.append(f"{self.registry_dir} cannot be written by uid {os.getuid()}: run as a user who can")
+            if not self._name_faults():  # a name such as ../x must not become a path
+                out += _unwritable(self.plugin_dir, kubelet)
+        if inside and on_root(self.cdi_root):
+            out.append(_not_mounted(cdi, self.cdi_root))
+        else:
+            out += _unwritable(self.cdi_root, cdi)
         return out
 
     def check(self) -> None:
@@ -184,15 +231,22 @@ class Settings:
 
 
 def _unwritable(folder: Path, option: str) -> list[str]:
-    """Tries to make and write ``folder``; access bits alone lie on read-only mounts."""
+    """Tries to make and write ``folder``, not its parents; access bits alone lie on read-only mounts."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        probe = folder / f".probe-{secrets.token_hex(4)}"  # process ids are the same in every container
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as e:
         return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or name another folder"]
     return []
+
+
+def _not_mounted(option: str, folder: Path) -> str:
+    return (
+        f"{option}: {folder} is on this container's own file system, where nobody else sees it: mount the host's with "
+        f"hostPath {folder}"
+    )
 
 
 def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:

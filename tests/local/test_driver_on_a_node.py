@@ -211,7 +211,7 @@ async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_na
             "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
         )
         assert "parameters: unknown field 'color', did you mean 'colour'?" in event
-        assert "[DRA-E117 op " in event
+        assert "[DRA-E117]" in event
 
 
 async def test_an_author_s_error_becomes_the_pod_s_event_and_a_later_try_succeeds() -> None:
@@ -235,9 +235,7 @@ async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> Non
     async with node_with(cls) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-        assert error.startswith(
-            "DRIVER_FAILED: claim default/c: the driver raised ZeroDivisionError: by zero [DRA-E103 op "
-        )
+        assert error.startswith("DRIVER_FAILED: the driver's prepare raised ZeroDivisionError: by zero [DRA-E103]")
         assert len(error.encode()) <= 1024
 
 
@@ -249,7 +247,7 @@ async def test_an_unprepare_that_fails_keeps_the_device_held_and_is_repeated() -
         deleting = asyncio.create_task(node.delete_pod())
 
         async def failed() -> bool:
-            records = await node.plugin.store.all()
+            records = await node.plugin.claims.store.all()
             return bool(records and records[0].attempts)
 
         await node.cluster.wait("a failed unprepare", failed)
@@ -327,7 +325,7 @@ async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -
     class Ill(Sick):
         pass
 
-    async with node_with(Ill, health_interval=0.05) as node:
+    async with node_with(Ill, health_interval=0.1) as node:
         async with dial(node.plugin.paths.dra) as channel:
             stream = health_v1_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
                 health_v1_pb2.NodeWatchResourcesRequest()
@@ -353,6 +351,12 @@ async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -
         )
 
 
+def _calls(plugin: Any, method: str) -> float:
+    line = f'dra_kubelet_calls_total{{method="{method}"}} '
+    found = [t for t in plugin.metrics.text().decode().splitlines() if t.startswith(line)]
+    return float(found[0].removeprefix(line)) if found else 0
+
+
 async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_other() -> None:
     from dra_kubeletplugin.plugin import Plugin
 
@@ -368,7 +372,9 @@ async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_
             await new.ready()
             await node.delete_pod("old")
             await node.run_pod("new")
-            assert old_plugin.node.last_call < new.node.last_call
+            assert _calls(new, "NodePrepareResources") > 0
+            assert _calls(new, "NodeUnprepareResources") > 0
+            assert _calls(old_plugin, "NodeUnprepareResources") == 0
             await node.stop()
             assert new.paths.dra.exists()
             assert new.paths.registration.exists()
@@ -417,15 +423,15 @@ async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
 async def test_claims_of_a_call_are_read_once_each_and_written_in_two_transactions() -> None:
     async with node_with(toy()) as node:
         found = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
-        before, calls = node.plugin.store.transactions, len(node.cluster.api.faults.calls)
+        before, calls = node.plugin.claims.store.transactions, len(node.cluster.api.faults.calls)
         await prepare_call(node, *map(ref, found))
         gets = [c for c in node.cluster.api.faults.calls[calls:] if "resourceclaims" in c[1]]
         assert len(gets) == 4
-        assert node.plugin.store.transactions - before == 2
-        before, calls = node.plugin.store.transactions, len(node.cluster.api.faults.calls)
+        assert node.plugin.claims.store.transactions - before == 2
+        before, calls = node.plugin.claims.store.transactions, len(node.cluster.api.faults.calls)
         await unprepare_call(node, *map(ref, found))
         assert [c for c in node.cluster.api.faults.calls[calls:] if "resourceclaims" in c[1]] == []
-        assert node.plugin.store.transactions - before <= 3
+        assert node.plugin.claims.store.transactions - before <= 3
 
 
 async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
@@ -450,5 +456,5 @@ async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_on
         await unprepare_call(node, ref(old))
         left = await node.leftovers()
         assert left == {"files": [new["metadata"]["uid"]], "records": [new["metadata"]["uid"]], "held": ["toy-1"]}
-        spec = json.loads(node.plugin.specs.path(new["metadata"]["uid"]).read_text())
+        spec = json.loads(node.plugin.claims.files.specs.path(new["metadata"]["uid"]).read_text())
         assert spec["kind"] == "k8s.toy.example.com/claim"

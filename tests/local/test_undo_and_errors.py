@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -71,7 +73,7 @@ async def test_a_failing_prepare_undoes_what_it_did_newest_first() -> None:
     async with node_with(cls) as node:
         found = await one(node)
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-        assert error.startswith("DRIVER_FAILED: claim default/c: the driver raised OSError: step 3 broke")
+        assert error.startswith("DRIVER_FAILED: the driver's prepare raised OSError: step 3 broke [DRA-E103]")
         assert cls.undone == ["3", "2", "1"]
         assert await node.leftovers() == NOTHING
 
@@ -92,15 +94,15 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
     async with node_with(cls, http_address="127.0.0.1:0") as node:
         found = await one(node)
         await prepare_call(node, ref(found))
-        (record,) = await node.plugin.store.all()
+        (record,) = await node.plugin.claims.store.all()
         assert (str(record.state), record.attempts) == ("Unpreparing", 1)
         assert "cannot be reversed now" in record.error
         assert b"dra_undo_failures_total 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
-        report = await node.plugin.reconciler.once()
+        report = await node.plugin.claims.reconciler.once()
         assert report.undo_failed == [record.uid]
         cls.fail_undo = ""
-        report = await node.plugin.reconciler.once()
+        report = await node.plugin.claims.reconciler.once()
         assert report.undone == [record.uid]
         assert await node.leftovers() == NOTHING
 
@@ -116,6 +118,93 @@ async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_erro
         error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
         assert "has no method undo_nothing_like_it(claim, **data)" in error
         assert await node.leftovers() == NOTHING
+
+
+async def test_a_step_whose_await_was_forgotten_is_still_reversed_when_prepare_fails() -> None:
+    cls = stepwise()
+    cls.forget_await, cls.fail_at = True, 3
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "OSError: step 3 broke" in error
+        assert cls.undone == ["3", "2", "1"]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
+    class Yielding(Stepwise):
+        thread = 0
+
+        def devices(self) -> Iterator[Device]:  # type: ignore[override]
+            type(self).thread = threading.get_ident()
+            yield from (Device(f"s-{i}") for i in range(2))
+
+        async def prepare(self, claim: Claim) -> AsyncIterator[PreparedDevice]:  # type: ignore[override]
+            for d in claim.devices:
+                await claim.on_undo("step", number=int(d.name[-1]))
+                yield d.prepared()
+
+    class Plain(Yielding):
+        def prepare(self, claim: Claim) -> Iterator[PreparedDevice]:  # type: ignore[override]
+            type(self).thread = threading.get_ident()
+            for d in claim.devices:
+                claim.on_undo("step", number=int(d.name[-1]))
+                yield d.prepared()
+
+    for cls in (Yielding, Plain):
+        async with node_with(cls) as node:
+            devices = [{"pool": "node-1", "device": f"s-{i}"} for i in range(2)]
+            found = await allocate(node, "c", devices)
+            answer = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]]
+            assert not answer.error
+            assert [d.device_name for d in answer.devices] == ["s-0", "s-1"]
+            assert cls.thread != threading.get_ident()
+            await unprepare_call(node, ref(found))
+            assert cls.undone == ["1", "0"]
+            assert await node.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    "raised",
+    [
+        StopIteration(),
+        asyncio.CancelledError(),
+        SystemExit(0),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        BaseExceptionGroup("all", [SystemExit(0), OSError("x")]),
+        OSError("\ud800 \x00"),
+    ],
+    ids=repr,
+)
+async def test_whatever_a_method_raises_one_claim_fails_and_the_plugin_goes_on(
+    raised: BaseException, plain: bool
+) -> None:
+    class Raising(Toy):
+        broken = True
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            if claim.name == "bad" and type(self).broken:
+                raise raised
+            return await super().prepare(claim)
+
+    class PlainRaising(Raising):
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
+            if claim.name == "bad" and type(self).broken:
+                raise raised
+            return [d.prepared() for d in claim.devices]
+
+    cls = PlainRaising if plain else Raising
+    async with node_with(cls) as node:
+        bad = await allocate(node, "bad", [{"pool": "node-1", "device": "toy-0"}])
+        good = await allocate(node, "good", [{"pool": "node-1", "device": "toy-1"}])
+        answer = await prepare_call(node, ref(bad), ref(good))
+        error = answer.claims[bad["metadata"]["uid"]].error
+        assert error.startswith("DRIVER_FAILED: the driver's prepare raised ")
+        assert not answer.claims[good["metadata"]["uid"]].error
+        cls.broken = False
+        assert not (await prepare_call(node, ref(bad))).claims[bad["metadata"]["uid"]].error
 
 
 async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
@@ -160,28 +249,40 @@ async def test_a_claim_whose_unprepare_hangs_holds_up_no_other_claim_of_a_call()
         assert not (await prepare_call(node, ref(first))).claims[first["metadata"]["uid"]].error
 
 
-async def test_the_event_and_the_traceback_carry_the_same_operation_id(caplog: pytest.LogCaptureFixture) -> None:
-    class Recorder(logging.Handler):
-        lines: list[str]
+class Lines(logging.Handler):
+    """Everything the plugin logs, as text."""
 
-        def emit(self, record: logging.LogRecord) -> None:
-            self.lines.append(TextFormatter().format(record))
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
 
-    handler = Recorder()
-    handler.lines = []
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(TextFormatter().format(record))
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    handler = Lines()
     logging.getLogger("dra_kubeletplugin").addHandler(handler)
+    yield handler.lines
+    logging.getLogger("dra_kubeletplugin").removeHandler(handler)
+
+
+async def test_an_event_repeats_byte_for_byte_and_leads_to_the_traceback_in_the_log(logged: list[str]) -> None:
     cls = toy()
-    cls.fail = ZeroDivisionError("by zero")
-    try:
-        async with node_with(cls) as node:
-            found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-            error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-    finally:
-        logging.getLogger("dra_kubeletplugin").removeHandler(handler)
-    op = error.rpartition(" op ")[2].rstrip("]")
-    assert len(op) == 8
-    traceback = next(line for line in handler.lines if "Traceback" in line and "ZeroDivisionError: by zero" in line)
-    assert f"[{op}]" in traceback
+    cls.fail = ZeroDivisionError(f"by {object()}")
+    async with node_with(cls) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        errors = set()
+        for _ in range(3):
+            cls.fail = ZeroDivisionError(f"by {object()}")
+            errors.add((await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error)
+    (event,) = errors
+    assert event.endswith("raised ZeroDivisionError: by <object object> [DRA-E103]")
+    operation = next(line for line in logged if event in line).partition("[")[2].partition("]")[0]
+    assert len(operation) == 8
+    traceback = next(line for line in logged if "Traceback" in line and "ZeroDivisionError: by " in line)
+    assert f"[{operation}]" in traceback
 
 
 def test_log_lines_are_text_or_json_with_the_operation() -> None:
@@ -210,7 +311,7 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
                 await stack.enter_async_context(node.plugin.running())
                 await node.plugin.registration.registered.wait()
                 assert not (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-                assert any("slices are not published" in line for line in node.plugin.not_ready())
+                assert any("slices are not published" in line for line in await node.plugin.not_ready())
                 assert await node.leftovers() == NOTHING
 
 
@@ -250,7 +351,7 @@ async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_
     async with node_with(cls) as node:
         await node.run_pod()
         cls.count = 0
-        await node.plugin.scan()
+        await node.rescan()
 
         def published() -> dict[str, Any]:
             return {d["name"]: d for s in node.cluster.slices() for d in s["spec"].get("devices") or []}
@@ -324,6 +425,30 @@ async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
         assert not (await prepare_call(node, ref(found))).claims[uid].error
 
 
+async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_in_the_call_is_not() -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Odd(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            match claim.name:
+                case "text":
+                    return [d.prepared(data={"serial": "\ud800"}) for d in claim.devices]
+                case "env":
+                    return [d.prepared(ContainerEdits(env={"A": "\udc80"})) for d in claim.devices]
+            return await super().prepare(claim)
+
+    async with node_with(Odd) as node:
+        names = ["text", "env", "good"]
+        found = {n: await allocate(node, n, [{"pool": "node-1", "device": f"toy-{i}"}]) for i, n in enumerate(names)}
+        answer = await prepare_call(node, *(ref(c) for c in found.values()))
+        errors = {n: answer.claims[c["metadata"]["uid"]].error for n, c in found.items()}
+        assert errors["text"].startswith(
+            "BAD_ANSWER: claim default/text: device toy-0: data.serial is no valid Unicode"
+        )
+        assert errors["env"].startswith("INVALID_CDI: env[0]")
+        assert errors["good"] == ""
+
+
 async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
     from dra_kubeletplugin.local.apiserver import kinds
 
@@ -334,10 +459,10 @@ async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone
         kind = kinds.BY_PLURAL.pop(key)
         try:
             for _ in range(2):
-                report = await node.plugin.reconciler.once()
+                report = await node.plugin.claims.reconciler.once()
                 assert report.unprepared == []
             error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
             assert error.startswith("API_UNAVAILABLE")
         finally:
             kinds.BY_PLURAL[key] = kind
-        assert [r.uid for r in await node.plugin.store.all()] == [found["metadata"]["uid"]]
+        assert [r.uid for r in await node.plugin.claims.store.all()] == [found["metadata"]["uid"]]

@@ -6,9 +6,9 @@ convention of Go drivers. Names are never used again, because runtimes cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,22 @@ import msgspec
 from .spec import minimum_version, validate_spec
 
 CLASS = "claim"
+_TEMPORARY = ".tmp-"
 
 
 class ClaimSpecs:
-    """The CDI files of one driver in one folder. All methods block; none keeps state."""
+    """The CDI files of one driver in one folder. All methods block; none keeps state.
 
-    def __init__(self, root: Path, driver: str) -> None:
+    Args:
+        root: the folder.
+        driver: the driver's name.
+        token: of this process, in the names of files that are being written.
+    """
+
+    def __init__(self, root: Path, driver: str, token: str = "") -> None:
         self.root = root
+        self.driver = driver
+        self.token = token or str(os.getpid())
         self.vendor = f"k8s.{driver}"
         self._prefix = f"{self.vendor}-{CLASS}_"
 
@@ -42,48 +51,56 @@ class ClaimSpecs:
     def path(self, uid: str) -> Path:
         return self.root / f"{self._prefix}{uid}.json"
 
-    def build(
-        self, devices: Sequence[tuple[str, Mapping[str, Any]]], common: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
         """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
 
         Raises :class:`InvalidSpecError`.
         """
         spec: dict[str, Any] = {"cdiVersion": "", "kind": self.kind}
         spec["devices"] = [{"name": name, "containerEdits": dict(edits)} for name, edits in devices]
-        if common:
-            spec["containerEdits"] = dict(common)
         spec["cdiVersion"] = minimum_version(spec)
         validate_spec(spec)
         return spec
 
-    def write(self, specs: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Writes ``(claim UID, spec)`` pairs durably, mode 0644 whatever the umask, with one sync of the folder for all.
+    def write(self, uid: str, spec: Mapping[str, Any]) -> None:
+        """Writes the spec of a claim, whole or not at all, mode 0644 whatever the umask.
+
+        It survives the death of this process and not a power failure, after which everything is prepared afresh.
 
         Raises ``OSError``.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        for uid, spec in specs:
-            # Scanners read .json and .yaml only, so a half-written file is never seen.
-            temporary = self.root / f".{self._prefix}{uid}.tmp-{os.getpid()}"
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        # Scanners read .json and .yaml only, so a half-written file is never seen.
+        temporary = self.root / f".{self._prefix}{uid}{_TEMPORARY}{self.token}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
             try:
-                os.write(fd, msgspec.json.encode(spec))
+                _write_all(fd, encoded(spec))
                 os.fchmod(fd, 0o644)
-                os.fsync(fd)
             finally:
                 os.close(fd)
             temporary.rename(self.path(uid))
-        self._sync()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
-    def remove(self, uids: Iterable[str]) -> None:
-        """Removes the files of claims; one that is not there is no fault."""
-        for uid in uids:
-            self.path(uid).unlink(missing_ok=True)
-        self._sync()
+    def remove(self, uid: str) -> None:
+        """Removes the file of a claim; one that is not there is no fault.
+
+        Raises ``OSError``.
+        """
+        self.path(uid).unlink(missing_ok=True)
 
     def exists(self, uid: str) -> bool:
         return self.path(uid).exists()
+
+    def holds(self, uid: str, spec: Mapping[str, Any]) -> bool:
+        """Whether the file of a claim is there and says exactly ``spec``."""
+        try:
+            return self.path(uid).read_bytes() == encoded(spec)
+        except OSError:
+            return False
 
     def read(self, uid: str) -> dict[str, Any]:
         """The spec of a claim.
@@ -94,34 +111,36 @@ class ClaimSpecs:
         return spec
 
     def uids(self) -> list[str]:
-        """The claims that have a file of ours. Leftovers of an interrupted write are removed on the way."""
-        if not self.root.is_dir():
-            return []
-        out = []
-        for entry in sorted(self.root.iterdir()):
-            if entry.name.startswith(f".{self._prefix}") and not _alive(entry.name):
-                entry.unlink(missing_ok=True)
-            elif entry.name.startswith(self._prefix) and entry.suffix == ".json":
-                out.append(entry.name[len(self._prefix) : -len(".json")])
-        return out
+        """The claims that have a file of ours.
 
-    def _sync(self) -> None:
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        Raises ``OSError``.
+        """
+        suffix = ".json"
+        return [n[len(self._prefix) : -len(suffix)] for n in self._names(self._prefix) if n.endswith(suffix)]
+
+    def clean(self, alive: Callable[[str], bool]) -> None:
+        """Takes away what interrupted writes left; ``alive`` tells whether the writer of a token still lives.
+
+        Raises ``OSError``.
+        """
+        for name in self._names(f".{self._prefix}"):
+            token = name.rpartition(_TEMPORARY)[2]
+            if token != self.token and not alive(token):
+                (self.root / name).unlink(missing_ok=True)
+
+    def _names(self, prefix: str) -> list[str]:
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            return sorted(n for n in os.listdir(self.root) if n.startswith(prefix))
+        except FileNotFoundError:
+            return []
 
 
-def _alive(name: str) -> bool:
-    """Whether the process that writes a temporary file still lives."""
-    match = re.search(r"\.tmp-(\d+)$", name)
-    if match is None:
-        return False
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it lives, as another user
-    return True
+def encoded(spec: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(spec)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """A disk that fills up takes a part of what it is given, and says so only in the count."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from ..errors import InvalidSpecError
-from .spec import _check_edits
+from ..errors import InvalidSpecError, describe, printable
+from .spec import check_edits, check_types
+
+E = TypeVar("E")
+_BIND = frozenset({"bind", "rbind"})
 
 
 class _Edit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(self)
+        """Raises :class:`InvalidSpecError` for a value that JSON does not have."""
+        try:
+            built: dict[str, Any] = msgspec.to_builtins(self)
+        except Exception as e:
+            raise InvalidSpecError(f"{type(self).__name__}: {describe(e)}") from None
         return built
 
 
@@ -40,16 +47,24 @@ class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="c
 
 
 class Mount(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A bind mount from the host, e.g. ``Mount(host_path="/opt/x", container_path="/opt/x", options=["ro", "bind"])``."""
+    """A bind mount from the host, e.g. ``Mount(host_path="/opt/x", container_path="/opt/x", options=["ro", "bind"])``.
+
+    Another ``type`` (``tmpfs``) makes another mount, for which ``host_path`` is what the kernel calls the source.
+    """
 
     host_path: str
     container_path: str
     options: Sequence[str] = ()
     type: str = ""
 
+    @property
+    def is_bind(self) -> bool:
+        """Whether ``host_path`` is a path on the host."""
+        return self.type in {"", *_BIND} or not _BIND.isdisjoint(self.options)
+
 
 class Hook(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An OCI hook. ``timeout`` is in seconds."""
+    """An OCI hook. ``path`` is a program on the host, as an absolute path; ``timeout`` is in seconds."""
 
     hook_name: str
     path: str
@@ -68,7 +83,9 @@ class NetDevice(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="ca
 class ContainerEdits:
     """The changes that one device makes to a container; immutable.
 
-    Checked when made: raises :class:`InvalidSpecError` with the field and the rule, so that a fault shows in a unit test.
+    Checked when made: raises :class:`InvalidSpecError` with the field and the rule, so that a fault shows in a unit test. The
+    rules are those of the CDI specification, and three more: paths are absolute, because a runtime would look for others from
+    wherever it happens to run; text is valid Unicode; and it has no NUL.
 
     Args:
         env: ``{"NAME": "value"}``.
@@ -78,7 +95,7 @@ class ContainerEdits:
         intel_rdt: as in the CDI specification.
     """
 
-    __slots__ = ("_json", "_nodes")
+    __slots__ = ("_host_paths", "_json")
 
     def __init__(
         self,
@@ -97,26 +114,36 @@ class ContainerEdits:
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
         built: dict[str, Any] = {
             "env": [f"{k}={v}" for k, v in (env or {}).items()],
-            "deviceNodes": [n.json() for n in nodes],
-            "mounts": [m.json() for m in mounts],
-            "hooks": [h.json() for h in hooks],
-            "netDevices": [n.json() for n in net_devices],
+            "deviceNodes": _json(nodes, DeviceNode, "device_nodes"),
+            "mounts": _json(mounts, Mount, "mounts"),
+            "hooks": _json(hooks, Hook, "hooks"),
+            "netDevices": _json(net_devices, NetDevice, "net_devices"),
             "additionalGids": list(additional_gids),
         }
         if intel_rdt is not None:
             built["intelRdt"] = dict(intel_rdt)
         self._json = {k: v for k, v in built.items() if v not in ([], None)}
-        self._nodes = tuple(nodes)
-        _check_edits(self._json)
+        check_types(self._json)
+        _check_text(self._json, "")
+        check_edits(self._json)
+        on_host = [(f"device_nodes[{i}]", n.source) for i, n in enumerate(nodes) if not n.major]
+        on_host += [(f"mounts[{i}].host_path", m.host_path) for i, m in enumerate(mounts) if m.is_bind]
+        on_host += [(f"hooks[{i}].path", h.path) for i, h in enumerate(hooks)]
+        in_container = [(f"device_nodes[{i}]", n.path) for i, n in enumerate(nodes)]
+        in_container += [(f"mounts[{i}].container_path", m.container_path) for i, m in enumerate(mounts)]
+        for field, path in on_host + in_container:
+            if not path.startswith("/"):
+                raise InvalidSpecError(f"{field} {path!r} must be an absolute path")
+        self._host_paths = tuple(path for _, path in on_host)
 
     def json(self) -> dict[str, Any]:
         """The ``containerEdits`` object of a CDI spec."""
         return dict(self._json)
 
     def host_paths(self) -> Iterator[str]:
-        """Paths that must exist on the host for a container to start."""
-        yield from (n.source for n in self._nodes if not n.major)
-        yield from (m["hostPath"] for m in self._json.get("mounts", []))
+        """Paths that must exist on the host for a container to start: device nodes whose numbers the runtime has to look up,
+        sources of bind mounts, programs of hooks."""
+        yield from self._host_paths
 
     def __bool__(self) -> bool:
         return bool(self._json)
@@ -129,3 +156,28 @@ class ContainerEdits:
 
     def __repr__(self) -> str:
         return f"ContainerEdits({self._json})"
+
+
+def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, Any]]:
+    out = []
+    for i, edit in enumerate(edits):
+        if not isinstance(edit, cls):
+            raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {printable(type(edit).__name__)}")
+        out.append(edit.json())
+    return out
+
+
+def _check_text(value: object, path: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_text(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            _check_text(inner, f"{path}[{i}]")
+    elif isinstance(value, str):
+        if "\0" in value:
+            raise InvalidSpecError(f"{path} {value[:80]!r} must not contain a NUL")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidSpecError(f"{path} {value[:80]!r} is no valid Unicode text") from None

@@ -110,7 +110,7 @@ def validate_spec(spec: Any) -> None:
     if version_key(version) < version_key(least):
         raise InvalidSpecError(f"the spec version must be at least v{least}")
     validate_kind(spec.get("kind", ""))
-    _check_edits(spec.get("containerEdits") or {})
+    check_edits(spec.get("containerEdits") or {})
     seen: set[str] = set()
     for device in spec.get("devices") or []:
         name = device.get("name", "")
@@ -120,7 +120,7 @@ def validate_spec(spec: Any) -> None:
             if not any(v is not None and v != [] for v in edits.values()):
                 raise InvalidSpecError("invalid device, empty device edits")
             try:
-                _check_edits(edits)
+                check_edits(edits)
             except InvalidSpecError as e:
                 raise InvalidSpecError(f'invalid device "{name}": {e}') from None
         except InvalidSpecError as e:
@@ -166,7 +166,13 @@ def validate_device_name(name: str) -> None:
         raise InvalidSpecError(f'invalid name "{name}", should end with a letter or digit')
 
 
-def _check_edits(edits: JSON) -> None:
+def check_types(edits: Any) -> None:
+    """Raises :class:`InvalidSpecError` where container edits have an unknown field or a wrong type."""
+    _strict(edits, _EDITS, "edits")
+
+
+def check_edits(edits: JSON) -> None:
+    """The Go library's rules for container edits whose types are right. Raises :class:`InvalidSpecError`."""
     for env in edits.get("env") or []:
         _check_env(env, "invalid container edits: ")
     for node in edits.get("deviceNodes") or []:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ..cdi import ClaimSpecs
+from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, PreparedDevice
-from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError
+from ..driver.data import plain_json
+from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
 from .record import Record, allocated_json, request_names
 
 JSON = dict[str, Any]
@@ -42,8 +41,12 @@ def answer(record: Record) -> list[PreparedAnswer]:
 def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, dev: Path) -> None:
     """Puts devices, CDI ids and the CDI spec into ``record``.
 
+    ``dev`` is where the host's ``/dev`` is seen. Where that is ``/dev`` itself, the whole host is, and every path that a
+    container needs is looked at. Elsewhere this is a container, whose own files tell nothing of the host's, and only paths
+    below ``/dev`` are.
+
     Raises :class:`BadAnswerError` where the answer and the allocation do not fit, :class:`HostPathMissingError` where a
-    device node is not there.
+    device node, the source of a mount or a hook's program is not there.
     """
     answers = _matched(claim, prepared)
     edits: list[tuple[str, JSON]] = []
@@ -74,16 +77,16 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     """Every allocated device with its one answer."""
     shown = f"claim {claim.namespace}/{claim.name}"
     given: dict[tuple[str, str, str | None, str], PreparedDevice] = {}
-    try:
-        answers = list(prepared)
-    except TypeError:
-        raise BadAnswerError(
-            f"{shown}: prepare answered {type(prepared).__name__}, not a list of PreparedDevice"
-        ) from None
-    for p in answers:
+    if not isinstance(prepared, Iterable):
+        raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice")
+    for p in prepared:
         if not isinstance(p, PreparedDevice):
-            raise BadAnswerError(f"{shown}: prepare answered {type(p).__name__}, not PreparedDevice")
+            raise BadAnswerError(f"{shown}: prepare answered {_type(p)}, not PreparedDevice")
         key = (p.pool, p.name, p.share_id, p.request)
+        if not all(isinstance(k, str | None) for k in key) or not isinstance(p.edits, ContainerEdits):
+            raise BadAnswerError(
+                f"{shown}: prepare answered a PreparedDevice with a field of a wrong type: use AllocatedDevice.prepared()"
+            )
         if key in given:
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
         given[key] = p
@@ -99,19 +102,30 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
 
 
 def _check_paths(claim: Claim, given: PreparedDevice, dev: Path) -> None:
-    """Device nodes and mount sources must be there, because the runtime's own error comes late and is not repeated."""
+    """What is missing is told now, because the runtime's own error comes late and is not repeated."""
     for path in given.edits.host_paths():
-        seen = dev / path.removeprefix("/dev/") if path.startswith("/dev/") and dev != Path("/dev") else Path(path)
-        if path.startswith("/dev/") and not os.path.lexists(seen):
+        seen = _seen(path, dev)
+        # Not followed: a link may lead to where only the host can look.
+        if seen is not None and not os.path.lexists(seen):
             raise HostPathMissingError(
                 f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
             )
 
 
+def _seen(path: str, dev: Path) -> Path | None:
+    """Where a path of the host is seen from here; None where it cannot be judged."""
+    if dev == Path("/dev"):
+        return Path(path)
+    below = Path(os.path.normpath(path))
+    return dev / below.relative_to("/dev") if below.is_relative_to("/dev") else None
+
+
 def _plain(claim: Claim, given: PreparedDevice) -> Any:
     try:
-        return msgspec.json.decode(msgspec.json.encode(given.data))
-    except (TypeError, ValueError) as e:
-        raise BadAnswerError(
-            f"claim {claim.namespace}/{claim.name}: data of device {given.name} is no JSON: {e}"
-        ) from None
+        return plain_json(given.data)
+    except ValueError as e:
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {given.name}: {e}") from None
+
+
+def _type(value: object) -> str:
+    return printable(type(value).__name__)

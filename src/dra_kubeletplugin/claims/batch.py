@@ -1,6 +1,6 @@
 """Blocking work done in batches: what arrives while one batch runs becomes the next.
 
-A call for 32 claims is one transaction and one folder sync, and so are 100 calls that come together.
+A call for 32 claims is one transaction, and so are 100 calls that come together.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ Item = TypeVar("Item")
 
 
 class Batcher(Generic[Item]):
-    """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item."""
+    """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item.
 
-    def __init__(self, name: str, work: Callable[[Sequence[Item]], Sequence[Any]]) -> None:
+    ``between`` runs in that thread when no item waits, at most once after each batch: for what nobody has to wait for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Sequence[Item]], Sequence[Any]],
+        between: Callable[[], None] | None = None,
+    ) -> None:
         self._work = work
+        self._between = between
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
         self._drain: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.batches = 0
 
     async def submit(self, item: Item) -> Any:
         """Waits for the item's result, or raises its exception. A cancelled wait does not stop the work."""
-        self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._drain is None or self._drain.done():
             self._drain = asyncio.create_task(self._run())
@@ -46,33 +53,46 @@ class Batcher(Generic[Item]):
             for (_, future), result in zip(batch, results, strict=True):
                 if future.cancelled():
                     continue
-                if isinstance(result, BaseException):
+                if isinstance(result, StopIteration):  # which no future takes
+                    future.set_exception(RuntimeError("the work raised StopIteration"))
+                elif isinstance(result, BaseException):
                     future.set_exception(result)
                 else:
                     future.set_result(result)
+            if self._between is not None and not self._waiting:
+                await loop.run_in_executor(self._thread, self._between)
 
-    async def close(self) -> None:
-        """Waits for what is under way, then ends the thread."""
+    async def close(self, timeout: float) -> None:
+        """Waits up to ``timeout`` seconds for what is under way, then lets the thread end by itself."""
         if self._drain:
-            await asyncio.gather(self._drain, return_exceptions=True)
+            await asyncio.wait([self._drain], timeout=timeout)
         self._thread.shutdown(wait=False)
 
 
 class Rendezvous:
-    """A meeting of ``count`` tasks before a common step; those that fail earlier leave."""
+    """A meeting of ``count`` tasks before a common step; those that fail earlier leave, late ones are not waited for long."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, patience: float = 0.25) -> None:
         self._missing = count
+        self._patience = patience  # seconds after the first has come
         self._all = asyncio.Event()
         self._seen: set[object] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     def leave(self, who: object) -> None:
         if who not in self._seen:
             self._seen.add(who)
             self._missing -= 1
             if self._missing <= 0:
-                self._all.set()
+                self._open()
 
     async def meet(self, who: object) -> None:
         self.leave(who)
+        if not self._all.is_set() and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._patience, self._open)
         await self._all.wait()
+
+    def _open(self) -> None:
+        self._all.set()
+        if self._timer is not None:
+            self._timer.cancel()

@@ -8,96 +8,98 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from sqlite3 import Connection
 from typing import Any
 
-from ..cdi import ClaimSpecs
 from ..driver import Claim, Driver
-from ..driver.contract import call
+from ..driver.calls import Calls
 from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
-    ClaimError,
+    ClaimTakenError,
     DeviceHeldError,
     DraError,
-    DriverError,
-    DriverFailedError,
-    RecordsError,
     StillWorkingError,
     StoppingError,
     UndoFailedError,
     clip,
+    describe,
 )
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
+from . import rows
 from .answers import PreparedAnswer, answer, complete
-from .batch import Batcher, Rendezvous
-from .flights import Flights
-from .processes import ProcessLock
-from .record import Record, State, allocated_json
-from .store import HeldByError, Store, read, write
+from .batch import Rendezvous
+from .files import Files
+from .flights import Flights, Work
+from .judge import Busy, Fresh, Judge, Nothing, Repeat, Stale, Undo, Verdict
+from .record import InFlight, Record, State, allocated_json
+from .store import Mode, Store
 from .undo import RecordUndo, run_undo
 from .verify import ClaimRef, Verified, Verifier
 
 log = logging.getLogger(__name__)
 Answer = Sequence[PreparedAnswer] | DraError
 _POLL = 0.05  # seconds between looks at a claim that another process works on
-_ROUNDS = 4  # how often obstacles (stale records, stale holders) are cleared before giving up
+_ROUNDS = 20  # how often obstacles (stale records, stale holders) are cleared before giving up
+_PATIENCE = 1.2  # seconds that a claim which may be answered from its record waits for the API server
 
 
 class Engine:
     """The claims of one driver on one node, for one process.
 
     ``call_timeout`` and ``lock_wait`` are seconds: how soon the kubelet is answered, and how long another instance's work on a
-    claim is waited for.
+    claim is waited for. ``changed`` is called when a claim's devices were taken or freed.
     """
 
     def __init__(
         self,
         driver: Driver,
+        calls: Calls,
         store: Store,
-        specs: ClaimSpecs,
+        files: Files,
         verifier: Verifier,
-        process: ProcessLock,
-        boot_id: str,
+        judge: Judge,
+        flights: Flights,
+        in_flight: InFlight,
         metrics: Metrics,
         *,
-        call_timeout: float = 40.0,
-        lock_wait: float = 10.0,
-        on_change: Callable[[], None] = lambda: None,
+        call_timeout: float,
+        lock_wait: float,
+        changed: Callable[[], None],
     ) -> None:
         self.driver = driver
+        self.calls = calls
         self.store = store
-        self.specs = specs
+        self.files = files
         self.verifier = verifier
-        self.process = process
-        self.boot_id = boot_id
+        self.judge = judge
+        self.flights = flights
+        self.in_flight = in_flight
         self.metrics = metrics
         self.call_timeout = call_timeout
         self.lock_wait = lock_wait
-        self.on_change = on_change
+        self.changed = changed
         self.stopping = False
-        self._flights = Flights(metrics)
-        self._files: Batcher[tuple[str, Any]] = Batcher("cdi", self._write_files)
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
     async def prepare(self, refs: Sequence[ClaimRef]) -> dict[str, Answer]:
         """An answer for every claim, by UID, within ``call_timeout``. Never raises."""
         meeting = Rendezvous(len({r.uid for r in refs}))
-        return await self._all("prepare", refs, lambda ref: self._prepare(ref, meeting), meeting)
+        return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, meeting), meeting)
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, Answer]:
         """An empty answer, or an error, for every claim, by UID. Never asks the API server, never raises."""
-        return await self._all("unprepare", refs, self.unprepare_one, None)
+        return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
     async def _all(
         self,
-        kind: str,
+        work: Work,
         refs: Sequence[ClaimRef],
-        work: Callable[[ClaimRef], Awaitable[Any]],
+        do: Callable[[ClaimRef], Awaitable[Any]],
         meeting: Rendezvous | None,
     ) -> dict[str, Answer]:
         with operation() as op:
@@ -107,130 +109,112 @@ class Engine:
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, alone = self._flights.start(ref.uid, kind, lambda ref=ref: work(ref))  # type: ignore[misc]
+                task, alone = self.flights.start(ref.uid, work, lambda ref=ref: do(ref))  # type: ignore[misc]
                 tasks[ref.uid] = task
                 if meeting and not alone:
                     meeting.leave(ref.uid)  # the rest of the call does not wait for work that began before it
             if tasks:
-                with self.metrics.timed("request_seconds", operation=kind):
+                with self.metrics.timed("request_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.call_timeout)
             names = {r.uid: str(r) for r in refs}
-            out = {uid: self._outcome(kind, names[uid], task) for uid, task in tasks.items()}
+            out = {uid: self._outcome(work, names[uid], task) for uid, task in tasks.items()}
             for uid, result in out.items():
                 reason = result.reason if isinstance(result, DraError) else "ok"
-                self.metrics.inc("requests_total", operation=kind, result=reason)
+                self.metrics.inc("requests_total", operation=work.value, result=reason)
                 if isinstance(result, DraError):
-                    log.warning("%s of claim %s (UID %s): %s", kind, names[uid], uid, result.event(op))
+                    under = result.operation or op
+                    log.warning(
+                        "%s of claim %s (UID %s) [op %s]: %s", work.value, names[uid], uid, under, result.event()
+                    )
             return out
 
-    def _outcome(self, kind: str, name: str, task: asyncio.Task[Any]) -> Answer:
+    def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
         if not task.done():
-            return StillWorkingError(f"{kind} of claim {name} takes long and goes on: the next try joins it")
+            return StillWorkingError(f"{work.value} of claim {name} takes long and goes on: the next try joins it")
         if task.cancelled():
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
         if error is None:
             return task.result() or ()
-        return error if isinstance(error, DraError) else self._wrap(error)
-
-    async def run(self, kind: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]]) -> Any:
-        """Does ``work`` for one claim in the same lanes as the kubelet's calls; for recovery and reconciling."""
-        task, _ = self._flights.start(ref.uid, kind, lambda: work(ref))
-        return await asyncio.shield(task)
+        return self._own(error)
 
     # --- prepare --------------------------------------------------------------------------------
 
     async def _prepare(self, ref: ClaimRef, meeting: Rendezvous) -> Sequence[PreparedAnswer]:
         try:
-            try:
-                verified = await self.verifier.verify(ref)
-            except ApiUnavailableError as e:
-                return await self._from_record_alone(ref, e)
+            verified = await self._look_up(ref)
+            if isinstance(verified, Record):
+                return await self._repeat(verified)
             if not verified.results:
                 return ()  # another driver's claim: nothing of it is ours
             await meeting.meet(ref.uid)
         finally:
             meeting.leave(ref.uid)
-        record = self._new_record(ref, verified)
+        doc = {"devices": [allocated_json(d) for d in verified.devices], "operation": operation_id()}
         for _ in range(_ROUNDS):
-            kind, found = await self._begin(record, verified)
-            match kind:
-                case "repeat":
+            record = Record(
+                ref.uid, ref.namespace, ref.name, State.PREPARING, self.judge.boot_id, self.judge.process.id, dict(doc)
+            )
+            match await self._begin(record, verified):
+                case Repeat(found):
                     return await self._repeat(found)
-                case "fresh":
+                case Fresh():
                     return await self._prepare_fresh(record, ref, verified)
-                case "undo":
-                    log.info("claim %s has a record from before (%s): undoing it first", found.shown, found.state)
+                case Undo(found):
+                    log.info("claim %s has a record from before: undoing it first", found.shown)
                     await self._undo(found)
-                case "stale":
-                    await self._free_stale(found)
-                case "busy":
+                case Stale(holders):
+                    await self._free(holders)
+                case Busy(found):
                     await self._wait_for_other(found)
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
-    def _new_record(self, ref: ClaimRef, verified: Verified) -> Record:
-        doc = {"devices": [allocated_json(d) for d in verified.devices], "operation": operation_id()}
-        return Record(ref.uid, ref.namespace, ref.name, State.PREPARING, self.boot_id, self.process.id, doc)
+    async def _look_up(self, ref: ClaimRef) -> Verified | Record:
+        """The claim as the API server has it, or the record that answers while the server does not."""
+        look = asyncio.create_task(self.verifier.verify(ref))
+        look.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whoever still waits
+        try:
+            await asyncio.wait([look], timeout=_PATIENCE)
+            if not look.done() and (record := await self._answerable(ref.uid)):
+                return record
+            return await look
+        except ApiUnavailableError:
+            if record := await self._answerable(ref.uid):
+                return record
+            raise
+        finally:
+            look.cancel()
 
-    async def _begin(self, record: Record, verified: Verified) -> tuple[str, Record]:
+    async def _answerable(self, uid: str) -> Record | None:
+        row = await self.store.get(uid)
+        return row if isinstance(row, Record) and self.judge.answers(row) else None
+
+    async def _begin(self, record: Record, verified: Verified) -> Verdict:
         """In one transaction: what there is already decides, else the record is written and devices are held."""
 
-        def begin(db: sqlite3.Connection) -> tuple[str, Record]:
-            found = read(db, record.uid)
-            if found is not None:
-                return self._judge(db, found, record)
-            if verified.fault:
-                raise verified.fault
-            try:
-                self.store.insert(db, record)
-            except HeldByError as e:
-                if not self._is_stale(e.holder):
-                    raise
-                return "stale", e.holder
-            return "fresh", record
+        def begin(db: Connection) -> Verdict:
+            verdict = self.judge.begin(db, record, verified.fault)
+            if isinstance(verdict, Fresh):
+                self.in_flight.put(record)
+            return verdict
 
-        return await self.store.do(begin)  # type: ignore[no-any-return]
-
-    def _judge(self, db: sqlite3.Connection, found: Record, wanted: Record) -> tuple[str, Record]:
-        if found.state is State.PREPARED and found.boot_id == self.boot_id and found.same_allocation(wanted):
-            if not found.name:
-                found.complete_from(wanted)
-                write(db, found)
-            return "repeat", found
-        if self.is_others(found):
-            return "busy", found
-        return "undo", self._claim_for_undo(db, found)
-
-    def _claim_for_undo(self, db: sqlite3.Connection, found: Record) -> Record:
-        found.state = State.UNPREPARING
-        found.owner = self.process.id
-        write(db, found)
-        return found
-
-    def is_others(self, record: Record) -> bool:
-        """Whether another living process works on the claim now."""
-        return record.owner not in {"", self.process.id} and self.process.alive(record.owner)
-
-    def _is_stale(self, holder: Record) -> bool:
-        """A hold from before a reboot, or of a dead process's unfinished work: nothing runs with the device."""
-        if self.is_others(holder) or holder.uid in self._flights:
-            return False
-        return holder.boot_id != self.boot_id or (
-            holder.state is not State.PREPARED and holder.owner != self.process.id
-        )
-
-    async def _free_stale(self, holder: Record) -> None:
-        ref = ClaimRef(holder.namespace, holder.name, holder.uid)
-        log.info("claim %s holds a device from before a reboot or a crash: undoing it", holder.shown)
         try:
-            await self.run("unprepare", ref, self.unprepare_one)
-        except DraError as e:
-            raise DeviceHeldError(
-                f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
-            ) from None
+            return await self.store.do(begin, Mode.SYNC)
+        except DraError:
+            self.in_flight.drop(record.uid)
+            raise
 
     async def _prepare_fresh(self, record: Record, ref: ClaimRef, verified: Verified) -> Sequence[PreparedAnswer]:
-        undo = RecordUndo(self.driver, self.store, record, asyncio.get_running_loop())
+        async def save(step: dict[str, Any]) -> None:
+            record.doc["undo"] = [*record.steps, step]
+            if not await self.store.do(lambda db: rows.update(db, record, fence), Mode.SYNC):
+                raise ClaimTakenError(
+                    f"claim {ref} was taken over by another instance of the plugin: nothing more is done"
+                )
+            self.in_flight.put(record)
+
+        fence = record.fence
+        undo = RecordUndo(self.driver, asyncio.get_running_loop(), save)
         claim = Claim(
             namespace=ref.namespace,
             name=ref.name,
@@ -242,42 +226,70 @@ class Engine:
             _undo=undo,
         )
         try:
-            prepared = await call(self.driver.prepare, claim)
-            undo.check_awaited()
-            complete(record, claim, prepared, self.specs, self.driver.host.dev)
-            if record.doc["cdi"]:
-                await self._files.submit((record.uid, record.doc["cdi"]))
+            try:
+                prepared = await self.calls(self.driver.prepare, claim)
+            finally:
+                await undo.settle()
+            undo.check()
+            complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
+            await self.files.put(record)
             record.state, record.owner = State.PREPARED, ""
-            await self.store.save(record)
+            if not await self.store.do(lambda db: rows.update(db, record, fence)):
+                raise ClaimTakenError(
+                    f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
+                )
         except Exception as e:
-            error = self._wrap(e, ref)
-            await self._undo_failed_prepare(record, error)
+            error = self._own(e)
+            if found := await self._take_back(record, error):
+                return await self._repeat(found)
             raise error from e
+        self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
-        self.on_change()
+        self.changed()
         return answer(record)
 
-    async def _undo_failed_prepare(self, record: Record, error: DraError) -> None:
-        record.state, record.owner = State.PREPARING, self.process.id
+    async def _take_back(self, record: Record, error: DraError) -> Record | None:
+        """Undoes a prepare that failed. Answers the record where it turns out to be complete after all."""
         try:
-            await self._undo(record)
+            match await self.store.do(lambda db: self.judge.take_back(db, record)):
+                case Undo(found):
+                    await self._undo(found)
+                case Repeat(found):
+                    self.in_flight.drop(record.uid)
+                    return found
+                case _:
+                    self.in_flight.drop(record.uid)
         except DraError as e:
             # The record keeps the devices held, and says why; the next try begins with the undo.
             log.error("claim %s: prepare failed (%s), and undoing it failed too: %s", record.shown, error, e)
+        return None
 
     async def _repeat(self, record: Record) -> Sequence[PreparedAnswer]:
-        """Answers from the record; a CDI file that was lost since comes back first."""
-        spec = record.doc.get("cdi")
-        if spec and not self.specs.exists(record.uid):
-            log.warning("CDI file of claim %s was missing: written again", record.shown)
-            await self._files.submit((record.uid, spec))
+        """Answers from the record; a CDI file that was lost or damaged since comes back first."""
+        if await self.files.mend(record):
+            log.warning("CDI file of claim %s was missing or damaged: written again", record.shown)
         return answer(record)
 
-    async def _from_record_alone(self, ref: ClaimRef, away: ApiUnavailableError) -> Sequence[PreparedAnswer]:
-        record = await self.store.get(ref.uid)
-        if record and record.state is State.PREPARED and record.boot_id == self.boot_id:
-            return await self._repeat(record)
-        raise away
+    async def _free(self, holders: Sequence[Record]) -> None:
+        """Undoes all holds that stand in the way, side by side.
+
+        Raises :class:`DeviceHeldError` for one that cannot be undone.
+        """
+
+        async def free(holder: Record) -> None:
+            log.info("claim %s holds a device from before a reboot or a crash: undoing it", holder.shown)
+            try:
+                await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid))
+            except DraError as e:
+                raise DeviceHeldError(
+                    f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+                ) from None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_caught(free(h))) for h in holders]
+        for task in tasks:
+            if error := task.result():
+                raise error
 
     async def _wait_for_other(self, record: Record) -> None:
         """Waits while another living process works on the claim.
@@ -287,130 +299,130 @@ class Engine:
         deadline = time.monotonic() + self.lock_wait
         while time.monotonic() < deadline:
             now = await self.store.get(record.uid)
-            if now is None or not self.is_others(now):
+            if not isinstance(now, Record) or not self.judge.is_others(now):
                 return
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
             f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{self.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
+            f"{self.judge.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
         )
 
     # --- unprepare and undo ---------------------------------------------------------------------
 
-    async def unprepare_one(self, ref: ClaimRef) -> None:
-        """The work of one unprepare; run it with :meth:`run`."""
+    async def _unprepare(self, ref: ClaimRef) -> None:
         for _ in range(_ROUNDS):
-
-            def mark(db: sqlite3.Connection) -> tuple[str, Record | None]:
-                found = read(db, ref.uid)
-                if found is None:
-                    return "none", None
-                if self.is_others(found):
-                    return "busy", found
-                return "undo", self._claim_for_undo(db, found)
-
-            kind, record = await self.store.do(mark)
-            if record is None:
-                if self.specs.exists(ref.uid):
-                    await self._files.submit((ref.uid, None))
-                return
-            if kind == "busy":
-                await self._wait_for_other(record)
-                continue
-            await self._undo(record)
-            log.info("unprepared claim %s", record.shown)
-            return
+            match await self.store.do(lambda db: self._end(db, ref.uid)):
+                case Busy(found):
+                    await self._wait_for_other(found)
+                case Undo(found):
+                    await self._undo(found)
+                    log.info("unprepared claim %s", found.shown)
+                    return
+                case _:
+                    await self.files.remove(ref.uid)
+                    return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
+    def _end(self, db: Connection, uid: str) -> Verdict:
+        verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
+        if isinstance(verdict, Nothing):
+            # Should the driver tell of this claim later, it is known to be over.
+            self.judge.remember_end(db, uid)
+        return verdict
+
     async def _undo(self, record: Record) -> None:
-        """CDI file, hardware, record. The record is ours to work on.
+        """CDI file, hardware, record. The record is marked as ours.
 
         Raises :class:`DraError` and keeps the record, with the reason, where anything fails.
         """
+        fence = record.fence
+        self.in_flight.put(record)
         try:
-            if self.specs.exists(record.uid):
-                await self._files.submit((record.uid, None))
-            await run_undo(self.driver, record, record.prepared_claim(self.boot_id))
+            if record.doc.get("cdi") or not record.doc.get("complete"):
+                await self.files.remove(record.uid)
+            await run_undo(
+                self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
+            )
+            await self.store.do(lambda db: rows.delete(db, fence))
         except Exception as e:
             self.metrics.inc("undo_failures_total")
-            error = self._wrap(e)
-            record.state, record.owner = State.UNPREPARING, ""
-            record.error, record.attempts = clip(str(error), 500), record.attempts + 1
-            await self.store.save(record)
-            if isinstance(e, DraError):
-                raise
-            raise UndoFailedError(
-                f"claim {record.shown} cannot be undone ({record.attempts} tries): {type(e).__name__}: {e}"
-            ) from e
-        await self.store.delete(record.uid)
-        self.on_change()
+            error = self._own(e)
+            record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
+            await self.store.do(lambda db: rows.update(db, record, fence))
+            self.in_flight.drop(record.uid)
+            log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
+            raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
+        self.in_flight.drop(record.uid)
+        self.changed()
 
-    async def undo_leftover(self, ref: ClaimRef) -> None:
-        """Undoes what a dead process left, or an undo that failed; for recovery. Prepared claims are left alone."""
+    # --- for recovery and reconciling -----------------------------------------------------------
 
-        def mark(db: sqlite3.Connection) -> Record | None:
-            found = read(db, ref.uid)
-            if found is None or found.state is State.PREPARED or self.is_others(found):
-                return None
-            return self._claim_for_undo(db, found)
+    async def tidy(self, uid: str) -> bool:
+        """Undoes what a dead process left, or an undo that failed; True where there was something."""
+        return await self._tidy(uid, lambda db: self.judge.tidy(db, uid))
 
-        record = await self.store.do(mark)
-        if record is not None:
-            await self._undo(record)
+    async def reclaim(self, seen: Record) -> bool:
+        """Unprepares a claim that the API server does not have any more, if it is still as it was seen."""
+        return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen))
 
-    async def forget(self, uid: str) -> Record | None:
-        """Drops a record and its CDI file without the driver; for operators. Answers what it was."""
-        record = await self.store.get(uid)
-        if self.specs.exists(uid):
-            await self._files.submit((uid, None))
-        await self.store.delete(uid)
-        return record
+    async def _tidy(self, uid: str, judge: Callable[[Connection], Verdict]) -> bool:
+        async def work() -> bool:
+            verdict = await self.store.do(judge)
+            if isinstance(verdict, Undo):
+                await self._undo(verdict.record)
+            return isinstance(verdict, Undo)
 
-    async def restore_file(self, record: Record) -> None:
-        """Writes a lost CDI file again."""
-        await self._files.submit((record.uid, record.doc["cdi"]))
+        done: bool = await self._run(uid, work)
+        return done
 
-    async def remove_file(self, uid: str) -> None:
-        await self._files.submit((uid, None))
+    async def mend_file(self, uid: str) -> bool:
+        """Writes a prepared claim's CDI file again where it is not as it should be; True where it was not."""
+
+        async def work() -> bool:
+            row = await self.store.get(uid)
+            return isinstance(row, Record) and self.judge.answers(row) and await self.files.mend(row)
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def remove_orphan(self, uid: str) -> bool:
+        """Removes a CDI file that no record knows; True where it did."""
+
+        async def work() -> bool:
+            if await self.store.get(uid) is not None:
+                return False
+            await self.files.remove(uid)
+            return True
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def _run(self, uid: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        task, _ = self.flights.start(uid, Work.TIDY, work)
+        return await asyncio.shield(task)
 
     # --- the rest -------------------------------------------------------------------------------
 
-    def _write_files(self, items: Sequence[tuple[str, Any]]) -> list[Any]:
-        """In the files' thread: one folder sync for all that is written, one for all that is removed."""
-        specs = [(uid, spec) for uid, spec in items if spec is not None]
-        gone = [uid for uid, spec in items if spec is None]
-        results: dict[str, Any] = {}
-        jobs: tuple[tuple[list[str], Callable[[], None]], ...] = (
-            ([uid for uid, _ in specs], lambda: self.specs.write(specs)),
-            (gone, lambda: self.specs.remove(gone)),
-        )
-        for uids, work in jobs:
-            try:
-                if uids:
-                    work()
-            except OSError as e:
-                error = RecordsError(f"{self.specs.root} cannot be written ({e.strerror}): see its mount and space")
-                results |= dict.fromkeys(uids, error)
-        return [results.get(uid) for uid, _ in items]
-
-    def _wrap(self, e: BaseException, ref: ClaimRef | None = None) -> DraError:
-        """An author's exception, with its type and message; the traceback goes to the log under the operation id."""
-        if isinstance(e, DraError) and not isinstance(e, DriverError):
+    def _own(self, e: BaseException) -> DraError:
+        """Errors pass; what is none is a fault of ours, told without its insides and logged with them."""
+        if isinstance(e, DraError):
             return e
-        log.error("%s failed", type(self.driver).__name__, exc_info=e)
-        where = f"claim {ref}: " if ref else ""
-        return DriverFailedError(f"{where}the driver raised {type(e).__name__}: {e}")
-
-    @property
-    def busy(self) -> list[str]:
-        """UIDs of claims that are being worked on."""
-        return self._flights.uids
+        log.error("a fault of the framework", exc_info=e)
+        return DraError(f"a fault inside the plugin: {describe(e)}")
 
     async def stop(self, grace: float) -> None:
         """No new work; waits up to ``grace`` seconds for what is under way. The rest is for the next process to undo."""
         self.stopping = True
-        await self._flights.end(grace)
-        await self._files.close()
+        await self.flights.end(grace)
+        await self.files.close(1.0)
 
 
-__all__ = ["Answer", "ClaimError", "ClaimRef", "Engine"]
+async def _caught(work: Awaitable[None]) -> DraError | None:
+    try:
+        await work
+    except DraError as e:
+        return e
+    return None
+
+
+__all__ = ["Answer", "ClaimRef", "Engine"]

@@ -1,8 +1,9 @@
-"""Work on claims under way: one flight a claim. The same work is joined, the opposite waits, other claims never do."""
+"""Work on claims under way: one flight a claim. The same work is joined, other work waits, other claims never do."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,9 +16,21 @@ from ..observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
+class Work(enum.Enum):
+    """What is done for a claim. Only the kubelet's calls are joined by others of their kind."""
+
+    PREPARE = "prepare"
+    UNPREPARE = "unprepare"
+    TIDY = "tidy"  # recovery and reconciling: what one pass found is not what another asks for
+
+    @property
+    def joinable(self) -> bool:
+        return self is not Work.TIDY
+
+
 @dataclass(frozen=True)
 class _Flight:
-    kind: str
+    work: Work
     task: asyncio.Task[Any]
 
 
@@ -26,41 +39,44 @@ class Flights:
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        self._under_way: dict[str, _Flight] = {}
+        self._last: dict[str, _Flight] = {}  # the newest of each claim; earlier ones are waited for by it
+        self._all: set[asyncio.Task[Any]] = set()
 
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._under_way
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._last
 
     @property
     def uids(self) -> list[str]:
-        return list(self._under_way)
+        return list(self._last)
 
-    def start(self, uid: str, kind: str, work: Callable[[], Awaitable[Any]]) -> tuple[asyncio.Task[Any], bool]:
-        """The task that does ``kind`` for a claim: the one under way, or a new one behind the opposite.
+    def start(self, uid: str, work: Work, do: Callable[[], Awaitable[Any]]) -> tuple[asyncio.Task[Any], bool]:
+        """The task that does ``work`` for a claim: the one under way, or a new one behind what is.
 
         The second value is True where nothing was under way for the claim.
         """
-        before = self._under_way.get(uid)
-        if before and before.kind == kind:
+        before = self._last.get(uid)
+        if before and before.work is work and work.joinable:
             return before.task, False
 
         async def run() -> Any:
             if before:
                 await asyncio.wait([before.task])
             try:
-                return await work()
+                return await do()
             except DraError as e:
                 # Who joins this work is told where its log lines are.
                 e.operation = e.operation or operation_id()
                 raise
 
-        task = asyncio.create_task(run(), name=f"{kind} {uid}")
-        flight = _Flight(kind, task)
-        self._under_way[uid] = flight
+        task = asyncio.create_task(run(), name=f"{work.value} {uid}")
+        flight = _Flight(work, task)
+        self._last[uid] = flight
+        self._all.add(task)
 
         def landed(done: asyncio.Task[Any]) -> None:
-            if self._under_way.get(uid) is flight:
-                del self._under_way[uid]
+            self._all.discard(done)
+            if self._last.get(uid) is flight:
+                del self._last[uid]
             self._count()
             if not done.cancelled():
                 done.exception()  # retrieved, so that an answer nobody waits for is no warning
@@ -70,16 +86,22 @@ class Flights:
         return task, before is None
 
     def _count(self) -> None:
-        self.metrics.set("in_flight", len(self._under_way))
+        self.metrics.set("in_flight", len(self._last))
 
     async def end(self, grace: float) -> None:
-        """Waits up to ``grace`` seconds for what is under way, then cancels the rest: the next process undoes it."""
-        if self._under_way:
-            log.info("stopping: %d claims are being worked on", len(self._under_way))
-            await asyncio.wait([f.task for f in self._under_way.values()], timeout=grace)
-        left = [f.task for f in self._under_way.values()]
+        """Waits up to ``grace`` seconds for what is under way, then cancels the rest: the next process undoes it.
+
+        Never takes much longer, also where a driver's method does not let itself be cancelled.
+        """
+        if self._all:
+            log.info("stopping: %d claims are being worked on", len(self._last))
+            await asyncio.wait(self._all, timeout=grace)
+        left = set(self._all)
         for task in left:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
         if left:
-            log.warning("%d claims were left unfinished: the next start undoes them", len(left))
+            _, stuck = await asyncio.wait(left, timeout=1)
+            names = ", ".join(sorted(t.get_name() for t in left))
+            log.warning("%d claims were left unfinished (%s): the next start undoes them", len(left), names)
+            if stuck:
+                log.warning("%d of them do not let themselves be cancelled", len(stuck))

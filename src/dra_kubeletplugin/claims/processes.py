@@ -1,14 +1,49 @@
-"""Which instances of the plugin live: each holds a lock on a file of its own for as long as it does.
+"""Which instances of the plugin live: each holds a lock on a file of its own for as long as it can touch hardware.
 
-The kernel drops the lock with the process, whatever kills it; a stopped process keeps it. Source: flock(2).
+The kernel drops the lock with the process, whatever kills it; a stopped process keeps it. The file says what its process has
+in the file system, so that the next instance can take away what a killed one left. Source: flock(2).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+
+_SUFFIX = ".lock"
+_UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is judged by it
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A socket of an instance. ``inode`` is 0 where it was not known yet."""
+
+    path: str
+    device: int = 0
+    inode: int = 0
+
+
+class _Content(msgspec.Struct):
+    since: float = 0.0  # unix seconds
+    records: bool = False
+    sockets: list[Owned] = []
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A living instance, as its file tells. ``since`` is unix seconds; ``has_records``: it has the database open."""
+
+    id: str
+    since: float
+    has_records: bool
 
 
 class ProcessLock:
@@ -18,45 +53,120 @@ class ProcessLock:
         self.folder = folder
         self.id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._fd = -1
+        self._content = _Content()
 
     def acquire(self) -> None:
-        """Raises ``OSError`` where the folder cannot be written."""
+        """Marks this process as alive.
+
+        Raises ``OSError`` where the folder cannot be written.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self._path(self.id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for path in self.folder.glob("*.lock"):
-            self.alive(path.stem)  # removes the files of the dead
+        while self._fd < 0:
+            # The lock comes before the name, so nobody ever finds a name of ours without its lock.
+            unnamed = self.folder / f".{self.id}{_UNLOCKED}"
+            fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                unnamed.rename(self._path(self.id))
+            except (BlockingIOError, FileNotFoundError):
+                os.close(fd)  # somebody cleaned up at that moment; a fresh file it is
+                continue
+            except BaseException:
+                os.close(fd)
+                raise
+            self._fd = fd
+        self._content.since = time.time()
+        self._write()
+
+    def note_records(self) -> None:
+        """This instance has the record database open."""
+        if not self._content.records:
+            self._content.records = True
+            self._write()
+
+    def own(self, sockets: Iterable[Owned]) -> None:
+        """Notes which sockets are this instance's, in place of those noted before."""
+        self._content.sockets = list(sockets)
+        self._write()
+
+    def _write(self) -> None:
+        if self._fd < 0:
+            return
+        data = msgspec.json.encode(self._content)
+        os.pwrite(self._fd, data + b"\n", 0)
+        os.ftruncate(self._fd, len(data) + 1)
 
     def release(self) -> None:
+        """The mark goes; call it when no thread of this process can touch hardware any more."""
         if self._fd >= 0:
             self._path(self.id).unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
 
     def alive(self, id: str) -> bool:
-        """Whether the process that holds ``id`` lives."""
-        if not id:
+        """Whether the process that holds ``id`` lives. Changes nothing."""
+        if not id or "/" in id:
             return False
         if id == self.id:
             return self._fd >= 0
-        path = self._path(id)
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            path.unlink(missing_ok=True)
-            return False
-        finally:
-            os.close(fd)
+        return _is_locked(self._path(id))
+
+    def others(self) -> list[Instance]:
+        """The other living instances."""
+        found = []
+        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+            id = path.name.removesuffix(_SUFFIX)
+            if id != self.id and _is_locked(path):
+                content = _read(path)
+                found.append(Instance(id, content.since, content.records))
+        return found
+
+    def is_newest(self) -> bool:
+        """Whether no other living instance was started after this one."""
+        return all((o.since, o.id) < (self._content.since, self.id) for o in self.others())
+
+    def bury(self) -> list[Owned]:
+        """Takes the files of dead instances away; answers the sockets that they may have left."""
+        left: list[Owned] = []
+        for path in [*self.folder.glob(f"*{_SUFFIX}"), *self.folder.glob(f".*{_UNLOCKED}")]:
+            with contextlib.suppress(OSError):
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left += _read(path).sockets
+                    # Still the file that was locked: ids are never used twice, but names can be made by hand.
+                    if os.path.samestat(os.fstat(fd), path.stat()):
+                        path.unlink()
+                finally:
+                    os.close(fd)
+        return left
 
     @staticmethod
     def pid(id: str) -> str:
         return id.partition("-")[0]
 
     def _path(self, id: str) -> Path:
-        return self.folder / f"{id}.lock"
+        return self.folder / f"{id}{_SUFFIX}"
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask at once do not see each other
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _read(path: Path) -> _Content:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return _Content()
+        return msgspec.json.decode(path.read_bytes(), type=_Content)
+    except (OSError, msgspec.DecodeError):
+        return _Content()

@@ -1,18 +1,27 @@
-"""Brings records, CDI files and the API server's claims together: at start, and every few minutes."""
+"""Brings records, CDI files and the API server's claims together: at start, and every few minutes.
+
+A pass waits a bounded time for each claim's work; what takes longer goes on in its own lane and is seen by a later pass.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..errors import ApiUnavailableError, ClaimError, DraError
+from ..errors import ApiUnavailableError, ClaimError, DraError, RecordsError
 from ..observe.log import operation
 from ..observe.metrics import Metrics
 from .engine import Engine
+from .files import Files
+from .flights import Flights
+from .judge import Judge
 from .record import Record, State
-from .verify import ClaimRef
+from .store import Store
+from .verify import ClaimRef, Verifier
 
 log = logging.getLogger(__name__)
 _ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
@@ -28,24 +37,49 @@ class Report:
     files_removed: list[str] = field(default_factory=list)
     unprepared: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
+    still_working: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         parts = [f"{name.replace('_', ' ')}: {len(uids)}" for name, uids in vars(self).items() if uids]
         return ", ".join(parts) or "nothing to do"
 
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
 
 class Reconciler:
-    """``grace``: seconds for which a claim must be gone before it is unprepared."""
+    """Args:
+    grace: seconds for which a claim must be gone before it is unprepared.
+    patience: seconds that a pass waits for the work that it began.
+    """
 
-    def __init__(self, engine: Engine, metrics: Metrics, grace: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        files: Files,
+        flights: Flights,
+        judge: Judge,
+        verifier: Verifier,
+        metrics: Metrics,
+        *,
+        grace: float,
+        patience: float,
+    ) -> None:
         self.engine = engine
+        self.store = store
+        self.files = files
+        self.flights = flights
+        self.judge = judge
+        self.verifier = verifier
         self.metrics = metrics
         self.grace = grace
+        self.patience = patience
         self.last: Report | None = None
         self._gone_since: dict[str, float] = {}
 
     async def run(self, interval: float) -> None:
-        """Never returns."""
+        """Never returns. A fault of the outside is logged and waits for the next pass."""
         while True:
             await asyncio.sleep(interval)
             try:
@@ -56,90 +90,97 @@ class Reconciler:
     async def once(self, *, ask_server: bool = True) -> Report:
         """One pass. Without ``ask_server`` only what this node knows by itself: that is what a start needs.
 
-        Raises :class:`RecordsError` where the records cannot be read.
+        Raises :class:`RecordsError` where the records or the CDI files cannot be read.
         """
         report = Report()
         with operation():
-            records = await self.engine.store.all()
-            busy = set(self.engine.busy)
-            await self._leftovers([r for r in records if r.uid not in busy], report)
+            records = await self.store.all()
+            await self._leftovers(records, report)
             await self._files(records, report)
             if ask_server:
-                await self._claims([r for r in records if r.uid not in busy], report)
-            prepared = sum(r.state is State.PREPARED for r in await self.engine.store.all())
-            self.metrics.set("prepared_claims", prepared)
+                await self._claims(records, report)
             for action, uids in vars(report).items():
                 self.metrics.inc("reconciled_total", len(uids), action=action)
-            log.log(logging.INFO if str(report) != "nothing to do" else logging.DEBUG, "reconciled: %s", report)
+            log.log(logging.INFO if report else logging.DEBUG, "reconciled: %s", report)
         self.last = report
         return report
 
     async def _leftovers(self, records: list[Record], report: Report) -> None:
         """Unfinished work of dead processes, and undo that failed before."""
-
-        async def undo(record: Record) -> None:
-            ref = ClaimRef(record.namespace, record.name, record.uid)
-            try:
-                await self.engine.run("unprepare", ref, self.engine.undo_leftover)
-                report.undone.append(record.uid)
-            except DraError as e:
-                log.error("leftover of claim %s (%s): %s", record.shown, record.state, e)
-                report.undo_failed.append(record.uid)
-
-        unfinished = [r for r in records if r.state is not State.PREPARED and not self.engine.is_others(r)]
-        await asyncio.gather(*(undo(r) for r in unfinished))
+        unfinished = [r.uid for r in records if r.state is not State.PREPARED and not self.judge.is_others(r)]
+        await self._all(unfinished, self.engine.tidy, report.undone, report)
 
     async def _files(self, records: list[Record], report: Report) -> None:
         """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
-        engine = self.engine
-        for record in records:
-            if record.state is State.PREPARED and record.boot_id == engine.boot_id and record.doc.get("cdi"):
-                if record.uid not in engine.busy and not engine.specs.exists(record.uid):
-                    await engine.run("restore", _ref(record), lambda _, r=record: engine.restore_file(r))  # type: ignore[misc]
-                    report.files_restored.append(record.uid)
-        known = {r.uid for r in records}
-        for uid in engine.specs.uids():
-            if uid in known or uid in engine.busy or not self._old(uid):
-                continue
-            if await engine.store.get(uid) is None:
-                await engine.remove_file(uid)
-                report.files_removed.append(uid)
-
-    def _old(self, uid: str) -> bool:
+        prepared = [r.uid for r in records if self.judge.answers(r) and r.doc.get("cdi")]
+        await self._all(prepared, self.engine.mend_file, report.files_restored, report)
+        if await self.store.recovering():
+            return  # the driver has not told yet which claims it knows: no file is an orphan
         try:
-            return time.time() - self.engine.specs.path(uid).stat().st_mtime > _ORPHAN_AGE
-        except OSError:
-            return False
+            found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
+        except OSError as e:
+            raise RecordsError(f"{self.files.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
+        await self._all(found, self.engine.remove_orphan, report.files_removed, report)
+
+    def _orphans(self, known: set[str]) -> list[str]:
+        """Old files without a record. What writers left that died is taken away on the way."""
+        specs = self.files.specs
+        specs.clean(self.judge.process.alive)
+        return [uid for uid in specs.uids() if uid not in known and _age(specs.path(uid)) > _ORPHAN_AGE]
 
     async def _claims(self, records: list[Record], report: Report) -> None:
-        """Claims that are gone from the API server, or were replaced, are unprepared after a grace period."""
+        """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
         now = time.monotonic()
+        over: dict[str, Record] = {}
         for record in records:
-            if record.state is not State.PREPARED or not record.name:
+            if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
                 continue
             try:
-                claim = await self.engine.verifier.fetch(_ref(record))
+                claim = await self.verifier.fetch(ClaimRef(record.namespace, record.name, record.uid))
             except ApiUnavailableError:
                 return
             except ClaimError as e:
                 log.warning("cannot reconcile claim %s: %s", record.shown, e)
                 continue
-            if claim is not None and claim["metadata"]["uid"] == record.uid:
+            if claim is not None and self.verifier.has(claim, record):
                 self._gone_since.pop(record.uid, None)
-                continue
-            since = self._gone_since.setdefault(record.uid, now)
-            if now - since < self.grace:
+            elif now - self._gone_since.setdefault(record.uid, now) < self.grace:
                 report.waiting.append(record.uid)
-                continue
-            log.warning("claim %s is gone from the API server and nobody unprepared it: doing it now", record.shown)
-            try:
-                await self.engine.run("unprepare", _ref(record), self.engine.unprepare_one)
-                report.unprepared.append(record.uid)
-                self._gone_since.pop(record.uid, None)
-            except DraError as e:
-                log.error("claim %s: %s", record.shown, e)
-                report.undo_failed.append(record.uid)
+            else:
+                over[record.uid] = record
+        known = {r.uid for r in records}
+        self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in known}
+        for record in over.values():
+            what = "is gone from the API server, or has its devices no more, and nobody unprepared it"
+            log.warning("claim %s %s: doing it now", record.shown, what)
+        await self._all(over, lambda uid: self.engine.reclaim(over[uid]), report.unprepared, report)
+
+    async def _all(
+        self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report
+    ) -> None:
+        """Works on claims side by side, but for those that are worked on already."""
+        tasks: Mapping[str, asyncio.Task[Any]] = {
+            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.flights
+        }
+        if not tasks:
+            return
+        await asyncio.wait(tasks.values(), timeout=self.patience)
+        for uid, task in tasks.items():
+            if not task.done():
+                report.still_working.append(uid)
+                task.cancel()  # only the waiting: the work is shielded
+            elif (error := task.exception()) is None:
+                if task.result():
+                    done.append(uid)
+            elif isinstance(error, DraError):
+                log.error("reconciling claim %s: %s", uid, error)
+                report.undo_failed.append(uid)
+            else:
+                raise error
 
 
-def _ref(record: Record) -> ClaimRef:
-    return ClaimRef(record.namespace, record.name, record.uid)
+def _age(path: Any) -> float:
+    try:
+        return time.time() - float(path.stat().st_mtime)
+    except OSError:
+        return 0.0

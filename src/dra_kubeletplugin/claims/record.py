@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ class Record:
     """One row. ``doc`` is JSON; fields of it that this version does not know are kept as they are.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, cdi, data), ``undo`` (step, data), ``cdi`` (the
-    claim's CDI spec), ``operation``.
+    claim's CDI spec), ``complete``, ``operation``; ``rebuilt`` where it did not come from a prepare.
     """
 
     uid: str
@@ -46,9 +47,20 @@ class Record:
         return found
 
     @property
+    def steps(self) -> list[JSON]:
+        """Registered reversals, oldest first."""
+        found: list[JSON] = self.doc.get("undo") or []
+        return found
+
+    @property
     def shown(self) -> str:
         """How messages name the claim."""
         return f"{self.namespace or '?'}/{self.name or '?'} (UID {self.uid})"
+
+    @property
+    def fence(self) -> Fence:
+        """What a writer that has read this record may change."""
+        return Fence(self.uid, self.owner, self.state)
 
     def exclusive(self) -> list[tuple[str, str, str]]:
         """(pool, device, share) that nobody else may hold; admin access holds nothing."""
@@ -56,14 +68,14 @@ class Record:
 
     def same_allocation(self, other: Record) -> bool:
         """Whether both are for the same devices."""
-        return sorted(_identity(d) for d in self.devices) == sorted(_identity(d) for d in other.devices)
+        return sorted(map(identity, self.devices)) == sorted(map(identity, other.devices))
 
     def complete_from(self, wanted: Record) -> None:
-        """Fills in what a record lacks that was rebuilt from a CDI file: the claim's name, and its requests."""
+        """Fills in what a record lacks that was rebuilt: the claim's name, and its requests."""
         self.namespace, self.name = wanted.namespace, wanted.name
-        requests = {_identity(d): d.get("request", "") for d in wanted.devices}
+        requests = {identity(d): d.get("request", "") for d in wanted.devices}
         for d in self.devices:
-            d["request"] = d.get("request") or requests.get(_identity(d), "")
+            d["request"] = d.get("request") or requests.get(identity(d), "")
 
     def prepared_claim(self, boot_id: str) -> PreparedClaim:
         """What :meth:`Driver.unprepare` is given."""
@@ -73,6 +85,7 @@ class Record:
                 pool=d["pool"],
                 name=d["device"],
                 share_id=d.get("shareID"),
+                admin_access=bool(d.get("adminAccess")),
                 edits=ContainerEdits(),
                 data=d.get("data"),
             )
@@ -88,18 +101,89 @@ class Record:
         )
 
 
-def _identity(device: Mapping[str, Any]) -> tuple[str, str, str]:
+@dataclass(frozen=True)
+class Fence:
+    """Who worked on a claim, and how far it was, when a writer read it: a write holds only while both are so."""
+
+    uid: str
+    owner: str
+    state: State
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A row that this version cannot read. It stays as it is, and its devices stay held."""
+
+    uid: str
+    reason: str
+    raw: Mapping[str, object]
+
+    @property
+    def shown(self) -> str:
+        return f"{self.raw.get('namespace') or '?'}/{self.raw.get('name') or '?'} (UID {self.uid})"
+
+
+class InFlight:
+    """Records that this process works on, as it last wrote them: what must come back should the database be lost."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+
+    def put(self, record: Record) -> None:
+        # Documents are replaced and never changed in place, so one level is copy enough.
+        self._records[record.uid] = dataclasses.replace(record, doc=dict(record.doc))
+
+    def drop(self, uid: str) -> None:
+        self._records.pop(uid, None)
+
+    def records(self) -> list[Record]:
+        """May be asked from any thread."""
+        return list(self._records.values())
+
+
+def identity(device: Mapping[str, Any]) -> tuple[str, str, str]:
     return (device["pool"], device["device"], device.get("shareID") or "")
 
 
-def allocated_json(device: AllocatedDevice) -> JSON:
-    """An allocated device as a record has it before it is prepared."""
+def allocated_json(device: AllocatedDevice | PreparedDevice) -> JSON:
+    """A device as a record has it before it is prepared."""
     out: JSON = {"request": device.request, "pool": device.pool, "device": device.name}
     if device.share_id:
         out["shareID"] = device.share_id
     if device.admin_access:
         out["adminAccess"] = True
     return out
+
+
+def check_doc(doc: object) -> JSON:
+    """A document whose devices and steps have the shape that all readers trust.
+
+    Raises ``ValueError``.
+    """
+    if not isinstance(doc, dict):
+        raise ValueError("the document is no object")
+    devices, steps = doc.get("devices") or [], doc.get("undo") or []
+    if not isinstance(devices, list) or not all(map(_is_device, devices)):
+        raise ValueError("a device has no pool or no name")
+    if not isinstance(steps, list) or not all(map(_is_step, steps)):
+        raise ValueError("an undo step has no name or no data")
+    if not isinstance(doc.get("cdi") or {}, dict):
+        raise ValueError("the CDI spec is no object")
+    return doc
+
+
+def _is_device(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(key), str) for key in ("pool", "device"))
+        and isinstance(entry.get("request", ""), str)
+        and isinstance(entry.get("shareID") or "", str)
+        and isinstance(entry.get("cdi") or [], list)
+    )
+
+
+def _is_step(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("step"), str) and isinstance(entry.get("data"), dict)
 
 
 def request_names(requests: Sequence[str]) -> list[str]:

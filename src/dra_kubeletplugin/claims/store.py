@@ -1,302 +1,238 @@
-"""The records, in one SQLite database: write-ahead log, full sync, one transaction for a whole batch of operations.
+"""The records, in one SQLite database: write-ahead log, one transaction for a whole batch of operations.
 
-Two processes share the file during a rolling update. Exclusive use of a device is a constraint of the database itself.
+Two processes share the file during a rolling update. Exclusive use of a device is a constraint of the database itself. Only what
+a power failure must not take is synced; the rest survives the death of the process, and after a power failure the boot id is
+another, so that whatever is on record is undone and prepared afresh. Source: https://www.sqlite.org/wal.html
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import enum
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import msgspec
-
-from ..errors import DeviceHeldError, RecordsBusyError, RecordsError, RecordsNewerError
+from ..errors import RecordsBusyError, RecordsError
+from . import rows
 from .batch import Batcher
-from .record import Record, State
+from .judge import RECOVER
+from .keeper import Keeper
+from .record import Record, Unreadable
+from .schema import as_records_error, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
+_LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
+_PROBE = 32 * 1024  # characters
+_TRIES = 5  # how often a file that goes elsewhere is followed in one call
 
-SCHEMA = 2
-_MIGRATIONS = {
-    1: """
-        CREATE TABLE claims (
-            uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
-            boot_id TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '', doc TEXT NOT NULL,
-            created REAL NOT NULL, updated REAL NOT NULL
-        ) WITHOUT ROWID;
-        CREATE TABLE holds (
-            driver TEXT NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, share_id TEXT NOT NULL DEFAULT '',
-            uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE,
-            PRIMARY KEY (driver, pool, device, share_id)
-        ) WITHOUT ROWID;
-        CREATE INDEX holds_by_claim ON holds (uid);
-    """,
-    2: """
-        ALTER TABLE claims ADD COLUMN error TEXT NOT NULL DEFAULT '';
-        ALTER TABLE claims ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
-    """,
-}
-_COLUMNS = "uid, namespace, name, state, boot_id, owner, doc, error, attempts, created, updated"
-
-Operation = Callable[[sqlite3.Connection], Any]
+Result = TypeVar("Result")
+Operation = Callable[[sqlite3.Connection], Result]
 
 
-def connect(path: Path, wait: float) -> sqlite3.Connection:
-    """An open, migrated database; a missing one is made whole before it gets its name.
-
-    Raises ``sqlite3.Error`` where it cannot be read, :class:`RecordsNewerError` where it is too new.
-    """
-    if not path.exists():
-        _create(path)
-    db = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
-    try:
-        db.execute("PRAGMA foreign_keys = ON")
-        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        if mode != "wal":
-            raise sqlite3.OperationalError(f"journal mode is {mode}: the file system allows no write-ahead log")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA journal_size_limit = 1048576")
-        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
-            # A database gets its name only when it is whole: this one was emptied.
-            raise sqlite3.DatabaseError("the file has no schema")
-        _migrate(db, path)
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _create(path: Path) -> None:
-    """An empty database under a temporary name, then renamed: a file of no bytes is always damage."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new-{time.monotonic_ns()}")
-    db = sqlite3.connect(temporary, isolation_level=None)
-    try:
-        _migrate(db, temporary)
-    finally:
-        db.close()
-    try:
-        temporary.chmod(0o600)
-        path.hardlink_to(temporary)  # fails where another instance was faster, which is as good
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Step by step, each in a transaction. A database one version newer is used as it is: steps only ever add."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA + 1:
-        raise RecordsNewerError(
-            f"{path} has schema {version}, this plugin knows {SCHEMA} and can read {SCHEMA + 1}: use a newer plugin"
-        )
-    for step in range(version + 1, SCHEMA + 1):
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            # Another instance may have done it while we waited.
-            if db.execute("PRAGMA user_version").fetchone()[0] < step:
-                for statement in _MIGRATIONS[step].split(";"):
-                    if statement.strip():
-                        db.execute(statement)
-                db.execute(f"PRAGMA user_version = {step}")
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+class Mode(enum.Enum):
+    READ = enum.auto()
+    WRITE = enum.auto()  # survives the process
+    SYNC = enum.auto()  # survives a power failure too
 
 
 class Store:
     """Records of one driver. All methods may be called from any task; they are gathered into transactions.
 
-    Args:
-        path: of the database.
-        driver: the driver's name, part of every hold's key.
-        wait: seconds to wait for another process's transaction.
-        reopen: called in the store's thread when the database cannot be opened; makes it usable or raises.
-        on_missing: called there after a missing database was made.
+    ``fault`` says why the records cannot be used, empty when they can; ``opened`` is set each time that the file was opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        driver: str,
-        wait: float = 10.0,
-        reopen: Callable[[Exception], sqlite3.Connection] | None = None,
-        on_missing: Callable[[sqlite3.Connection], None] | None = None,
-    ) -> None:
-        self.path = path
-        self.driver = driver
-        self.wait = wait
-        self.fault = ""  # why the records cannot be used; empty when they can
-        self.on_fault: Callable[[str], None] = lambda fault: None
-        self._reopen = reopen
-        self._on_missing = on_missing
+    def __init__(self, keeper: Keeper) -> None:
+        self.path = keeper.path
+        self.driver = keeper.specs.driver
+        self.keeper = keeper
+        self.fault = ""
+        self.opened = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._db: sqlite3.Connection | None = None
-        self._inode = 0
-        self._batcher: Batcher[tuple[Operation, bool]] = Batcher("records", self._work)
+        self._file = (0, 0)  # device and inode of the open file
+        self._damage: Exception | None = None
+        self._batcher: Batcher[tuple[Operation[object], Mode]] = Batcher("records", self._work, self._write_back)
 
     @property
     def transactions(self) -> int:
+        """Batches so far, each one transaction, or two where reads and writes came together."""
         return self._batcher.batches
 
-    async def close(self) -> None:
-        await self._batcher.close()
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-    async def do(self, operation: Operation, *, write: bool = True) -> Any:
+    async def do(self, operation: Operation[Result], mode: Mode = Mode.WRITE) -> Result:
         """Runs ``operation`` in a transaction with others; its exception rolls back only its own part.
 
         Raises :class:`RecordsError`, or what the operation raises.
         """
-        return await self._batcher.submit((operation, write))
+        self._loop = asyncio.get_running_loop()
+        result: Result = await self._batcher.submit((operation, mode))
+        return result
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Waits up to ``timeout`` seconds for what is under way."""
+        await self._batcher.close(timeout)
+        if self._db is not None:
+            self._drop()
+
+    # --- questions ------------------------------------------------------------------------------
+
+    async def get(self, uid: str) -> rows.Row | None:
+        return await self.do(lambda db: rows.read(db, uid), Mode.READ)
+
+    async def all(self) -> list[Record]:
+        """Every record that can be read, oldest first."""
+        return [r for r in await self.do(rows.read_all, Mode.READ) if isinstance(r, Record)]
+
+    async def unreadable(self) -> list[Unreadable]:
+        return [r for r in await self.do(rows.read_all, Mode.READ) if isinstance(r, Unreadable)]
+
+    async def held(self) -> set[str]:
+        """Names of devices that some claim has."""
+        return await self.do(lambda db: rows.held_devices(db, self.driver), Mode.READ)
+
+    async def prepared(self) -> int:
+        """How many claims are prepared."""
+        return await self.do(rows.count_prepared, Mode.READ)
+
+    async def recovering(self) -> bool:
+        """Whether the driver has still to say what its hardware knows, because the database was made anew."""
+        return bool(await self.do(lambda db: rows.get_meta(db, RECOVER), Mode.READ))
+
+    async def probe(self) -> None:
+        """A synced write of a large record's size: tells, and clears ``fault``, where the disk has room again.
+
+        Raises :class:`RecordsError`.
+        """
+        await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():<{_PROBE}}"), Mode.SYNC)
+
+    async def look(self) -> None:
+        """Notices that the file was removed or replaced, and puts it right. An error is kept as ``fault``."""
+        with contextlib.suppress(RecordsError):
+            await self.do(lambda db: None, Mode.READ)
 
     # --- in the thread --------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
-        if self._db is not None:
-            self._follow_file(self._db)
+        if self._db is not None and not self._is_named():
+            if not self.path.exists():
+                self.keeper.restore(self._db)
+            self._drop()
         if self._db is None:
-            try:
-                missing = not self.path.exists()
-                self._db = connect(self.path, self.wait)
-                if missing and self._on_missing is not None:
-                    self._on_missing(self._db)
-            except (sqlite3.Error, OSError) as e:
-                if self._reopen is None or is_busy(e):
-                    raise
-                self._db = self._reopen(e)
-            self._inode = self.path.stat().st_ino
+            self._db = self.keeper.open(self._damage)
+            self._damage = None
+            found = self.path.stat()
+            self._file = (found.st_dev, found.st_ino)
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.opened.set)
         return self._db
 
-    def _follow_file(self, db: sqlite3.Connection) -> None:
-        """The name decides, not the open file: another instance may have set it aside, or somebody may have removed it."""
+    def _is_named(self) -> bool:
+        """The name decides, not the open file: another instance may have replaced it, or somebody may have removed it."""
         try:
-            if self.path.stat().st_ino == self._inode:
-                return
+            found = self.path.stat()
         except FileNotFoundError:
-            log.error("%s was removed while it is in use: it is written again", self.path)
-            temporary = self.path.with_name(f".{self.path.name}.again-{time.monotonic_ns()}")
-            db.execute("VACUUM INTO ?", (str(temporary),))
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            temporary.rename(self.path)
-        db.close()
-        self._db = None
+            return False
+        return (found.st_dev, found.st_ino) == self._file
 
-    def _work(self, items: Sequence[tuple[Operation, bool]]) -> list[Any]:
-        try:
-            db = self._open()
-            db.execute("BEGIN IMMEDIATE" if any(write for _, write in items) else "BEGIN")
-        except Exception as e:
-            return [self._failed(e)] * len(items)
-        results: list[Any] = []
-        before = db.total_changes
-        try:
-            for operation, _ in items:
-                results.append(_one(db, operation))
-            db.execute("COMMIT")
-        except Exception as e:
-            _rollback(db)
-            return [self._failed(e)] * len(items)
-        if self.fault and db.total_changes != before:  # reading proves nothing about a full disk
-            log.info("claim records can be written again")
-            self._set_fault("")
+    def _drop(self) -> None:
+        db, self._db = self._db, None
+        with contextlib.suppress(sqlite3.Error):
+            if db is not None:
+                db.close()
+
+    def _work(self, items: Sequence[tuple[Operation[object], Mode]]) -> list[object]:
+        """Reads first, in a transaction of their own: a writer that is stopped must not hold them up."""
+        results: list[object] = [None] * len(items)
+        for modes in ({Mode.READ}, {Mode.WRITE, Mode.SYNC}):
+            chosen = [i for i, (_, mode) in enumerate(items) if mode in modes]
+            if chosen:
+                synced = any(items[i][1] is Mode.SYNC for i in chosen)
+                done = self._transaction([items[i][0] for i in chosen], write=Mode.WRITE in modes, synced=synced)
+                for i, result in zip(chosen, done, strict=True):
+                    results[i] = result
         return results
 
-    def _set_fault(self, fault: str) -> None:
-        self.fault = fault
-        self.on_fault(fault)
+    def _transaction(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
+        """Once more on a connection of its own where the first shows damage, which opening mends, or a passing disk error.
 
-    def _failed(self, e: Exception) -> Exception:
+        Every operation judges by what it reads, so it may be run again where it is not known whether it was committed.
+        """
+        try:
+            try:
+                return self._attempt(operations, write=write, synced=synced)
+            except sqlite3.DatabaseError as e:
+                if not self._may_pass(e):
+                    raise
+                log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
+                self._drop()
+                self._damage = e if is_damage(e) else None
+                return self._attempt(operations, write=write, synced=synced)
+        except Exception as e:
+            return [self._failed(e)] * len(operations)
+
+    @staticmethod
+    def _may_pass(e: sqlite3.DatabaseError) -> bool:
+        return is_damage(e) or "disk I/O error" in str(e)
+
+    def _attempt(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
+        db = self._begin(write=write, synced=synced)
+        changes = db.total_changes
+        try:
+            results = [_one(db, operation) for operation in operations]
+            db.execute("COMMIT")
+        except BaseException:
+            rollback(db)
+            raise
+        if write and not self._is_named() and self.path.exists():
+            # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
+            self._drop()
+            raise RecordsError(f"{self.path} was replaced by another instance of the plugin: the kubelet tries again")
+        if self.fault and db.total_changes != changes:  # reading proves nothing about a full disk
+            log.info("claim records can be written again")
+            self.fault = ""
+        return results
+
+    def _begin(self, *, write: bool, synced: bool) -> sqlite3.Connection:
+        for _ in range(_TRIES):
+            db = self._open()
+            if not write:
+                db.execute("BEGIN")
+                return db
+            db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            db.execute("BEGIN IMMEDIATE")
+            if self._is_named():
+                return db
+            rollback(db)  # it lost its name while we waited for the lock
+        raise RecordsBusyError(
+            f"{self.path} is replaced again and again: see what else writes below the kubelet's root"
+        )
+
+    def _failed(self, e: Exception) -> RecordsError:
         error = as_records_error(e, self.path)
+        if self._db is not None:
+            rollback(self._db)
+        if isinstance(e, sqlite3.Error) and not is_busy(e):
+            self._drop()  # opened anew, and repaired where that shows damage
+            self._damage = e if is_damage(e) else None
         if not isinstance(error, RecordsBusyError):
             if self.fault != str(error):
                 log.error("claim records: %s", error)
-            self._set_fault(str(error))
-        if (
-            isinstance(e, sqlite3.DatabaseError)
-            and not isinstance(e, sqlite3.OperationalError)
-            and self._db is not None
-        ):
-            self._db.close()  # damaged: the next operation opens, and so repairs, it anew
-            self._db = None
+            self.fault = str(error)
         return error
 
-    # --- operations -----------------------------------------------------------------------------
-
-    async def get(self, uid: str) -> Record | None:
-        found: Record | None = await self.do(lambda db: read(db, uid), write=False)
-        return found
-
-    async def all(self) -> list[Record]:
-        rows: list[Record] = await self.do(all_records, write=False)
-        return rows
-
-    async def save(self, record: Record) -> None:
-        await self.do(lambda db: write(db, record))
-
-    async def delete(self, uid: str) -> bool:
-        """Removes a record and its holds; False where there was none."""
-        return bool(await self.do(lambda db: db.execute("DELETE FROM claims WHERE uid = ?", (uid,)).rowcount))
-
-    async def held(self) -> set[str]:
-        """Names of devices that some claim holds."""
-        query = "SELECT DISTINCT device FROM holds WHERE driver = ?"
-        rows = await self.do(lambda db: db.execute(query, (self.driver,)).fetchall(), write=False)
-        return {r[0] for r in rows}
-
-    def insert(self, db: sqlite3.Connection, record: Record) -> None:
-        """Inside an operation: a new record with its holds.
-
-        Raises :class:`DeviceHeldError` naming the holder.
-        """
-        for pool, device, share in record.exclusive():
-            if holder := self.holder(db, pool, device, share, record.uid):
-                raise HeldByError(device, holder)
-        write(db, record)
-        db.executemany(
-            "INSERT INTO holds (driver, pool, device, share_id, uid) VALUES (?, ?, ?, ?, ?)",
-            [(self.driver, p, d, s, record.uid) for p, d, s in record.exclusive()],
-        )
-
-    def holder(self, db: sqlite3.Connection, pool: str, device: str, share: str, uid: str) -> Record | None:
-        """The other claim that keeps ``uid`` from having a device: shares live beside shares, nothing beside a whole."""
-        row = db.execute(
-            "SELECT uid FROM holds WHERE driver = ? AND pool = ? AND device = ? AND uid != ? "
-            "AND (share_id = '' OR ? = '' OR share_id = ?) LIMIT 1",
-            (self.driver, pool, device, uid, share, share),
-        ).fetchone()
-        return read(db, row[0]) if row else None
+    def _write_back(self) -> None:
+        """Moves a long log into the database, which syncs both, when nobody waits for it."""
+        try:
+            if self._db is not None and self.path.with_name(f"{self.path.name}-wal").stat().st_size > _LOG_SIZE:
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except (sqlite3.Error, OSError) as e:
+            log.debug("the log is not written back: %s", e)
 
 
-class HeldByError(DeviceHeldError):
-    """Knows the record that holds the device."""
-
-    def __init__(self, device: str, holder: Record) -> None:
-        self.holder = holder
-        super().__init__(
-            f"device {device} is still held by claim {holder.shown}, which is {holder.state}: "
-            "it is free when that claim's pod has stopped"
-        )
-
-
-def _one(db: sqlite3.Connection, operation: Operation) -> Any:
+def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
     """One operation behind a savepoint. Faults of the database itself fail the whole batch."""
     db.execute("SAVEPOINT one")
     try:
@@ -311,73 +247,4 @@ def _one(db: sqlite3.Connection, operation: Operation) -> Any:
     return result
 
 
-def _rollback(db: sqlite3.Connection) -> None:
-    try:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-    except sqlite3.Error:
-        pass
-
-
-def read(db: sqlite3.Connection, uid: str) -> Record | None:
-    """Inside an operation: the record of a claim."""
-    row = db.execute(f"SELECT {_COLUMNS} FROM claims WHERE uid = ?", (uid,)).fetchone()
-    return _record(row) if row else None
-
-
-def all_records(db: sqlite3.Connection) -> list[Record]:
-    """Inside an operation: every record, oldest first."""
-    return [_record(r) for r in db.execute(f"SELECT {_COLUMNS} FROM claims ORDER BY created, uid")]
-
-
-def write(db: sqlite3.Connection, record: Record) -> None:
-    """Inside an operation: inserts or replaces a record's own columns; columns of a newer schema stay."""
-    record.updated = time.time()
-    db.execute(
-        f"INSERT INTO claims ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (uid) DO UPDATE SET "
-        "namespace = excluded.namespace, name = excluded.name, state = excluded.state, boot_id = excluded.boot_id, "
-        "owner = excluded.owner, doc = excluded.doc, error = excluded.error, attempts = excluded.attempts, "
-        "updated = excluded.updated",
-        (
-            record.uid,
-            record.namespace,
-            record.name,
-            str(record.state),
-            record.boot_id,
-            record.owner,
-            msgspec.json.encode(record.doc).decode(),
-            record.error,
-            record.attempts,
-            record.created,
-            record.updated,
-        ),
-    )
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    uid, namespace, name, state, boot_id, owner, doc, error, attempts, created, updated = row
-    try:
-        decoded = msgspec.json.decode(doc, type=dict)
-    except msgspec.DecodeError as e:
-        raise sqlite3.DatabaseError(f"the record of claim {uid} is no JSON: {e}") from None
-    return Record(uid, namespace, name, State(state), boot_id, owner, decoded, error, attempts, created, updated)
-
-
-def is_busy(e: Exception) -> bool:
-    return isinstance(e, sqlite3.OperationalError) and "locked" in str(e)
-
-
-def as_records_error(e: Exception, path: Path) -> RecordsError:
-    """What an exception of SQLite means to an operator."""
-    if isinstance(e, RecordsError):
-        return e
-    if is_busy(e):
-        return RecordsBusyError(
-            f"{path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
-        )
-    text = str(e)
-    if "disk is full" in text or "No space left" in text:
-        return RecordsError(f"{path} cannot be written, the disk is full: free space below the kubelet's root")
-    if "readonly" in text or "read-only" in text.lower():
-        return RecordsError(f"{path} is read-only: mount the kubelet's root read-write and see its permissions")
-    return RecordsError(f"{path} cannot be used: {text}")
+__all__ = ["Mode", "Store"]

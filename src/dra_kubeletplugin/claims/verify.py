@@ -18,6 +18,7 @@ from ..errors import (
     ClaimReplacedError,
     ConfigError,
     DeviceGoneError,
+    DevicesUnknownError,
     DeviceUnhealthyError,
     WrongNodeError,
 )
@@ -26,6 +27,7 @@ from ..kube import KubeClient
 from ..resources import quantity
 from ..resources.convert import convert
 from ..resources.types import Device
+from .record import Record, identity
 
 JSON = Mapping[str, Any]
 
@@ -83,6 +85,15 @@ class Verifier:
             raise ClaimError(f"claim {ref} cannot be read: {e}") from None
         return convert({"apiVersion": resource.api_version, "kind": "ResourceClaim", **found}, "v1")
 
+    def has(self, claim: JSON, record: Record) -> bool:
+        """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
+        if claim["metadata"]["uid"] != record.uid:
+            return False
+        allocation = (claim.get("status") or {}).get("allocation") or {}
+        results = (allocation.get("devices") or {}).get("results") or []
+        now = {(r["pool"], r["device"], r.get("shareID") or "") for r in results if r["driver"] == self.name}
+        return now >= {identity(d) for d in record.devices}
+
     async def verify(self, ref: ClaimRef) -> Verified:
         """Reads the claim and resolves its devices.
 
@@ -120,9 +131,14 @@ class Verifier:
         name = result["device"]
         device = self.inventory.get(name)
         if device is None:
+            if not self.inventory.known:
+                raise DevicesUnknownError(
+                    f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
+                    "the kubelet tries again; see the plugin's readiness"
+                )
             raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
         if self.refuse_unhealthy and not self.inventory.healthy(name) and not result.get("adminAccess"):
-            reason = self.inventory.health[name].message or "no reason given"
+            reason = self.inventory.unhealthy_reason(name)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         try:
             chosen, source = resolve(config, self.driver.config_kinds(), self.name, result["request"])

@@ -51,14 +51,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and answers its exit code: 0, 1 for a failure, 2 for what the user has to correct."""
+    """Runs a command and answers its exit code: 0, 1 for a failure, 2 for what the user has to correct; ``run`` has its own."""
     args = parser().parse_args(argv)
     try:
         match args.command:
             case "run":
                 from .run import run
 
-                return run(args.driver, given(args))
+                run(args.driver, given(args))
             case "dev":
                 from .dev import dev
 
@@ -96,7 +96,7 @@ def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
     out = argparse.ArgumentParser(description=(driver.__doc__ or driver.__name__).strip().splitlines()[0])
     add_settings(out)
     try:
-        return run(driver, given(out.parse_args(argv)))
+        run(driver, given(out.parse_args(argv)))
     except DraError as e:
         return report(e)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sqlite3
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import msgspec
 
 from ..cdi import ClaimSpecs
+from ..claims.offline import forget, read_rows
 from ..claims.processes import ProcessLock
-from ..claims.record import Record
-from ..claims.store import all_records, as_records_error, connect
-from ..errors import RecordsError, SettingsError
+from ..claims.record import Unreadable
+from ..claims.rows import Row
+from ..errors import SettingsError, printable
 from ..settings import Settings, load
 from .options import given
 
@@ -27,7 +27,7 @@ def claims(args: argparse.Namespace) -> int:
     found = _databases(settings)
     if args.action == "forget":
         return _forget(args, settings, found)
-    records = [(driver, r) for driver, path in found for r in _read(path, settings)]
+    records = [(driver, r) for driver, path in found for r in read_rows(path, settings.lock_wait)]
     if args.output == "json":
         print(json.dumps([_json(driver, r) for driver, r in records], indent=2))
         return 0
@@ -51,25 +51,19 @@ def _databases(settings: Settings) -> list[tuple[str, Path]]:
     return found
 
 
-def _read(path: Path, settings: Settings) -> list[Record]:
-    try:
-        db = connect(path, settings.lock_wait)
-    except (sqlite3.Error, OSError, RecordsError) as e:
-        raise as_records_error(e, path) from None
-    try:
-        return all_records(db)
-    finally:
-        db.close()
-
-
-def _row(driver: str, r: Record) -> tuple[str, ...]:
+def _row(driver: str, r: Row) -> tuple[str, ...]:
+    if isinstance(r, Unreadable):
+        return (driver, r.shown.partition(" ")[0], r.uid, "Unreadable", "?", "?", r.reason)
     devices = ",".join(d["device"] + (f"/{d['shareID'][:8]}" if d.get("shareID") else "") for d in r.devices)
     minutes = int((datetime.now(UTC).timestamp() - r.created) // 60)
     note = r.error or ("rebuilt" if r.doc.get("rebuilt") else "")
-    return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, f"{minutes}m", note[:60])
+    return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, f"{minutes}m", note)
 
 
-def _json(driver: str, r: Record) -> dict[str, Any]:
+def _json(driver: str, r: Row) -> dict[str, Any]:
+    if isinstance(r, Unreadable):
+        raw = {k: printable(v) for k, v in r.raw.items()}
+        return {"driver": driver, "uid": r.uid, "state": "Unreadable", "reason": r.reason, "raw": raw}
     out = dataclasses.asdict(r)
     out["driver"] = driver
     out["state"] = str(r.state)
@@ -81,30 +75,25 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
     if not args.uid:
         raise SettingsError("give the UID of the record: dra claims forget UID")
     for driver, path in found:
-        record = next((r for r in _read(path, settings) if r.uid == args.uid), None)
+        record = next((r for r in read_rows(path, settings.lock_wait) if r.uid == args.uid), None)
         if record is None:
             continue
-        processes = ProcessLock(path.parent / "processes")
-        if record.owner and processes.alive(record.owner):
-            raise SettingsError(
-                f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"
-            )
-        devices = ", ".join(d["device"] for d in record.devices) or "nothing"
-        print(f"claim {record.shown} is {record.state} and holds {devices}.")
+        if isinstance(record, Unreadable):
+            print(f"the record of claim {record.shown} cannot be read ({record.reason}); its devices are held.")
+        else:
+            processes = ProcessLock(path.parent / "processes")
+            if record.owner and processes.alive(record.owner):
+                raise SettingsError(
+                    f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"
+                )
+            devices = ", ".join(d["device"] for d in record.devices) or "nothing"
+            print(f"claim {record.shown} is {record.state} and holds {devices}.")
         print("Forgetting frees these devices without asking the driver to undo anything.")
         if not args.yes and (not sys.stdin.isatty() or input("Forget it? [y/N] ").strip().lower() != "y"):
             print("Nothing was changed. Use --yes where nobody can be asked.")
             return 1
-        ClaimSpecs(settings.cdi_root, driver).remove([record.uid])
-        _delete(path, record.uid, settings.lock_wait)
+        ClaimSpecs(settings.cdi_root, driver).remove(record.uid)
+        forget(path, settings.lock_wait, record.uid)
         print("forgotten")
         return 0
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
-
-
-def _delete(path: Path, uid: str, wait: float) -> None:
-    db = connect(path, wait)
-    try:
-        db.execute("DELETE FROM claims WHERE uid = ?", (uid,))
-    finally:
-        db.close()

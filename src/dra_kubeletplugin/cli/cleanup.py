@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..cdi import ClaimSpecs
-from ..claims.store import all_records, as_records_error, connect
-from ..errors import ApiError, RecordsError, SettingsError
+from ..claims.offline import read_rows
+from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
 from ..kubelet.sockets import is_live, socket_paths
 from ..settings import Settings, load
@@ -37,8 +36,8 @@ def cleanup(args: argparse.Namespace) -> int:
         path.unlink(missing_ok=True)
     specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
     files = specs.uids()
-    if files:
-        specs.remove(files)
+    for uid in files:
+        specs.remove(uid)
     shutil.rmtree(settings.plugin_dir, ignore_errors=True)
     print(f"removed {slices} ResourceSlices, {len(sockets)} sockets, {len(files)} CDI files and {settings.plugin_dir}")
     return 0
@@ -64,14 +63,7 @@ def _sockets(settings: Settings) -> Iterator[Path]:
 def _held(settings: Settings) -> list[str]:
     if not settings.records_path.exists():
         return []
-    try:
-        db = connect(settings.records_path, settings.lock_wait)
-    except (sqlite3.Error, OSError, RecordsError) as e:
-        raise as_records_error(e, settings.records_path) from None
-    try:
-        return [r.shown for r in all_records(db)]
-    finally:
-        db.close()
+    return [r.shown for r in read_rows(settings.records_path, settings.lock_wait)]
 
 
 async def _delete_slices(settings: Settings) -> int:

@@ -11,10 +11,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ..driver import load_driver
-from ..driver.contract import call
+from ..driver import Driver, load_driver
+from ..driver.calls import Calls
 from ..errors import SettingsError
 from ..host import Host, PciFunction, described
+from ..inventory import Inventory
 from ..settings import load
 from .options import given
 from .style import Style
@@ -64,6 +65,14 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
     return lines
 
 
+async def _look(driver: Driver) -> Inventory:
+    """What the plugin would publish of a driver's devices."""
+    calls = Calls()
+    inventory = Inventory("node", driver.unhealthy_taint)
+    await inventory.update(await calls(driver.devices), await calls(driver.counter_sets))
+    return inventory
+
+
 def inspect(args: argparse.Namespace) -> int:
     settings = load(given(args))
     style = Style.of(sys.stdout)
@@ -76,11 +85,13 @@ def inspect(args: argparse.Namespace) -> int:
             driver.bind(
                 host, dataclasses.replace(settings, driver_name=settings.driver_name or cls.name, sysfs_root=root)
             )
-            for device in asyncio.run(call(driver.devices)):
-                fn = device.data
-                if isinstance(fn, PciFunction):
-                    notes[fn.address] = style.green(f"published as {device.name}")
+            inventory = asyncio.run(_look(driver))
+            for device in inventory:
+                fault = inventory.left_out.get(device.name)
+                shown = style.red(f"not published: {fault}") if fault else style.green(f"published as {device.name}")
+                if isinstance(device.data, PciFunction):
+                    notes[device.data.address] = shown
                 else:
-                    print(device.name, device.json())
+                    print(device.name, shown if fault else device.json())
         print("\n".join(tree(host.pci(), notes, style)))
     return 0

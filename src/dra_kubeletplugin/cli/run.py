@@ -1,4 +1,8 @@
-"""``dra run``: one driver, until a signal or a failure."""
+"""``dra run``: one driver, until a signal or a failure.
+
+Exit codes: 0 after a signal, 1 after a failure, 2 for what the user has to correct before a start, 3 where a stop hung and was
+cut, or a second signal came.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,20 @@ import asyncio
 import dataclasses
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from ..driver import Driver, load_driver
-from ..errors import DraError
-from ..host.memory import trim
+from ..errors import DraError, describe
+from ..host.memory import keep_trimmed
 from ..observe.log import configure
 from ..plugin import Plugin
 from ..settings import Settings, load
+from .stopping import STOPPED, Stop
 
 log = logging.getLogger(__name__)
+FAILED, WRONG = 1, 2  # exit codes
 
 
 def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
@@ -27,16 +32,24 @@ def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
     return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
-def run(target: str | type[Driver], options: Mapping[str, Any]) -> int:
-    """Answers only where the plugin could not start; otherwise the process ends here, with 0 after a signal, 1 after a failure.
+def run(target: str | type[Driver], options: Mapping[str, Any]) -> NoReturn:
+    """Ends the process.
 
-    Raises :class:`DraError` for what the user has to correct.
+    Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
+    stop = Stop()
+    stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
     settings = settings_for(driver, options)
     configure(settings.log_format, settings.log_level)
     settings.check()
-    code = asyncio.run(_until_signal(Plugin(driver(), settings)))
+    stop.grace = settings.stop_grace
+    plugin = Plugin(driver(), settings)
+    try:
+        code = asyncio.run(_until_signal(plugin, stop))
+    except (SystemExit, KeyboardInterrupt) as e:
+        log.critical("ended by %s: only a signal ends a plugin", describe(e))
+        code = FAILED
     # Threads of plain driver methods that still block must not keep the process.
     logging.shutdown()
     sys.stdout.flush()
@@ -44,36 +57,57 @@ def run(target: str | type[Driver], options: Mapping[str, Any]) -> int:
     os._exit(code)
 
 
-async def _until_signal(plugin: Plugin) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        async with plugin.running():
-            tidy = asyncio.create_task(_tidy(plugin))
-            await stop.wait()
-            tidy.cancel()
+async def _until_signal(plugin: Plugin, stop: Stop) -> int:
+    """The exit code."""
+    stop.attach()
+    serving, leave = asyncio.Event(), asyncio.Event()
+    body = asyncio.create_task(_serve(plugin, stop, serving, leave), name="plugin")
+    asked = asyncio.create_task(stop.wait(body), name="signals")
+    await asyncio.wait({body, asked}, return_when=asyncio.FIRST_COMPLETED)
+    leave.set()
+    if not serving.is_set() and not body.done():
+        log.info("stopped while it starts")
+        body.cancel()  # what was started is stopped in reverse
+    await asyncio.wait({body})
+    asked.cancel()
+    code = _code(body, serving=serving.is_set(), asked=stop.asked)
+    stop.cut_ending(code)  # asyncio.run waits for whatever is left, threads too
+    return code
+
+
+async def _serve(plugin: Plugin, stop: Stop, serving: asyncio.Event, leave: asyncio.Event) -> None:
+    async with plugin.running():
+        serving.set()
+        tidy = asyncio.create_task(_tidy(plugin))
+        try:
+            await leave.wait()
             log.info("stopping")
-    except Exception as e:
-        error = _first(e)
-        if isinstance(error, DraError) and not plugin.serving:
-            raise error from None
-        shown = None if isinstance(error, DraError) else error
-        log.critical("ended: %s: %s", type(error).__name__, error, exc_info=shown)
-        return 1
-    log.info("stopped")
-    return 0
+        finally:
+            stop.leave()
+            tidy.cancel()
+
+
+def _code(body: asyncio.Task[None], *, serving: bool, asked: bool) -> int:
+    error = asyncio.CancelledError() if body.cancelled() else body.exception()
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if error is None or (asked and isinstance(error, asyncio.CancelledError)):
+        log.info("stopped")
+        return STOPPED
+    if isinstance(error, DraError) and not serving:
+        _report(error)
+        return WRONG
+    log.critical("ended: %s", describe(error), exc_info=None if isinstance(error, DraError) else error)
+    return FAILED
+
+
+def _report(e: DraError) -> None:
+    from . import report  # the command line imports this module when it is needed
+
+    report(e)
 
 
 async def _tidy(plugin: Plugin) -> None:
-    """An idle plugin is small: what starting needed goes back to the machine."""
+    """An idle plugin is small: what starting and bursts needed goes back to the machine."""
     await plugin.ready()
-    trim()
-
-
-def _first(error: BaseException) -> BaseException:
-    """The exception within groups of one."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    await keep_trimmed()

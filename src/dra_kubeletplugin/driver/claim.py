@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..cdi import ContainerEdits
+from ..errors import DriverError
 from ..resources.quantity import Quantity
 from ..resources.types import Device
 from .config import Config
@@ -18,13 +19,16 @@ JSON = Any
 class PreparedDevice:
     """A driver's answer for one allocated device; made by :meth:`AllocatedDevice.prepared`.
 
-    ``edits`` are what containers get. ``data`` is the driver's own JSON: it is kept in the record and comes back at unprepare.
+    ``edits`` are what containers get. ``data`` is the driver's own JSON of at most 64 KiB: it is kept in the record and comes
+    back at unprepare. ``admin_access`` is that of the allocation: such a device is held by nobody, and :meth:`Driver.recover`
+    must say so.
     """
 
     request: str
     pool: str
     name: str
     share_id: str | None = None
+    admin_access: bool = False
     edits: ContainerEdits = field(default_factory=ContainerEdits)
     data: JSON = None
 
@@ -67,6 +71,7 @@ class AllocatedDevice:
             pool=self.pool,
             name=self.name,
             share_id=self.share_id,
+            admin_access=self.admin_access,
             edits=edits or ContainerEdits(),
             data=data,
         )
@@ -79,7 +84,9 @@ class UndoRegistrar:
     """
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
-        raise NotImplementedError
+        raise DriverError(
+            f"on_undo({step!r}): this claim was made by hand: only one that the plugin prepares has a record"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +114,13 @@ class Claim:
         """Registers how to reverse what comes next, *before* it is done.
 
         The driver's method ``undo_<step>(claim, **data)`` is called, newest step first, when prepare fails, when its process
-        dies and another takes over, and at unprepare. ``data`` is JSON and is on disk when the call returns (plain ``prepare``)
-        or has been awaited (``async def prepare``). One synced write, about a millisecond.
+        dies and another takes over, and at unprepare. ``data`` is JSON of at most 64 KiB. The step is on disk
+        when this returns (plain ``prepare`` or a thread of the driver's own) or has been awaited (``async def prepare``); one
+        synced write, about a millisecond. A step whose ``await`` was forgotten is saved and run like all others, but fails the
+        prepare, because it may have been taken too early.
 
-        Raises :class:`DriverError` where the driver has no such method.
+        Raises :class:`DriverError` where the method is missing, does not take ``data``, ``data`` is no JSON, or prepare has
+        ended; :class:`DraError` where the step cannot be saved: then it must not be taken.
         """
         return self._undo.register(step, data)
 
@@ -141,6 +151,3 @@ class RecoveredClaim:
     devices: Sequence[PreparedDevice]
     namespace: str = ""
     name: str = ""
-
-
-Undo = Callable[..., Any]

@@ -5,14 +5,15 @@ Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
+from .data import plain_json
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -46,7 +47,8 @@ def resolve(entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]],
     Entries are in the order of the allocation, class before claim; the last that applies wins. Without one, the default of
     the first kind where all its fields have defaults. Origin is ``FromClass``, ``FromClaim`` or empty.
 
-    Raises :class:`ConfigError` with the path of the wrong field.
+    Raises :class:`ConfigError` with the path of the wrong field, and :class:`DriverFailedError` where the author's own checks
+    raise something else than ``ValueError``.
     """
     found: Config | None = None
     origin = ""
@@ -58,10 +60,8 @@ def resolve(entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]],
         if config is not None:
             found, origin = config, entry.get("source", "")
     if found is None and kinds:
-        try:
-            found = msgspec.convert({}, kinds[0])
-        except msgspec.ValidationError:
-            found = None
+        with contextlib.suppress(msgspec.ValidationError):
+            found = _converted({}, kinds[0])
     return found, origin
 
 
@@ -74,21 +74,36 @@ def decode(parameters: Any, kinds: Sequence[type[Config]], driver: str, where: s
     """The typed parameters; None for an object of somebody else's kind."""
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"{where}: opaque.parameters must be an object")
-    given = dict(parameters)
+    try:
+        given = plain_json(dict(parameters), "parameters")
+    except ValueError as e:
+        raise ConfigError(f"{where}: {e}") from None
+    whole = dict(given)
     api_version, kind = str(given.pop("apiVersion", "")), str(given.pop("kind", ""))
     cls = _choose(kinds, api_version, kind, driver, where)
     if cls is None:
         return None
     if any(f.encode_name in {"apiVersion", "kind"} for f in msgspec.structs.fields(cls)):
-        given = dict(parameters)
+        given = whole
+    try:
+        return _converted(given, cls, check=True)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{where}: {_explain(printable(e), cls)}") from None
+    except ValueError as e:
+        raise ConfigError(f"{where}: parameters: {printable(e)}") from None
+
+
+def _converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
+    """Where the author's own checks run: ``__post_init__`` and :meth:`Config.check`."""
     try:
         config = msgspec.convert(given, cls)
-        config.check()
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {_explain(str(e), cls)}") from None
-    except ValueError as e:
-        raise ConfigError(f"{where}: parameters: {e}") from None
-    return config
+        if check:
+            config.check()
+        return config
+    except (ValueError, DraError):
+        raise
+    except BaseException as e:  # no await in between: what is raised here is the author's
+        raise DriverFailedError(f"the checks of {cls.__name__} raised {describe(e)}") from e
 
 
 def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:
@@ -113,6 +128,8 @@ def _explain(message: str, cls: type[Config]) -> str:
     path = "parameters" + path.rstrip("`").removeprefix("$") if path else "parameters"
     unknown = re.search(r"unknown field `(.+)`", text)
     if unknown:
+        import difflib  # for this sentence alone
+
         near = difflib.get_close_matches(unknown[1], sorted(_names(cls)), 1)
         return f"{path}: unknown field {unknown[1]!r}" + (f", did you mean {near[0]!r}?" if near else "")
     return f"{path}: {text}"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ..errors import DriverError
 from ..host import Host
@@ -17,7 +14,9 @@ from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
 from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
 
-_THREADS = 256  # as many plain methods may block at once; threads are made when needed
+T = TypeVar("T")
+# What `def` answers, `async def` with `yield`, and `async def` without.
+Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,17 @@ class Health:
 class Driver:
     """Base class of all drivers. Subclass it, set ``name``, write ``devices`` and ``prepare``, and pass it to ``run``.
 
-    Methods may be ``async def`` or plain ``def``; plain ones run in a thread of their own and may block. The framework keeps
-    what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI files, sockets,
-    slices. One object lives for the whole process; during a rolling update two processes have one each.
+    Methods may be ``async def``, which run on the event loop and must not block, or plain ``def``, which run in a thread and
+    may. Both may ``yield`` what they answer; it is read to its end within the call. Each call of an ``async def`` has a task of
+    its own: what must be entered and left in one task (a cancel scope) cannot span two methods.
+
+    What a method raises is the fault of that call alone, whatever it is, ``SystemExit`` included. A method that does not return
+    holds up its own claim and nothing else, until 256 plain ones hang: then further calls fail, and say so. No method is ever
+    stopped in its thread; an ``async def`` is cancelled when the plugin ends before it, or gives up on it. While a method
+    runs, other processes leave its claim alone, because it may still touch the hardware.
+
+    The framework keeps what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI
+    files, sockets, slices. One object lives for the whole process; during a rolling update two processes have one each.
 
     Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``.
     """
@@ -64,12 +71,12 @@ class Driver:
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
 
     def start(self) -> Awaitable[None] | None:
-        """Opens what lives as long as the process, such as a vendor's library. An exception ends the process."""
+        """Opens what lives as long as the process, such as a vendor's library. An exception ends the process, non-zero."""
 
     def stop(self) -> Awaitable[None] | None:
-        """Closes it again, after the last call. Not called when the process is killed."""
+        """Closes it again, after the last call that returned in time. Not called when the process is killed."""
 
-    def devices(self) -> Iterable[Device] | Awaitable[Iterable[Device]]:
+    def devices(self) -> Answer[Device]:
         """All devices of this node that claims may get, in the order in which they should be given out.
 
         Called at start, after hardware events, and every ``rescan_interval`` seconds; never twice at once. Must be quick to
@@ -78,11 +85,11 @@ class Driver:
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
 
-    def counter_sets(self) -> Iterable[CounterSet]:
-        """Counters that partitions of one physical device draw from (KEP-4815). Called right after ``devices``."""
+    def counter_sets(self) -> Answer[CounterSet]:
+        """Counters that partitions of one physical device draw from (KEP-4815). Called right after ``devices``, as that is."""
         return ()
 
-    def prepare(self, claim: Claim) -> Iterable[PreparedDevice] | Awaitable[Iterable[PreparedDevice]]:
+    def prepare(self, claim: Claim) -> Answer[PreparedDevice]:
         """Makes the claim's devices ready for containers, and answers one :class:`PreparedDevice` for each.
 
         Called when the first pod of a claim is about to start. Before the call a record is on disk and the devices are held for
@@ -93,7 +100,8 @@ class Driver:
         repetitions never reach the driver. The process may die anywhere within: then ``unprepare`` is called, with
         ``complete=False``, and so are the steps registered with ``claim.on_undo``.
 
-        Raise :class:`RetryableError` for what may pass and :class:`PermanentError` for what will not; their text is the pod's event.
+        Raise :class:`RetryableError` for what may pass and :class:`PermanentError` for what will not; their text is the pod's
+        event. Keep it the same for the same fault, without counts or times: each new text is a new event.
         """
         raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
 
@@ -109,8 +117,13 @@ class Driver:
         """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy."""
         return {}
 
-    def recover(self) -> Iterable[RecoveredClaim] | Awaitable[Iterable[RecoveredClaim]]:
-        """What the hardware itself knows to be in use. Called only when the record database was lost."""
+    def recover(self) -> Answer[RecoveredClaim]:
+        """What the hardware itself knows to be in use, with the request and ``admin_access`` of each device if it knows them.
+
+        Called whenever the record database had to be made anew: after damage or loss, and at the first start on a node, where
+        nothing is in use yet. What is answered is held for those claims until they are unprepared; what the CDI files tell is
+        held without it.
+        """
         return ()
 
     @property
@@ -121,19 +134,3 @@ class Driver:
         if self.config is None:
             return ()
         return (self.config,) if isinstance(self.config, type) else tuple(self.config)
-
-
-_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="driver")
-
-
-async def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls an author's method: awaits it, or runs it in a thread with the caller's context."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*args, **kwargs)
-    import contextvars
-    import functools
-
-    context = contextvars.copy_context()
-    run = functools.partial(context.run, functools.partial(method, *args, **kwargs))
-    result = await asyncio.get_running_loop().run_in_executor(_pool, run)
-    return await result if inspect.isawaitable(result) else result

@@ -3,6 +3,16 @@
 from .health import HealthService
 from .node import NodeService
 from .registration import Registration
-from .sockets import SocketPaths, UnixServer, socket_paths
+from .server import UnixServer
+from .sockets import SocketPaths, remove_hidden, remove_stale, socket_paths
 
-__all__ = ["HealthService", "NodeService", "Registration", "SocketPaths", "UnixServer", "socket_paths"]
+__all__ = [
+    "HealthService",
+    "NodeService",
+    "Registration",
+    "SocketPaths",
+    "UnixServer",
+    "remove_hidden",
+    "remove_stale",
+    "socket_paths",
+]

@@ -1,66 +1,90 @@
-"""The health stream (KEP-4680): the whole list at once, after every change, and often enough not to go stale."""
+"""The health stream (KEP-4680): the whole list at once, after every report, and often enough not to go stale."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import logging
+import math
 from collections.abc import AsyncIterator
 from typing import Any
+
+import grpc.aio
 
 from .._proto import health_v1_pb2 as v1
 from .._proto import health_v1_pb2_grpc as v1_grpc
 from .._proto import health_v1alpha1_pb2 as v1alpha1
 from .._proto import health_v1alpha1_pb2_grpc as v1alpha1_grpc
-from ..inventory import Inventory
+from ..inventory import DeviceHealth, Inventory
 
-TIMEOUT = 30  # seconds after which the kubelet holds a device's health for unknown
-HEARTBEAT = TIMEOUT / 3
-MAX_MESSAGE = 1024
+log = logging.getLogger(__name__)
+MAX_TEXT = 1024  # characters of a device's message that the kubelet keeps
+MAX_BYTES = (
+    4 * 1024 * 1024 - 64 * 1024
+)  # of one message: gRPC refuses more than 4 MiB, and every message is the whole list
+_FIELDS = 32  # bytes of an entry besides its texts, at most
+
+Response = v1.NodeWatchResourcesResponse | v1alpha1.NodeWatchResourcesResponse
+Request = v1.NodeWatchResourcesRequest | v1alpha1.NodeWatchResourcesRequest
 
 
 class HealthService:
-    """Streams the inventory's health; any number of streams at once."""
+    """Streams the inventory's health; any number of streams at once. ``heartbeat`` is in seconds."""
 
-    def __init__(self, inventory: Inventory, heartbeat: float = HEARTBEAT) -> None:
+    def __init__(self, inventory: Inventory, heartbeat: float | None = None) -> None:
         self.inventory = inventory
-        self.heartbeat = heartbeat
+        self.heartbeat = inventory.health_timeout / 3 if heartbeat is None else heartbeat
 
-    def add_to(self, server: Any) -> None:
-        v1_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, v1), server)
-        v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, v1alpha1), server)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        v1_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, v1.NodeWatchResourcesResponse), server)
+        v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
+            _Servicer(self, v1alpha1.NodeWatchResourcesResponse), server
+        )
 
-    async def stream(self, pb: Any) -> AsyncIterator[Any]:
-        seen = self.inventory.version
+    async def stream(self, kind: type[Response]) -> AsyncIterator[Response]:
         while True:
-            yield self._message(pb)
+            seen = self.inventory.health_version
+            yield self.message(kind)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.heartbeat):
-                    seen = await self.inventory.changed(seen)
+                    await self.inventory.health_changed(seen)
 
-    def _message(self, pb: Any) -> Any:
-        out = pb.NodeWatchResourcesResponse()
-        now = int(time.time())
-        for device in self.inventory:
-            health = self.inventory.health.get(device.name)
-            healthy = True if health is None else health.healthy
-            status = pb.UNKNOWN if healthy is None else pb.HEALTHY if healthy else pb.UNHEALTHY
-            text = health.message if health else ""
+    def message(self, kind: type[Response]) -> Response:
+        """All devices; texts are cut, where many would not fit into one message otherwise."""
+        found = list(self.inventory.health())
+        pool = self.inventory.pool
+        room = MAX_BYTES - sum(_FIELDS + len(pool.encode()) + len(name) for name, _ in found)
+        texts = sum(bool(health.message) for _, health in found)
+        limit = min(4 * MAX_TEXT, max(room, 0) // max(texts, 1))
+        out = kind()
+        for name, health in found:
             entry = out.devices.add(
-                health=status,
-                last_updated_time=now,
-                health_check_timeout_seconds=TIMEOUT,
-                message=text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 3] + "...",
+                health=_status(health),
+                # When it was measured: what is not known must not look fresh.
+                last_updated_time=int(health.at),
+                health_check_timeout_seconds=math.ceil(self.inventory.health_timeout),
+                message=_cut(health.message, limit),
             )
-            entry.device.pool_name, entry.device.device_name = self.inventory.pool, device.name
+            entry.device.pool_name, entry.device.device_name = pool, name
         return out
 
 
-class _Servicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):
-    def __init__(self, service: HealthService, pb: Any) -> None:
-        self._service = service
-        self._pb = pb
+def _status(health: DeviceHealth) -> Any:  # the two versions' enums have the same numbers
+    return v1.UNKNOWN if health.healthy is None else v1.HEALTHY if health.healthy else v1.UNHEALTHY
 
-    async def NodeWatchResources(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        async for message in self._service.stream(self._pb):
+
+def _cut(text: str, limit: int) -> str:
+    """``text`` within the kubelet's characters and ``limit`` bytes."""
+    if len(text) <= MAX_TEXT and len(text.encode()) <= limit:
+        return text
+    return text[: MAX_TEXT - 3].encode()[: max(limit - 3, 0)].decode(errors="ignore") + "..."[:limit]
+
+
+class _Servicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):
+    def __init__(self, service: HealthService, kind: type[Response]) -> None:
+        self._service = service
+        self._kind = kind
+
+    async def NodeWatchResources(self, request: Request, context: Any) -> AsyncIterator[Any]:
+        async for message in self._service.stream(self._kind):
             yield message

@@ -2,87 +2,108 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import grpc.aio
 
 from .._proto import dra_v1_pb2 as v1
 from .._proto import dra_v1_pb2_grpc as v1_grpc
 from .._proto import dra_v1beta1_pb2 as v1beta1
 from .._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
-from ..claims import Answer, ClaimRef, Engine
-from ..errors import DraError
-from ..observe.log import operation, operation_id
+from ..claims import Answer, ClaimRef, Claims
+from ..errors import DraError, describe
+from ..observe.log import operation
 from ..observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+PrepareRequest = v1.NodePrepareResourcesRequest | v1beta1.NodePrepareResourcesRequest
+PrepareResponse = v1.NodePrepareResourcesResponse | v1beta1.NodePrepareResourcesResponse
+UnprepareRequest = v1.NodeUnprepareResourcesRequest | v1beta1.NodeUnprepareResourcesRequest
+UnprepareResponse = v1.NodeUnprepareResourcesResponse | v1beta1.NodeUnprepareResourcesResponse
+Handle = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Answer]]]
+
 
 class NodeService:
-    """Both versions of the service over one engine. Every claim of a request is in the answer, whatever happens."""
+    """Both versions of the service over one room of claims. Every claim of a request is in the answer, whatever happens."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
-        self.engine = engine
+    def __init__(self, claims: Claims, metrics: Metrics) -> None:
+        self.claims = claims
         self.metrics = metrics
-        self.last_call = 0.0  # unix seconds
 
-    def add_to(self, server: Any) -> None:
-        v1_grpc.add_DRAPluginServicer_to_server(_Servicer(self, v1), server)
-        v1beta1_grpc.add_DRAPluginServicer_to_server(_Servicer(self, v1beta1), server)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        v1_grpc.add_DRAPluginServicer_to_server(
+            _Servicer(self, v1.NodePrepareResourcesResponse, v1.NodeUnprepareResourcesResponse), server
+        )
+        v1beta1_grpc.add_DRAPluginServicer_to_server(
+            _Servicer(self, v1beta1.NodePrepareResourcesResponse, v1beta1.NodeUnprepareResourcesResponse), server
+        )
 
-    async def prepare(self, request: Any, pb: Any) -> Any:
-        answers = await self._call("NodePrepareResources", self.engine.prepare, request)
-        out = pb.NodePrepareResourcesResponse()
-        for uid, (answer, op) in answers.items():
+    async def prepare(self, request: PrepareRequest, kind: type[PrepareResponse]) -> PrepareResponse:
+        out = kind()
+        for uid, answer in (await self._call("NodePrepareResources", self.claims.prepare, request)).items():
             entry = out.claims[uid]
             if isinstance(answer, DraError):
-                entry.error = answer.event(op)
+                entry.error = answer.event()
                 continue
-            for d in answer:
-                device = entry.devices.add(
-                    request_names=d.requests, pool_name=d.pool, device_name=d.device, cdi_device_ids=d.cdi_ids
-                )
-                if d.share_id and pb is v1:
-                    device.share_id = d.share_id
+            try:
+                for d in answer:
+                    device = entry.devices.add(
+                        request_names=d.requests, pool_name=d.pool, device_name=d.device, cdi_device_ids=d.cdi_ids
+                    )
+                    if d.share_id and isinstance(device, v1.Device):
+                        device.share_id = d.share_id
+            except (TypeError, ValueError) as e:  # what cannot be put into a message, such as text that is no Unicode
+                entry.Clear()
+                entry.error = DraError(f"the answer cannot be sent: {describe(e)}").event()
         return out
 
-    async def unprepare(self, request: Any, pb: Any) -> Any:
-        answers = await self._call("NodeUnprepareResources", self.engine.unprepare, request)
-        out = pb.NodeUnprepareResourcesResponse()
-        for uid, (answer, op) in answers.items():
-            out.claims[uid].error = answer.event(op) if isinstance(answer, DraError) else ""
+    async def unprepare(self, request: UnprepareRequest, kind: type[UnprepareResponse]) -> UnprepareResponse:
+        out = kind()
+        for uid, answer in (await self._call("NodeUnprepareResources", self.claims.unprepare, request)).items():
+            out.claims[uid].error = answer.event() if isinstance(answer, DraError) else ""
         return out
 
-    async def _call(self, method: str, handle: Any, request: Any) -> Mapping[str, tuple[Answer, str]]:
-        self.last_call = time.time()
+    async def _call(
+        self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest
+    ) -> Mapping[str, Answer]:
         self.metrics.inc("kubelet_calls_total", method=method)
         refs = list(_refs(request.claims))
         with operation():
-            op = operation_id()
             log.debug("%s for %d claims", method, len(refs))
+            fault = DraError(f"{method} has no answer for this claim")
+            answers: Mapping[str, Answer] = {}
             try:
-                answers: Mapping[str, Answer] = await handle(refs)
-            except Exception as e:  # a fault of ours must not become a text of gRPC's for all claims
-                log.exception("%s failed", method)
-                fault = DraError(f"{method} failed inside the plugin: {type(e).__name__}")
-                answers = {r.uid: fault for r in refs}
-            return {uid: (answer, op) for uid, answer in answers.items()}
+                answers = await handle(refs)
+            except BaseException as e:  # a fault of ours must not become a text of gRPC's for all claims
+                task = asyncio.current_task()
+                if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # the kubelet has given up, or the server stops
+                log.critical("%s failed inside the plugin", method, exc_info=e)
+                fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
+            return {r.uid: answers.get(r.uid, fault) for r in refs}
 
 
-def _refs(claims: Iterable[Any]) -> Iterable[ClaimRef]:
+def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimRef]:
     return (ClaimRef(c.namespace, c.name, c.uid) for c in claims)
 
 
 class _Servicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):
-    """One version; ``pb`` is its module of messages, which have the same fields but for share_id."""
+    """One version: its kinds of messages, which have the same fields but for share_id."""
 
-    def __init__(self, service: NodeService, pb: Any) -> None:
+    def __init__(
+        self, service: NodeService, prepared: type[PrepareResponse], unprepared: type[UnprepareResponse]
+    ) -> None:
         self._service = service
-        self._pb = pb
+        self._prepared = prepared
+        self._unprepared = unprepared
 
-    async def NodePrepareResources(self, request: Any, context: Any) -> Any:
-        return await self._service.prepare(request, self._pb)
+    # The two versions' base classes disagree on types; either's messages are what comes and goes.
+    async def NodePrepareResources(self, request: PrepareRequest, context: object) -> Any:
+        return await self._service.prepare(request, self._prepared)
 
-    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:
-        return await self._service.unprepare(request, self._pb)
+    async def NodeUnprepareResources(self, request: UnprepareRequest, context: object) -> Any:
+        return await self._service.unprepare(request, self._unprepared)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
 from .._proto import registration_v1_pb2 as pb
 from .._proto import registration_v1_pb2_grpc as pb_grpc
 from ..observe.metrics import Metrics
@@ -41,8 +43,15 @@ class Registration(pb_grpc.RegistrationServicer):
         self.metrics = metrics
         self._since = time.monotonic()
 
-    def add_to(self, server: Any) -> None:
+    def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_RegistrationServicer_to_server(self, server)
+
+    def lost(self) -> None:
+        """The registration socket is gone, and with it what the kubelet knows of us."""
+        self.registered.clear()
+        self.error = "the registration socket was removed"
+        self.metrics.set("registered", 0)
+        log.warning("%s: the kubelet will not call until it is restored", self.error)
 
     async def GetInfo(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
         log.debug("the kubelet asks who we are")

@@ -1,33 +1,20 @@
-"""Unix sockets: names that fit, stale and live ones told apart, removal by inode.
-
-gRPC's own handling is dangerous twice over: a second server silently takes a live path, and the first one's shutdown then
-deletes the second one's file. So a server listens under a hidden name and gets its real one by rename; nobody's file but
-our own is ever removed.
-"""
+"""Unix sockets: names that fit, stale and live ones told apart, removal of what the dead left."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import os
-import secrets
+import re
 import socket
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import grpc.aio
 
 from ..errors import SocketError
 
 MAX_PATH = 107  # bytes of sun_path less the NUL; unix(7)
-_OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    # The kubelet sends no keep-alives today; should it, C-core must not hang up on it.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
-]
 
 
 @dataclass(frozen=True)
@@ -70,61 +57,6 @@ def _first_fit(folder: Path, names: list[str]) -> Path:
     )
 
 
-class UnixServer:
-    """A gRPC server on one path. ``server`` takes services before :meth:`start`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.server = grpc.aio.server(options=_OPTIONS)
-        self._inode: tuple[int, int] | None = None
-
-    async def start(self) -> None:
-        """Serves. Raises :class:`SocketError` with the reason where it cannot."""
-        self._check()
-        hidden = self.path.with_name(f".{secrets.token_hex(3)}")
-        if len(os.fsencode(hidden)) > MAX_PATH:
-            raise SocketError(f"{self.path}: no room for a temporary name beside it within {MAX_PATH} bytes")
-        # umask holds for the whole process, so it is not touched: the socket gets its mode before its name.
-        try:
-            self.server.add_insecure_port(f"unix:{_escaped(hidden)}")
-        except RuntimeError as e:
-            raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from None
-        await self.server.start()
-        hidden.chmod(0o600)
-        found = hidden.stat()
-        self._inode = (found.st_dev, found.st_ino)
-        hidden.rename(self.path)
-
-    def _check(self) -> None:
-        """Stale sockets are overwritten, live ones are not ours to take, other files are never touched."""
-        try:
-            mode = self.path.lstat().st_mode
-        except FileNotFoundError:
-            return
-        except OSError as e:
-            raise SocketError(f"{self.path} cannot be looked at: {e.strerror}") from None
-        if not stat.S_ISSOCK(mode):
-            raise SocketError(f"{self.path} exists and is no socket: remove it, or use another --kubelet-root")
-        if is_live(self.path):
-            raise SocketError(
-                f"{self.path} is served by another process: stop that plugin, or give each its POD_UID for a rolling update"
-            )
-
-    async def stop(self, grace: float | None = None) -> None:
-        """No new calls; waits ``grace`` seconds for those under way; removes our own file, never another's."""
-        self.unlink()
-        await self.server.stop(grace)
-
-    def unlink(self) -> None:
-        if self._inode is None:
-            return
-        with contextlib.suppress(FileNotFoundError):
-            found = self.path.lstat()
-            if (found.st_dev, found.st_ino) == self._inode:
-                self.path.unlink()
-        self._inode = None
-
-
 def is_live(path: Path) -> bool:
     """Whether somebody accepts connections on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
@@ -138,14 +70,41 @@ def is_live(path: Path) -> bool:
         return True
 
 
-def _escaped(path: Path) -> str:
-    # gRPC decodes percent signs in its targets.
-    return str(path).replace("%", "%25")
+def hidden_name(token: str, number: int) -> str:
+    """The name under which an instance binds a socket before it gets its real one; the kubelet ignores such names."""
+    return f".{token}{chr(ord('a') + number % 26)}"
 
 
-def _why(folder: Path, e: Exception) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a folder"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written by uid {os.getuid()}"
-    return str(e)
+_HIDDEN = re.compile(r"\.(\d+-[0-9a-f]{8})[a-z]")
+
+
+def remove_hidden(folder: Path, alive: Callable[[str], bool]) -> list[Path]:
+    """Removes the hidden sockets of instances that are not ``alive``, which is asked with their token; answers which."""
+    out = []
+    for path in folder.iterdir() if folder.is_dir() else []:
+        match = _HIDDEN.fullmatch(path.name)
+        if match and not alive(match[1]) and path.is_socket():
+            path.unlink(missing_ok=True)
+            out.append(path)
+    return out
+
+
+def remove_stale(path: Path, dev: int | None = None, ino: int | None = None) -> bool:
+    """Removes the socket that a dead instance left at ``path``; True where it did.
+
+    Only where it still is the inode that the instance made (where that is known), and nobody listens: the path may be another
+    instance's by now.
+    """
+    found = _socket_at(path)
+    if found is None or (dev is not None and found != (dev, ino)) or is_live(path) or _socket_at(path) != found:
+        return False
+    path.unlink(missing_ok=True)
+    return True
+
+
+def _socket_at(path: Path) -> tuple[int, int] | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None

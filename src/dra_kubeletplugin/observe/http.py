@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import h11
 
 log = logging.getLogger(__name__)
 MAX_BODY = 8 * 1024 * 1024
+_CLOSE = 2.0  # seconds for what is written to leave, when a connection ends
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,55 @@ class Response:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class HttpServer:
-    """Serves ``handler`` until closed. ``address`` is HOST:PORT; port 0 takes a free one."""
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a client may take: seconds, connections, bytes. None is no limit."""
 
-    def __init__(self, handler: Handler, address: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None) -> None:
+    head_timeout: float | None = None  # for all of a request's line and headers, from its first byte
+    body_timeout: float | None = None  # for all of its body
+    idle_timeout: float | None = None  # from one request's end to the next one's first byte
+    send_timeout: float | None = None  # for an answer that is no stream to leave
+    connections: int | None = None  # beyond this the longest idle is closed, or the new one where all are at work
+    head_bytes: int = 64 * 1024
+
+
+PROBES = Limits(head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=64, head_bytes=16 * 1024)
+"""For metrics and probes: a kubelet and a few scrapers, and whoever else can reach the port."""
+
+
+class HttpServer:
+    """Serves ``handler`` until closed.
+
+    ``address`` is HOST:PORT; port 0 takes a free one, and without HOST it listens on IPv6 and IPv4 both.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        address: str = "127.0.0.1:0",
+        tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self.handler = handler
         host, _, port = address.rpartition(":")
-        self._host, self._port = host.strip("[]") or "0.0.0.0", int(port)
+        self._host, self._port = host.strip("[]"), int(port)
         self._tls = tls
+        self._limits = limits or Limits()
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], _Connection] = {}
 
     async def start(self) -> str:
         """Answers the URL.
 
         Raises ``OSError`` where the address cannot be had.
         """
-        self._server = await asyncio.start_server(self._connection, self._host, self._port, ssl=self._tls, limit=2**20)
+        if self._host:
+            self._server = await asyncio.start_server(self._connection, self._host, self._port, ssl=self._tls)
+        else:
+            self._server = await asyncio.start_server(self._connection, sock=_any(self._port), ssl=self._tls)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return f"{'https' if self._tls else 'http'}://{host}:{port}"
+        shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
+        return f"{'https' if self._tls else 'http'}://{shown}:{port}"
 
     async def close(self) -> None:
         if self._server:
@@ -65,6 +97,10 @@ class HttpServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._tasks)
 
     def drop_connections(self) -> None:
         """Cuts every open connection, as a failing network would."""
@@ -74,30 +110,63 @@ class HttpServer:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
-        self._tasks.add(task)
+        connection = _Connection(self.handler, reader, writer, self._limits)
+        if not self._room():
+            writer.transport.abort()
+            return
+        self._tasks[task] = connection
         try:
-            await _Connection(self.handler, reader, writer).serve()
-        except (ConnectionError, asyncio.CancelledError, h11.RemoteProtocolError, ssl.SSLError):
+            await connection.serve()
+        except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
             pass
         finally:
-            self._tasks.discard(task)
+            del self._tasks[task]
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
-                await writer.wait_closed()
+                async with asyncio.timeout(_CLOSE):
+                    await writer.wait_closed()
+            writer.transport.abort()
+
+    def _room(self) -> bool:
+        """Makes room for one more connection; False where all that are open are at work."""
+        limit = self._limits.connections
+        open_ones = [(c.idle_since, t) for t, c in self._tasks.items() if not t.cancelling()]
+        if limit is None or len(open_ones) < limit:
+            return True
+        idle = [(since, task) for since, task in open_ones if since is not None]
+        if not idle:
+            return False
+        min(idle, key=lambda i: i[0])[1].cancel()
+        return True
+
+
+def _any(port: int) -> socket.socket:
+    """A socket for every address of the machine, of both families where it has both."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 is compiled in and switched off
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+    return socket.create_server(("", port), backlog=128)
 
 
 class _Connection:
-    def __init__(self, handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """``idle_since`` is when a client began to wait, in seconds of the loop's clock; None while a request is worked on."""
+
+    def __init__(
+        self, handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+    ) -> None:
         self.handler = handler
         self.reader = reader
         self.writer = writer
-        self.h11 = h11.Connection(h11.SERVER)
+        self.limits = limits
+        self.idle_since: float | None = asyncio.get_running_loop().time()
+        self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
 
     async def serve(self) -> None:
         while True:
             request = await self._request()
             if request is None:
                 return
+            self.idle_since = None
             try:
                 response = await self.handler(request)
             except Exception:
@@ -110,6 +179,7 @@ class _Connection:
                 self.h11.start_next_cycle()
             except h11.LocalProtocolError:
                 return
+            self.idle_since = asyncio.get_running_loop().time()
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while True:
@@ -122,24 +192,32 @@ class _Connection:
             self.h11.receive_data(await self.reader.read(65536))
 
     async def _request(self) -> Request | None:
-        head = await self._event()
+        """The next request; None where the client ended or breaks off. Raises ``TimeoutError``."""
+        if not self.h11.trailing_data[0]:
+            async with asyncio.timeout(self.limits.idle_timeout):
+                self.h11.receive_data(await self.reader.read(65536))
+        async with asyncio.timeout(self.limits.head_timeout):
+            head = await self._event()
         if not isinstance(head, h11.Request):
             return None
-        body = bytearray()
-        while True:
-            event = await self._event()
-            if isinstance(event, h11.Data):
-                body += event.data
-                if len(body) > MAX_BODY:
-                    return None
-            elif isinstance(event, h11.EndOfMessage):
-                break
-            else:
-                return None
+        async with asyncio.timeout(self.limits.body_timeout):
+            body = await self._body()
+        if body is None:
+            return None
         target = urlsplit(head.target.decode("latin-1"))
         query = dict(parse_qsl(target.query, keep_blank_values=True))
         headers = {k.decode().lower(): v.decode("latin-1") for k, v in head.headers}
-        return Request(head.method.decode(), unquote(target.path), query, headers, bytes(body))
+        return Request(head.method.decode(), unquote(target.path), query, headers, body)
+
+    async def _body(self) -> bytes | None:
+        body = bytearray()
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            if not isinstance(event, h11.Data) or len(body) + len(event.data) > MAX_BODY:
+                return None
+            body += event.data
 
     async def _send(self, request: Request, response: Response) -> None:
         headers = {"Content-Type": response.content_type, **response.headers}
@@ -156,7 +234,8 @@ class _Connection:
         else:
             await self._stream(response.stream)
             return
-        await self.writer.drain()
+        async with asyncio.timeout(self.limits.send_timeout):
+            await self.writer.drain()
 
     async def _stream(self, stream: AsyncIterator[bytes]) -> None:
         await self.writer.drain()

@@ -1,5 +1,7 @@
 """Log lines as text or JSON; every line of one operation carries the same id of eight hex digits.
 
+The id is here and not in events, whose text must repeat; the line that has an event's text leads to the id.
+
 Eight digits are 32 bits: with 10,000 operations in the lines one looks at, the chance that two share an id is about one percent.
 Levels: error for what an operator must act on, warning for what heals itself but should be known, info for what changes
 (prepared, unprepared, published, registered), debug for the rest.
@@ -15,6 +17,8 @@ import secrets
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+
+from ..errors import describe, printable
 
 _operation: contextvars.ContextVar[str] = contextvars.ContextVar("operation", default="")
 
@@ -39,25 +43,36 @@ class _Base(logging.Formatter):
     def when(self, record: logging.LogRecord) -> str:
         return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"
 
+    def said(self, record: logging.LogRecord) -> str:
+        """The message as text that can be written, whatever its arguments are."""
+        try:
+            return printable(record.getMessage())
+        except BaseException as e:  # a __str__ may raise anything, and a log line must not end a task
+            return f"{printable(record.msg)} (its arguments cannot be shown: {describe(e)})"
+
+    def traceback(self, record: logging.LogRecord) -> str:
+        return printable(self.formatException(record.exc_info)) if record.exc_info else ""
+
 
 class TextFormatter(_Base):
     def format(self, record: logging.LogRecord) -> str:
         op = _operation.get()
         name = record.name.removeprefix("dra_kubeletplugin.")
-        line = (
-            f"{self.when(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {record.getMessage()}"
-        )
-        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+        # Indented, so that no text from outside looks like a line of ours.
+        message = self.said(record).replace("\n", "\n    ")
+        line = f"{self.when(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {message}"
+        traceback = self.traceback(record)
+        return f"{line}\n{traceback}" if traceback else line
 
 
 class JsonFormatter(_Base):
     def format(self, record: logging.LogRecord) -> str:
         out = {"time": self.when(record), "level": record.levelname.lower(), "logger": record.name}
-        out["message"] = record.getMessage()
+        out["message"] = self.said(record)
         if op := _operation.get():
             out["operation"] = op
-        if record.exc_info:
-            out["traceback"] = self.formatException(record.exc_info)
+        if traceback := self.traceback(record):
+            out["traceback"] = traceback
         return json.dumps(out, ensure_ascii=False)
 
 

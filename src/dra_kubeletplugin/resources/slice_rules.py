@@ -45,7 +45,7 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
 
     out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"], ".name")
     sets = spec.get("sharedCounters") or []
-    out += items(sets, MAX_COUNTER_SETS, _counter_set, f"{path}.sharedCounters", lambda s: s["name"])
+    out += items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
     if devices and sets:
         out.append(
             invalid(path, "{`sharedCounters`, `devices`}", "only one of `sharedCounters` or `devices` is allowed")
@@ -245,7 +245,8 @@ def _counters(counters: JSON | None, path: str) -> list[FieldError]:
     return out
 
 
-def _counter_set(counter_set: JSON, path: str) -> list[FieldError]:
+def validate_counter_set(counter_set: JSON, path: str) -> list[FieldError]:
+    """Every fault of one set of shared counters."""
     out = _label_or_required(counter_set["name"], f"{path}.name")
     return out + _counters(counter_set.get("counters"), f"{path}.counters")
 

@@ -55,6 +55,10 @@ class DriverNode:
         await self.stop()
         await self.start(**settings)
 
+    async def rescan(self) -> None:
+        """Has the driver asked for its devices again, and waits for that."""
+        await self.plugin.scan.look()
+
     # --- pods and claims ------------------------------------------------------------------------
 
     async def run_pod(self, name: str = "pod", *, timeout: float = 20, **spec: Any) -> JSON:
@@ -91,9 +95,9 @@ class DriverNode:
     async def leftovers(self) -> JSON:
         """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
         return {
-            "files": self.plugin.specs.uids(),
-            "records": [r.uid for r in await self.plugin.store.all()],
-            "held": sorted(await self.plugin.store.held()),
+            "files": self.plugin.claims.files.specs.uids(),
+            "records": [r.uid for r in await self.plugin.claims.store.all()],
+            "held": sorted(await self.plugin.claims.store.held()),
         }
 
     async def delete_pod(self, name: str = "pod") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import copy
 import logging
@@ -45,6 +46,7 @@ class Faults:
     """What goes wrong on purpose; see :class:`ApiServer`."""
 
     down: bool = False
+    delay: float = 0.0  # seconds before each answer
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of device fields, e.g. "taints"
@@ -85,6 +87,8 @@ class ApiServer:
     # --- requests -------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> Response:
+        if self.faults.delay:
+            await asyncio.sleep(self.faults.delay)
         try:
             if self.faults.down:
                 raise Refusal(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")

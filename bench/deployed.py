@@ -1,0 +1,154 @@
+"""A plugin as a DaemonSet runs it, beside the API server's process: TLS, a pod's service account, metrics and probes on.
+
+The kubelet is the caller: it registers the plugin once and then only makes the calls that are measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.apiserver import ROOT, Api
+from dra_kubeletplugin._proto import registration_v1_pb2 as pb
+from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
+from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.local.informer import CLAIMS
+from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.testing.pods import claim, claim_spec
+
+NODE = "node-1"
+NODES = Resource("", "v1", "nodes")
+START = 90.0  # seconds; a loaded machine validates thousands of devices slowly
+Ref = tuple[str, str, str]  # namespace, name, UID
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """``registered`` is in seconds since the process was started."""
+
+    pid: int
+    driver: str
+    socket: str
+    http: str
+    cdi: Path
+    registered: float
+
+    async def probe(self, path: str) -> str:
+        """The answer of /metrics, /healthz or /readyz."""
+
+        def ask() -> str:
+            with urllib.request.urlopen(self.http + path, timeout=10) as answer:  # noqa: S310
+                return str(answer.read().decode())
+
+        return await asyncio.to_thread(ask)
+
+    async def published(self) -> None:
+        """Waits until /readyz says so: registered, and slices published. Raises ``TimeoutError`` with what is missing."""
+        said = ""
+        try:
+            async with asyncio.timeout(START):
+                while True:
+                    try:
+                        await self.probe("/readyz")
+                        return
+                    except urllib.error.HTTPError as e:
+                        said = e.read().decode()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise TimeoutError(f"{self.driver} is not ready after {START:g}s: {said}") from None
+
+    def memory(self) -> dict[str, float]:
+        """MiB by name of /proc/PID/smaps_rollup: Rss, Pss, Anonymous and others."""
+        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]
+        return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
+
+
+def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
+    """What deploy/base/daemonset.yaml sets, and nothing of ours. Compiled files may be written: the image has them."""
+    kept = {k: v for k, v in os.environ.items() if k in {"PATH", "PYTHONPATH", "HOME", "LANG"}}
+    return kept | {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": api.port,
+        "NODE_NAME": NODE,
+        "POD_UID": "00000000-0000-4000-8000-000000000000",
+        "KUBELET_ROOT": str(root),
+        "CDI_ROOT": str(cdi),
+        "HTTP_ADDRESS": f"127.0.0.1:{free_port()}",
+        "LOG_FORMAT": "json",
+        "LOG_LEVEL": "warning",
+        "LOCAL_CLUSTER": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def deployed(target: str, api: Api, state: Path, python: str = sys.executable) -> AsyncIterator[Deployed]:
+    """``dra run target`` on ``python``, registered and published. Records are below ``state``; CDI files in memory, as /var/run is."""
+    with contextlib.suppress(Exception):
+        await api.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    memory = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else state) as cdi,
+        tempfile.TemporaryDirectory(dir=state, prefix="k") as folder,
+    ):
+        root = Path(folder)
+        (root / "plugins_registry").mkdir()
+        options = environment(root, Path(cdi), api)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        process = await asyncio.create_subprocess_exec(
+            python, *("-m", "bench.pod", str(api.folder), "run", target), env=options, cwd=ROOT
+        )
+        try:
+            async with asyncio.timeout(START):
+                driver, endpoint = await register(root / "plugins_registry", process)
+                registered = loop.time() - started
+            url = f"http://{options['HTTP_ADDRESS']}"
+            out = Deployed(process.pid, driver, endpoint, url, Path(cdi), registered)
+            await out.published()
+            yield out
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
+async def register(registry: Path, process: asyncio.subprocess.Process) -> tuple[str, str]:
+    """The kubelet's part of a registration; answers the driver's name and its socket."""
+    while not (found := [p for p in registry.iterdir() if not p.name.startswith(".")]):
+        if process.returncode is not None:
+            raise RuntimeError(f"the plugin ended with {process.returncode}: see its error above")
+        await asyncio.sleep(0.002)
+    channel = dial(found[0])
+    try:
+        stub = pb_grpc.RegistrationStub(channel)
+        info = await stub.GetInfo(pb.InfoRequest(), timeout=5)
+        await stub.NotifyRegistrationStatus(pb.RegistrationStatus(plugin_registered=True), timeout=5)
+        return info.name, info.endpoint
+    finally:
+        await channel.close()
+
+
+async def allocated(api: Api, driver: str, name: str, device: str) -> Ref:
+    """A claim that has ``device``, about as large as real ones are."""
+    made = await api.client.create(CLAIMS, claim(name, claim_spec("devices")), "default")
+    result = {"request": "device", "driver": driver, "pool": NODE, "device": device}
+    consumer = {"resource": "pods", "name": "bench", "uid": "bench"}
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}
+    await api.client.update(CLAIMS, {**made, "status": status}, "status")
+    return "default", name, made["metadata"]["uid"]

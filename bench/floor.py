@@ -1,0 +1,117 @@
+"""The floor of a call: what no plugin can leave out, done directly, without gRPC, rules or a driver.
+
+For a prepare: GETs of the claims through at most 8 kept connections, one synced commit of their records, their CDI files. For an
+unprepare: the files go, and one commit that is not synced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import ssl
+from pathlib import Path
+
+import msgspec
+
+from bench.apiserver import Api
+from bench.deployed import Ref
+
+CONNECTIONS = 8
+_DOC = json.dumps({"claim": "x" * 400, "devices": ["x" * 200]})  # about as large as a record is
+_SPEC = {
+    "cdiVersion": "0.3.0",
+    "kind": "floor.example.com/claim",
+    "devices": [{"name": "d", "containerEdits": {"env": ["DEVICE=d"]}}],
+}
+
+
+class Connection:
+    """One kept connection that asks for one thing at a time, with the least of HTTP/1.1 that does."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self._reader, self._writer, self._host = reader, writer, host
+
+    async def get(self, path: str) -> object:
+        head = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nAuthorization: Bearer bench\r\n\r\n"
+        self._writer.write(head.encode())
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(f"GET {path}: {answer!r}")
+        _, _, length = answer.lower().partition(b"content-length:")
+        return msgspec.json.decode(await self._reader.readexactly(int(length.split(b"\r\n")[0])))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Floor:
+    """Use :meth:`open`, then the calls in turn, then :meth:`close`."""
+
+    def __init__(self, api: Api, state: Path, cdi: Path) -> None:
+        self._api = api
+        self._cdi = cdi
+        path = state / "floor.db"
+        for old in state.glob("floor.db*"):
+            old.unlink()
+        self._synced, self._unsynced = self._connect(path, "FULL"), self._connect(path, "NORMAL")
+        self._synced.execute("CREATE TABLE claims (uid TEXT PRIMARY KEY, doc TEXT) WITHOUT ROWID")
+
+    @staticmethod
+    def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {synchronous}")
+        return db
+
+    async def open(self) -> None:
+        tls = ssl.create_default_context(cafile=str(self._api.ca))
+        port = int(self._api.port)
+        self._connections = [
+            Connection(*await asyncio.open_connection("127.0.0.1", port, ssl=tls), f"127.0.0.1:{port}")
+            for _ in range(CONNECTIONS)
+        ]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._synced.close()
+        self._unsynced.close()
+
+    async def prepare(self, claims: list[Ref]) -> None:
+        waiting = list(reversed(claims))
+
+        async def some(connection: Connection) -> None:
+            while waiting:
+                namespace, name, _ = waiting.pop()
+                await connection.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}")
+
+        if len(claims) == 1:
+            await some(self._connections[0])
+        else:
+            await asyncio.gather(*(some(c) for c in self._connections[: len(claims)]))
+        self._commit(self._synced, "INSERT INTO claims VALUES (?, ?)", [(uid, _DOC) for _, _, uid in claims])
+        for _, _, uid in claims:
+            write_whole(self._cdi / f"floor-{uid}.json", json.dumps(_SPEC).encode())
+
+    async def unprepare(self, claims: list[Ref]) -> None:
+        for _, _, uid in claims:
+            (self._cdi / f"floor-{uid}.json").unlink()
+        self._commit(self._unsynced, "DELETE FROM claims WHERE uid = ?", [(uid,) for _, _, uid in claims])
+
+    @staticmethod
+    def _commit(db: sqlite3.Connection, statement: str, rows: list[tuple[str, ...]]) -> None:
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany(statement, rows)
+        db.execute("COMMIT")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    temporary = f"{path}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)  # noqa: PTH104 - as few steps as there are

@@ -1,0 +1,75 @@
+"""Idle resident memory as deployed, whole and by what is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.apiserver import ROOT, Api
+from bench.deployed import deployed
+
+SETTLE = 8.0  # seconds after publishing: idle is what it is after a while, not at once
+RUNS = 3
+STEPS = (
+    "asyncio",
+    "ssl",
+    "sqlite3",
+    "msgspec",
+    "h11",
+    "grpc.aio",
+    "google.protobuf.descriptor_pool",
+    "dra_kubeletplugin",
+    "dra_kubeletplugin.plugin",
+    "dra_kubeletplugin.cli.run",
+)
+_BY_IMPORT = """
+import importlib, json, sys
+def resident():
+    for line in open("/proc/self/smaps_rollup"):
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) / 1024
+print(json.dumps(["bare interpreter", resident(), len(sys.modules)]))
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(json.dumps([name, resident(), len(sys.modules)]))
+"""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """MiB; ``registered`` in milliseconds after the start of the process. Medians."""
+
+    resident: float
+    anonymous: float
+    proportional: float
+    registered: float
+
+
+async def idle(target: str, api: Api, state: Path, python: str, runs: int = RUNS) -> Idle:
+    """After readiness probes and scrapes, as a cluster makes them."""
+    found = []
+    for _ in range(runs):
+        async with deployed(target, api, state, python) as p:
+            for _ in range(3):
+                await p.probe("/metrics")
+                await p.probe("/healthz")
+            await asyncio.sleep(SETTLE)
+            memory = p.memory()
+            found.append((memory["Rss"], memory["Anonymous"], memory["Pss"], p.registered * 1000))
+    return Idle(*(statistics.median(values) for values in zip(*found, strict=True)))
+
+
+def by_import(python: str) -> list[tuple[str, float, int]]:
+    """What each step of loading the plugin adds: name, MiB resident, modules."""
+    run = subprocess.run(
+        [python, "-c", _BY_IMPORT, *STEPS], check=True, capture_output=True, text=True, cwd=ROOT / "src"
+    )
+    out, before, modules = [], 0.0, 0
+    for name, resident, loaded in map(json.loads, run.stdout.splitlines()):
+        out.append((name, resident - before, loaded - modules))
+        before, modules = resident, loaded
+    return out

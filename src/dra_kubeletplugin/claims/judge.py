@@ -1,0 +1,190 @@
+"""What is to be done with a claim, by what is on record of it. Pure, but for marking the record that is to be undone.
+
+Judging and marking are one transaction, so nothing changes in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from ..errors import RecordUnreadableError
+from . import rows
+from .processes import ProcessLock
+from .record import Record, State, Unreadable
+
+log = logging.getLogger(__name__)
+RECOVER = "recover"  # in the database's own notes: the driver has to be asked what its hardware knows
+ENDED = "ended:"  # + UID of a claim that was unprepared before the driver told of it
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The record is written and the devices are held: prepare."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Prepared already, as it should be."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Undo:
+    """Marked as ours: undo it, then ask again."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Another living process works on it."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Stale:
+    """Claims that hold devices and run no more: from before a reboot, or of a dead process's unfinished work."""
+
+    holders: list[Record]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """There is no record."""
+
+
+Verdict = Fresh | Repeat | Undo | Busy | Stale | Nothing
+
+
+class Judge:
+    """Judges for one process in one boot. Its methods are operations: they run inside a transaction."""
+
+    def __init__(self, driver: str, process: ProcessLock, boot_id: str, under_way: Container[str]) -> None:
+        self.driver = driver
+        self.process = process
+        self.boot_id = boot_id
+        self.under_way = under_way
+
+    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None) -> Verdict:
+        """For a prepare. ``fault`` is why the claim could not be prepared afresh.
+
+        Raises ``fault``, :class:`DeviceHeldError` naming the holder, :class:`RecordUnreadableError`.
+        """
+        found = self.readable(rows.read(db, wanted.uid))
+        if found is not None:
+            return self._known(db, found, wanted)
+        if fault is not None:
+            raise fault
+        try:
+            rows.insert(db, self.driver, wanted)
+        except rows.HeldByError as e:
+            stale = [h for h in e.holders if isinstance(h, Record) and self._is_stale(h)]
+            if len(stale) == len(e.holders):
+                return Stale(stale)
+            raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
+        return Fresh(wanted)
+
+    def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Verdict:
+        if self.answers(found) and found.same_allocation(wanted):
+            if not found.name:
+                fence = found.fence
+                found.complete_from(wanted)
+                rows.update(db, found, fence)
+            return Repeat(found)
+        if self.is_others(found):
+            return Busy(found)
+        return self._mark(db, found)
+
+    def end(self, db: sqlite3.Connection, uid: str, known: Callable[[], Record | None]) -> Verdict:
+        """For an unprepare. ``known`` is what else tells of the claim, asked only where the record does not."""
+        row = rows.read(db, uid)
+        if not isinstance(row, Record):
+            record = known()
+            if record is None:
+                self.readable(row)
+                return Nothing()
+            return self._adopt(db, record)
+        return Busy(row) if self.is_others(row) else self._mark(db, row)
+
+    def remember_end(self, db: sqlite3.Connection, uid: str) -> None:
+        """While the driver has not said yet what its hardware knows: the kubelet was told that this claim is over."""
+        if rows.get_meta(db, RECOVER):
+            rows.set_meta(db, ENDED + uid, "")
+
+    def take_back(self, db: sqlite3.Connection, ours: Record) -> Verdict:
+        """For a prepare of ours that cannot be completed, whatever became of its record meanwhile."""
+        row = rows.read(db, ours.uid)
+        if row is None:
+            return self._adopt(db, ours)
+        if not isinstance(row, Record):
+            return Nothing()
+        if row.owner == self.process.id:
+            return self._mark(db, row)
+        # The write that seemed to fail was done, or another instance has taken the claim over and answers for it.
+        return Repeat(row) if self.answers(row) and row.same_allocation(ours) else Busy(row)
+
+    def _adopt(self, db: sqlite3.Connection, record: Record) -> Verdict:
+        """Undoes what no row tells of, unless its devices are another claim's by now: then that one's are left alone."""
+        rows.forget(db, record.uid)
+        record.state, record.owner = State.UNPREPARING, self.process.id
+        try:
+            rows.insert(db, self.driver, record)
+        except rows.HeldByError as e:
+            log.error("claim %s left something behind that is not undone: %s", record.shown, e)
+            return Nothing()
+        return Undo(record)
+
+    def reclaim(self, db: sqlite3.Connection, seen: Record) -> Verdict:
+        """For a prepared claim that the API server does not have any more, if it is still the one that was looked at."""
+        row = rows.read(db, seen.uid)
+        same = isinstance(row, Record) and row.fence == seen.fence and row.created == seen.created
+        return self._mark(db, row) if same and isinstance(row, Record) else Nothing()
+
+    def tidy(self, db: sqlite3.Connection, uid: str) -> Verdict:
+        """For what a dead process left, or an undo that failed. Prepared claims are left alone."""
+        row = rows.read(db, uid)
+        if not isinstance(row, Record) or row.state is State.PREPARED or self.is_others(row):
+            return Nothing()
+        return self._mark(db, row)
+
+    def free(self, db: sqlite3.Connection, uid: str) -> Verdict:
+        """For a hold that looked stale: it is judged again."""
+        row = rows.read(db, uid)
+        return self._mark(db, row) if isinstance(row, Record) and self._may_free(row) else Nothing()
+
+    def answers(self, record: Record) -> bool:
+        """Whether a repetition may be answered from the record alone."""
+        return record.state is State.PREPARED and record.boot_id == self.boot_id
+
+    def is_others(self, record: Record) -> bool:
+        """Whether another living process works on the claim now."""
+        return record.owner not in {"", self.process.id} and self.process.alive(record.owner)
+
+    def readable(self, row: rows.Row | None) -> Record | None:
+        """Raises :class:`RecordUnreadableError`."""
+        if isinstance(row, Unreadable):
+            raise RecordUnreadableError(
+                f"the record of claim {row.shown} cannot be read ({row.reason}) and its devices stay held: use the plugin "
+                f"version that wrote it, or, when its pod is gone, `dra claims forget {row.uid}`"
+            )
+        return row
+
+    def _is_stale(self, holder: Record) -> bool:
+        return holder.uid not in self.under_way and self._may_free(holder)
+
+    def _may_free(self, holder: Record) -> bool:
+        if self.is_others(holder):
+            return False
+        return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
+
+    def _mark(self, db: sqlite3.Connection, found: Record) -> Verdict:
+        fence = found.fence
+        found.state, found.owner = State.UNPREPARING, self.process.id
+        return Undo(found) if rows.update(db, found, fence) else Nothing()

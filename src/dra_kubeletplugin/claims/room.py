@@ -1,0 +1,172 @@
+"""Everything that knows about claims, built once and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ..cdi import ClaimSpecs
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..errors import DraError, RecordsError
+from ..inventory import Inventory
+from ..kube import KubeClient
+from ..observe.metrics import Metrics
+from ..settings import Settings
+from .engine import Answer, ClaimRef, Engine
+from .files import Files
+from .flights import Flights
+from .judge import Judge
+from .keeper import Keeper
+from .processes import ProcessLock
+from .reconcile import Reconciler
+from .record import InFlight
+from .recovery import Recovery
+from .store import Store
+from .verify import Verifier
+
+log = logging.getLogger(__name__)
+_START = 5.0  # seconds that a start waits for leftovers to be undone; they go on behind the sockets
+_LOOK = 2.0  # seconds between looks at the database's name
+_ASK_AGAIN = 30.0  # seconds until a driver that could not tell what it knows is asked again
+_MEASURE = 2.0  # seconds that a probe waits for the records
+
+
+class Claims:
+    """The claims of one driver on one node: calls of the kubelet go in, everything else goes on by itself.
+
+    ``process`` is the mark of life of this instance, taken before and released after. ``changed`` is called when devices were
+    taken or freed.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        client: KubeClient,
+        inventory: Inventory,
+        settings: Settings,
+        process: ProcessLock,
+        boot_id: str,
+        metrics: Metrics,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.metrics = metrics
+        self.settings = settings
+        name, wait = settings.driver_name, settings.lock_wait
+        in_flight = InFlight()
+        specs = ClaimSpecs(settings.cdi_root, name, process.id)
+        self.flights = Flights(metrics)
+        self.files = Files(specs)
+        self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
+        self.store = Store(self.keeper)
+        judge = Judge(name, process, boot_id, self.flights)
+        refuse = settings.unhealthy_policy == "refuse"
+        verifier = Verifier(client, inventory, driver, name, refuse_unhealthy=refuse)
+        self.engine = Engine(
+            driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, metrics,
+            call_timeout=settings.call_timeout, lock_wait=wait, changed=changed,
+        )  # fmt: skip
+        self.reconciler = Reconciler(
+            self.engine, self.store, self.files, self.flights, judge, verifier, metrics,
+            grace=settings.reconcile_grace, patience=settings.call_timeout,
+        )  # fmt: skip
+        self.recovery = Recovery(driver, calls, self.store, boot_id, metrics)
+
+    # --- calls of the kubelet -------------------------------------------------------------------
+
+    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+        """See :meth:`Engine.prepare`."""
+        return await self.engine.prepare(refs)
+
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+        """See :meth:`Engine.unprepare`."""
+        return await self.engine.unprepare(refs)
+
+    # --- lifespan -------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Opens the records, repairs them where it must, and undoes what a crash left, for a bounded time.
+
+        Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
+        """
+        try:
+            async with asyncio.timeout(_START):
+                await self.recovery.once()
+                if report := await self.reconciler.once(ask_server=False):
+                    log.info("start: %s", report)
+        except TimeoutError:
+            log.warning("undoing what a crash left takes long; it goes on")
+        except DraError as e:
+            log.error("no claim can be prepared or unprepared until this is mended: %s", e)
+
+    def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Tasks by name; none of them ever ends."""
+        return {
+            "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
+            "recovery": self._keep_recovering,
+            "records": self._keep_looking,
+        }
+
+    async def _keep_looking(self) -> None:
+        """Somebody may remove the file while nothing happens; a new instance would find nothing."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            await self.store.look()
+
+    async def _keep_recovering(self) -> None:
+        """The records may also be damaged, and made anew, while the plugin runs."""
+        while True:
+            try:
+                await self.store.opened.wait()
+                self.store.opened.clear()
+                done = await self.recovery.once()
+            except DraError as e:
+                log.warning("recovery: %s", e)
+                done = False
+            if not done:
+                await asyncio.sleep(_ASK_AGAIN)
+                self.store.opened.set()
+
+    async def stop(self, grace: float) -> None:
+        """No new work; waits up to ``grace`` seconds for what is under way."""
+        await self.engine.stop(grace)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    # --- what is so now -------------------------------------------------------------------------
+
+    async def held(self) -> set[str]:
+        """Names of devices that some claim has.
+
+        Raises :class:`RecordsError`.
+        """
+        return await self.store.held()
+
+    async def faults(self) -> list[str]:
+        """Why claims cannot be worked on now; a disk that was full is tried again."""
+        if self.store.fault:
+            with contextlib.suppress(RecordsError, TimeoutError):
+                async with asyncio.timeout(_MEASURE):
+                    await self.store.probe()
+        return [fault for fault in (self.store.fault, self.recovery.fault) if fault]
+
+    async def notes(self) -> list[str]:
+        """What an operator should know: what was repaired, and records that cannot be read."""
+        out = [*self.keeper.report, *self.recovery.report]
+        with contextlib.suppress(RecordsError, TimeoutError):
+            async with asyncio.timeout(_MEASURE):
+                out += [
+                    f"the record of claim {u.shown} cannot be read: {u.reason}" for u in await self.store.unreadable()
+                ]
+        return out
+
+    async def measure(self) -> None:
+        """Brings the metrics of claims up to date."""
+        with contextlib.suppress(RecordsError, TimeoutError):
+            async with asyncio.timeout(_MEASURE):
+                self.metrics.set("prepared_claims", await self.store.prepared())
+        self.metrics.set("records_healthy", int(not self.store.fault))

@@ -1,0 +1,116 @@
+"""What can be known of claims when their database cannot be used: the damaged file's own rows, then CDI files."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from ..cdi import ClaimSpecs
+from ..errors import printable
+from . import rows
+from .files import record_of
+from .record import Record, Unreadable
+from .schema import lenient
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Findings:
+    """Rows by claim UID, and the holds of those that cannot be read: (driver, pool, device, share)."""
+
+    rows: dict[str, rows.Row] = field(default_factory=dict)
+    holds: dict[str, list[tuple[str, str, str, str]]] = field(default_factory=dict)
+
+
+def from_database(path: Path) -> Findings:
+    """Everything that a damaged file still gives; it is only read."""
+    found = Findings()
+    try:
+        db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+    except sqlite3.Error:
+        return found
+    try:
+        db.text_factory = lenient
+        db.row_factory = sqlite3.Row
+        # A damaged page in the middle ends a scan, so the table is read from both ends.
+        for order in ("ASC", "DESC"):
+            for raw in _scan(db, f"SELECT * FROM claims ORDER BY uid {order}"):
+                row = rows.decode([raw.get(c, _DEFAULTS.get(c)) for c in rows.COLUMNS])
+                if row.uid:
+                    found.rows.setdefault(row.uid, row)
+        for raw in _scan(db, "SELECT driver, pool, device, share_id, uid FROM holds"):
+            key = (str(raw["driver"]), str(raw["pool"]), str(raw["device"]), str(raw["share_id"]))
+            found.holds.setdefault(str(raw["uid"]), []).append(key)
+    finally:
+        db.close()
+    return found
+
+
+_DEFAULTS: Mapping[str, object] = {"error": "", "attempts": 0}  # columns of later schemas
+
+
+def _scan(db: sqlite3.Connection, query: str) -> list[dict[str, object]]:
+    """The rows up to the first that cannot be read."""
+    out: list[dict[str, object]] = []
+    try:
+        for raw in db.execute(query):
+            out.append({key: raw[key] for key in raw.keys()})  # noqa: SIM118  (sqlite3.Row iterates over values)
+    except (sqlite3.Error, OverflowError) as e:
+        log.debug("%s: %s", query, printable(e))
+    return out
+
+
+def from_files(specs: ClaimSpecs, known: Mapping[str, rows.Row]) -> list[Record]:
+    """Records of CDI files whose claims have no readable row: their devices are in use, whoever's claim it is."""
+    try:
+        uids = specs.uids()
+    except OSError as e:
+        log.error("%s cannot be read (%s): what its files tell is not known", specs.root, e.strerror)
+        return []
+    missing = [uid for uid in uids if not isinstance(known.get(uid), Record)]
+    return [r for r in (record_of(specs, uid) for uid in missing) if r is not None]
+
+
+def fill(db: sqlite3.Connection, driver: str, findings: Findings, more: Sequence[Record]) -> list[str]:
+    """Inside a transaction: adds what the database does not have. Answers a sentence for each device with two claims.
+
+    Readable rows come first, those of files next, rows that cannot be read last and only where nothing better is known.
+    """
+    readable = [r for r in findings.rows.values() if isinstance(r, Record)]
+    conflicts = []
+    for record in [*readable, *more]:
+        if rows.read(db, record.uid) is None:
+            conflicts += _add(db, driver, record)
+    for row in findings.rows.values():
+        if isinstance(row, Unreadable) and rows.read(db, row.uid) is None:
+            _add_raw(db, row, findings.holds.get(row.uid, []))
+    return conflicts
+
+
+def _add(db: sqlite3.Connection, driver: str, record: Record) -> list[str]:
+    try:
+        rows.insert(db, driver, record)
+        return []
+    except rows.HeldByError as e:
+        # It happened already, so both are kept and told; the first keeps the device, the second what is left of its own.
+        rows.insert_unheld(db, record)
+        _hold(db, [(driver, p, d, s) for p, d, s in record.exclusive()], record.uid)
+        return [f"claim {record.shown}: {e}"]
+
+
+def _add_raw(db: sqlite3.Connection, row: Unreadable, holds: Sequence[tuple[str, str, str, str]]) -> None:
+    values = [row.raw[c] if row.raw[c] is not None else _DEFAULTS.get(c, "") for c in rows.COLUMNS]
+    rows.insert_raw(db, values)
+    _hold(db, holds, row.uid)
+
+
+def _hold(db: sqlite3.Connection, holds: Sequence[tuple[str, str, str, str]], uid: str) -> None:
+    db.executemany(
+        "INSERT OR IGNORE INTO holds (driver, pool, device, share_id, uid) VALUES (?, ?, ?, ?, ?)",
+        [(*hold, uid) for hold in holds],
+    )

@@ -1,0 +1,160 @@
+"""The record database's tables: made, migrated, opened. Nothing here decides what a missing or damaged file means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import RecordsBusyError, RecordsError, RecordsNewerError, printable
+
+SCHEMA = 3
+_MIGRATIONS = {
+    1: (
+        "CREATE TABLE claims ("
+        "uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, "
+        "boot_id TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '', doc TEXT NOT NULL, "
+        "created REAL NOT NULL, updated REAL NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE holds ("
+        "driver TEXT NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, share_id TEXT NOT NULL DEFAULT '', "
+        "uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE, "
+        "PRIMARY KEY (driver, pool, device, share_id)) WITHOUT ROWID",
+        "CREATE INDEX holds_by_claim ON holds (uid)",
+    ),
+    2: (
+        "ALTER TABLE claims ADD COLUMN error TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE claims ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0",
+    ),
+    # What the database knows of itself: which files were merged into it, and whether the driver was asked.
+    3: ("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",),
+}
+
+
+def connect(path: Path, wait: float) -> sqlite3.Connection:
+    """An open, migrated database; the file must be there.
+
+    Raises ``sqlite3.Error`` where it cannot be read, ``OSError`` where it is missing, :class:`RecordsNewerError` where it is
+    too new.
+    """
+    if not path.stat().st_size:
+        # A database gets its name only when it is whole: this one was emptied.
+        raise sqlite3.DatabaseError("the file is empty")
+    db = sqlite3.connect(
+        f"file:{_quoted(path)}?mode=rw", timeout=wait, isolation_level=None, check_same_thread=False, uri=True
+    )
+    try:
+        db.text_factory = lenient
+        db.execute("PRAGMA foreign_keys = ON")
+        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise sqlite3.OperationalError(f"journal mode is {mode}: the file system allows no write-ahead log")
+        # Syncs are asked for by transaction, and the log is written back between batches: see Store.
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("PRAGMA journal_size_limit = 1048576")
+        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+            raise sqlite3.DatabaseError("the file has no schema")
+        migrate(db, path)
+        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def migrate(db: sqlite3.Connection, path: Path) -> None:
+    """Step by step, each in a transaction. A database one version newer is used as it is: steps only ever add."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA + 1:
+        raise RecordsNewerError(
+            f"{path} has schema {version}, this plugin knows {SCHEMA} and can read {SCHEMA + 1}: use a newer plugin"
+        )
+    for step in range(version + 1, SCHEMA + 1):
+        with transaction(db):
+            # Another instance may have done it while we waited.
+            if db.execute("PRAGMA user_version").fetchone()[0] < step:
+                _step(db, step)
+
+
+def _step(db: sqlite3.Connection, step: int) -> None:
+    for statement in _MIGRATIONS[step]:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {step}")
+
+
+def make_tables(db: sqlite3.Connection) -> None:
+    """All of them, inside the caller's transaction."""
+    for step in range(1, SCHEMA + 1):
+        _step(db, step)
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """A write transaction, whole or not at all."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        rollback(db)
+        raise
+
+
+def rollback(db: sqlite3.Connection) -> None:
+    """Ends a transaction that may have ended already."""
+    with contextlib.suppress(sqlite3.Error):
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def sync_file(path: Path) -> None:
+    """Brings a file, or a folder's entries, to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def is_damage(e: Exception) -> bool:
+    """Whether the file's content is at fault, and not the disk below it, which may recover."""
+    if not isinstance(e, sqlite3.DatabaseError):
+        return False
+    text = str(e)
+    if isinstance(e, sqlite3.OperationalError):
+        return any(s in text for s in ("no such table", "no such column", "malformed"))
+    return not isinstance(e, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.NotSupportedError))
+
+
+def is_busy(e: Exception) -> bool:
+    return isinstance(e, sqlite3.OperationalError) and "locked" in str(e)
+
+
+def as_records_error(e: Exception, path: Path) -> RecordsError:
+    """What an exception of SQLite or of the file system means to an operator."""
+    if isinstance(e, RecordsError):
+        return e
+    if is_busy(e):
+        return RecordsBusyError(
+            f"{path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
+        )
+    text = printable(e)
+    if "disk is full" in text or "No space left" in text:
+        return RecordsError(f"{path} cannot be written, the disk is full: free space below the kubelet's root")
+    if "readonly" in text or "read-only" in text.lower():
+        return RecordsError(f"{path} is read-only: mount the kubelet's root read-write and see its permissions")
+    return RecordsError(f"{path} cannot be used: {text}")
+
+
+def lenient(raw: bytes) -> str:
+    """Text of a damaged row is no reason to lose the others."""
+    return raw.decode(errors="replace")
+
+
+def _quoted(path: Path) -> str:
+    return quote(str(path))

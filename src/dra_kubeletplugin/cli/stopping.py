@@ -1,0 +1,135 @@
+"""Signals, from the first moment of a process to its last: one asks it to stop, a second ends it, and a stop that hangs is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import CoroutineType, FrameType
+from typing import Any
+
+log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MARGIN = 5.0  # seconds beyond the grace, for what follows the calls in flight
+STOPPED, CUT = 0, 3  # exit codes
+
+
+class Stop:
+    """Whether somebody asked the process to stop.
+
+    Made before anything else, because a process that is the first of its container ignores signals that it does not handle.
+    ``end`` ends the process at once with a code.
+    """
+
+    def __init__(self, end: Callable[[int], object] = os._exit) -> None:
+        self.asked = False
+        self.grace = 0.0
+        """Seconds that a stop may take, before :data:`MARGIN`."""
+        self._end = end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+        self._body: asyncio.Task[Any] | None = None
+        self._cut: threading.Timer | None = None
+
+    def handle(self) -> None:
+        """Takes the signals over; main thread only."""
+        for number in SIGNALS:
+            signal.signal(number, self._signalled)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.asked:
+            _say(f"{name} again: ended at once, {self.hanging()}")
+            self._end(CUT)
+        self.asked = True
+        if self._loop is None or self._event is None:
+            # Nothing has been started yet: a driver's module is being imported, perhaps for ever.
+            self._end(STOPPED)
+            return
+        _say(f"{name}: stopping")
+        self._cut_after(self.grace + MARGIN)
+        try:
+            self._loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:  # the loop is closed: the process is at its end already
+            self._end(STOPPED)
+
+    def _cut_after(self, seconds: float) -> None:
+        """A thread cuts, because what hangs may be the event loop."""
+        self._cut = threading.Timer(seconds, self._cut_now, (seconds,))
+        self._cut.daemon = True
+        self._cut.start()
+
+    def _cut_now(self, seconds: float) -> None:
+        _say(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
+        self._end(CUT)
+
+    def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
+        """The process is to end with ``code`` within ``seconds``, whatever still runs."""
+        timer = threading.Timer(seconds, self._end, (code,))
+        timer.daemon = True
+        timer.start()
+
+    def attach(self) -> None:
+        """From now on a signal is told to the running event loop."""
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def wait(self, body: asyncio.Task[Any]) -> None:
+        """Waits until somebody asks, after :meth:`attach`; ``body`` is what :meth:`hanging` looks at."""
+        assert self._event is not None
+        self._body = body
+        await self._event.wait()
+
+    def leave(self) -> None:
+        """What runs is being stopped, by a signal or because it failed: that is bounded too."""
+        if self._cut is None:
+            self._cut_after(self.grace + MARGIN)
+
+    def hanging(self) -> str:
+        """Where the process is: the innermost call of its main task, and of threads in a driver's methods."""
+        out = []
+        if self._body is not None and not self._body.done():
+            out.append(f"it waits in {_innermost(self._body)}")
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            frame = frames.get(thread.ident or 0)
+            if frame is not None and thread.name == "driver":
+                out.append(f"a thread of the driver is in {_place(frame)}")
+            elif frame is not None and thread is threading.main_thread() and not _in_loop(frame):
+                out.append(f"the event loop is held by {_place(frame)}")
+        return "; ".join(dict.fromkeys(out)) or "nothing of it hangs"
+
+
+def _innermost(task: asyncio.Task[Any]) -> str:
+    """The chain of coroutines that a task waits in, the innermost last."""
+    names = []
+    at: Any = task.get_coro()
+    while isinstance(at, CoroutineType):
+        names.append(at.__qualname__)
+        at = at.cr_await
+    return " > ".join(names[-4:]) or task.get_name()
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def _in_loop(frame: FrameType) -> bool:
+    """Whether a thread does nothing but wait for events."""
+    return frame.f_code.co_filename.endswith(("selectors.py", "base_events.py"))
+
+
+def _say(text: str) -> None:
+    """One log line, from a signal handler or a thread: a lock of the logging module must not hold it up for ever."""
+    handler = logging.getLogger().handlers
+    if handler and handler[0].lock is not None and handler[0].lock.acquire(timeout=0.2):
+        try:
+            log.warning("%s", text)
+        finally:
+            handler[0].lock.release()
+        return
+    os.write(2, (text + "\n").encode(errors="replace"))

@@ -1,0 +1,340 @@
+"""The one way in which a driver's methods are called, and the one place where what comes out of them is made ours.
+
+``async def`` methods run on the event loop, each call in a task of its own; plain ones in a thread, with the caller's context
+variables. What they answer lazily (generators, ``map``, asynchronous generators) is read within the call, in the same place, so
+that all of a driver's code runs inside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import itertools
+import logging
+import threading
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, overload
+
+from ..errors import DraError, DriverError, DriverFailedError, describe, printable
+from .threads import Threads
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+_THREADS = 256  # plain methods that may block at once
+_THREAD_WAIT = 10.0  # seconds for one of them to be free; the kubelet is answered after 40
+_CLEAN_UP = 1.0  # seconds that a cancelled method has for its `finally`
+_MOST = 100_000  # things in one answer; more is a generator without end
+_NESTED = 4  # an awaitable that answers an awaitable, and so on
+_AGAIN = 600.0  # seconds after which the traceback of the same failure is logged once more
+
+
+class Calls:
+    """Calls methods of one driver; used from one event loop. :attr:`busy`, :meth:`running` and :meth:`when_idle` from any thread.
+
+    A call lasts as long as the method does: a caller that cannot wait uses ``asyncio.timeout``. It may give up, and then an
+    ``async def`` method is cancelled, but a thread cannot be: it runs on and is counted until its method ends.
+
+    ``threads`` plain methods may block at once. Where all do, a further call waits ``thread_wait`` seconds for one to return.
+    """
+
+    def __init__(self, threads: int = _THREADS, thread_wait: float = _THREAD_WAIT) -> None:
+        self.thread_wait = thread_wait
+        self._threads = Threads(threads, "driver")
+        self._lock = threading.Lock()
+        self._running: dict[int, _Running] = {}
+        self._numbers = itertools.count()
+        self._when_idle: list[Callable[[], object]] = []
+        self._tasks: set[asyncio.Task[_Outcome]] = set()
+        self._logged: dict[str, tuple[str, float]] = {}
+
+    @overload  # a Mapping is an Iterable too: the first that fits
+    async def __call__(  # type: ignore[overload-overlap]
+        self, method: Callable[P, Mapping[K, V] | Awaitable[Mapping[K, V]]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Mapping[K, V]: ...
+
+    @overload
+    async def __call__(
+        self,
+        method: Callable[P, Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Sequence[T]: ...
+
+    @overload
+    async def __call__(self, method: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def __call__(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What ``method`` answers: ``async def`` or plain, a generator of either kind, a partial, or any object to be called.
+
+        Anything iterable is answered as a list (a mapping as a dict), read to its end.
+
+        Raises :class:`DraError`: what the driver raised of that tree as it is, also out of a task group;
+        :class:`DriverFailedError` for all else, ``SystemExit`` and the driver's own ``CancelledError`` too, and where no thread
+        is free. ``CancelledError`` where the calling task was cancelled, and only then.
+        """
+        name = _name(method)
+        run = functools.partial(method, *args, **kwargs)
+        with self._noted(name) as running:
+            if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+                outcome = await self._on_loop(running, lambda: _resolve(run()))
+            else:
+                outcome = await self._in_thread(running, run)
+                value = outcome.value
+                if _is_async(value):
+                    outcome = await self._on_loop(running, lambda: _resolve(value), value)
+        return self._answer(name, outcome)
+
+    @property
+    def busy(self) -> int:
+        """Calls that still run, those included whose caller gave up."""
+        with self._lock:
+            return len(self._running)
+
+    def running(self) -> list[tuple[str, float]]:
+        """What runs: method and seconds since it was called, the longest first."""
+        now = time.monotonic()
+        with self._lock:
+            return [(r.name, now - r.since) for r in self._running.values()]
+
+    def when_idle(self, done: Callable[[], object]) -> None:
+        """Calls ``done`` once, as soon as nothing runs: at once, or in the thread in which the last method ends."""
+        with self._lock:
+            if self._running:
+                self._when_idle.append(done)
+                return
+        done()
+
+    # --- where methods run ----------------------------------------------------------------------
+
+    async def _on_loop(self, running: _Running, work: Callable[[], Awaitable[Any]], value: Any = None) -> _Outcome:
+        """In a task of its own, so that a cancellation of ours and one of the driver's are never taken for each other."""
+        task = asyncio.create_task(_guarded(work), name=f"driver.{running.name}")
+        self._tasks.add(task)
+        self._enter(running)
+
+        def ended(task: asyncio.Task[_Outcome]) -> None:
+            self._tasks.discard(task)
+            if inspect.iscoroutine(value):
+                value.close()  # where the task ended before it began
+            self._leave(running)
+
+        task.add_done_callback(ended)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            task.add_done_callback(lambda t: None if t.cancelled() else self._drop(running.name, t.result()))
+            await asyncio.wait({task}, timeout=_CLEAN_UP)
+            raise
+        if task.cancelled():  # by whoever found it among the loop's tasks
+            return _Outcome(error=asyncio.CancelledError())
+        return task.result()
+
+    async def _in_thread(self, running: _Running, run: Callable[[], Any]) -> _Outcome:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Outcome] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def hand_over(outcome: _Outcome) -> None:
+            if future.done():
+                self._drop(running.name, outcome)
+            else:
+                future.set_result(outcome)
+
+        def job() -> None:
+            outcome = context.run(_outcome, run)
+            self._leave(running)
+            try:
+                # The outcome is a value even where it is an exception: a Future takes no StopIteration.
+                loop.call_soon_threadsafe(hand_over, outcome)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._drop(running.name, outcome)
+
+        def give_up() -> None:
+            if not future.done() and self._threads.withdraw(job):
+                self._leave(running)
+                future.set_result(_Outcome(error=self._no_thread(running.name)))
+
+        self._enter(running)
+        self._threads.submit(job)
+        timer = loop.call_later(self.thread_wait, give_up)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._threads.withdraw(job):
+                self._leave(running)
+            raise
+        finally:
+            timer.cancel()
+
+    def _no_thread(self, name: str) -> DriverFailedError:
+        oldest, seconds = self.running()[0]
+        log.error("no thread for the driver's %s: %d calls run, %s for %.0f s", name, self.busy, oldest, seconds)
+        return DriverFailedError(
+            f"the driver's {name} cannot be called: all {self._threads.limit} threads are in methods of the driver that do "
+            f"not return, {oldest} for the longest: restart the plugin's pod if they hang"
+        )
+
+    # --- what comes out -------------------------------------------------------------------------
+
+    def _answer(self, name: str, outcome: _Outcome) -> Any:
+        error = outcome.error
+        if error is None:
+            self._logged.pop(name, None)
+            return outcome.value
+        meant = _meant(error)
+        if meant is not None:
+            raise meant
+        text = f"the driver's {name} raised {describe(error)}"
+        self._log(name, text, error)
+        raise DriverFailedError(text) from error
+
+    def _log(self, name: str, text: str, error: BaseException) -> None:
+        """The traceback once, not with each retry of the kubelet."""
+        last, when = self._logged.get(name, ("", 0.0))
+        now = time.monotonic()
+        if last == text and now - when < _AGAIN:
+            log.warning("%s again", text)
+            return
+        self._logged[name] = text, now
+        log.error("%s", text, exc_info=error)
+
+    def _drop(self, name: str, outcome: _Outcome) -> None:
+        """The end of a call whose caller gave up."""
+        if inspect.iscoroutine(outcome.value):
+            outcome.value.close()
+        if outcome.error is None:
+            log.warning("the driver's %s has ended, after its caller gave up", name)
+        elif not isinstance(outcome.error, asyncio.CancelledError):
+            log.warning("the driver's %s, whose caller gave up, raised %s", name, describe(outcome.error))
+
+    # --- what runs ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _noted(self, name: str) -> Iterator[_Running]:
+        running = _Running(next(self._numbers), name, time.monotonic())
+        self._enter(running)
+        try:
+            yield running
+        finally:
+            self._leave(running)
+
+    def _enter(self, running: _Running) -> None:
+        with self._lock:
+            running.parts += 1
+            self._running[running.number] = running
+
+    def _leave(self, running: _Running) -> None:
+        with self._lock:
+            running.parts -= 1
+            if running.parts:
+                return
+            del self._running[running.number]
+            if self._running:
+                return
+            waiting, self._when_idle = self._when_idle, []
+        for done in waiting:
+            try:
+                done()
+            except Exception:
+                log.exception("what should follow the last call of the driver failed")
+
+
+@dataclass
+class _Running:
+    number: int
+    name: str
+    since: float
+    parts: int = 0  # its caller, its thread, its task: a call has ended when all have
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    value: Any = None
+    error: BaseException | None = None
+
+
+def _outcome(run: Callable[[], Any]) -> _Outcome:
+    try:
+        return _Outcome(_whole(run()))
+    except BaseException as e:  # an author's code may raise anything, and nothing may end our thread
+        return _Outcome(error=e)
+
+
+async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
+    try:
+        return _Outcome(await work())
+    except BaseException as e:  # SystemExit out of a task would end the loop
+        return _Outcome(error=e)
+
+
+async def _resolve(value: Any) -> Any:
+    """Awaits and reads what a method answered until it is a plain value."""
+    for _ in range(_NESTED):
+        if inspect.isawaitable(value):
+            value = await value
+        elif isinstance(value, AsyncIterable):
+            value = await _read(value)
+        else:
+            return _whole(value)
+    raise DriverError("the driver's method answers awaitables of awaitables: it must answer a value")
+
+
+async def _read(source: AsyncIterable[Any]) -> list[Any]:
+    out: list[Any] = []
+    try:
+        async for item in source:
+            out.append(item)
+            _check_length(len(out))
+    finally:
+        if inspect.isasyncgen(source):
+            await source.aclose()
+    return out
+
+
+def _whole(value: Any) -> Any:
+    """``value``, read to its end where it is lazy; what must be awaited is left to the loop."""
+    if type(value) in {list, tuple, dict, str, bytes, type(None)} or _is_async(value):
+        return value
+    if isinstance(value, Mapping):
+        return dict(_bounded(value.items()))
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return list(_bounded(value))
+    return value
+
+
+def _bounded(items: Iterable[Any]) -> Iterable[Any]:
+    for i, item in enumerate(items, 1):
+        _check_length(i)
+        yield item
+
+
+def _check_length(length: int) -> None:
+    if length > _MOST:
+        raise DriverError(f"the driver's method answers more than {_MOST:,} things: does its generator ever end?")
+
+
+def _is_async(value: Any) -> bool:
+    return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
+
+
+def _meant(error: BaseException) -> DraError | None:
+    """What the author raised on purpose, also as the only exception of a task group."""
+    while isinstance(error, BaseExceptionGroup) and len(members := BaseExceptionGroup.exceptions.__get__(error)) == 1:
+        error = members[0]
+    return error if isinstance(error, DraError) else None
+
+
+def _name(method: Callable[..., Any]) -> str:
+    while isinstance(method, functools.partial):
+        method = method.func
+    return printable(getattr(method, "__name__", type(method).__name__))

@@ -1,0 +1,68 @@
+"""What a driver may leave on record with a claim: plain JSON, so that it comes back as it went."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ..errors import printable
+
+JSON = Any
+MAX_DATA_BYTES = 65_536
+_DEPTH = 32
+_INTEGERS = range(-(2**63), 2**64)
+
+
+def plain_json(value: object, path: str = "data") -> JSON:
+    """A copy of ``value`` in JSON's own types; tuples become lists, and enumerations of texts or numbers their values.
+
+    No code of the value's classes is run. Raises ``ValueError`` with the path of what JSON does not have: bytes, sets, other
+    objects, keys that are no text, NaN and infinities, integers of more than 64 bits, text that is no valid Unicode; and of
+    what is nested deeper than 32 or is larger than 64 KiB.
+    """
+    copy = _plain(value, path, _DEPTH)
+    size = len(msgspec.json.encode(copy))
+    if size > MAX_DATA_BYTES:
+        raise ValueError(f"{path} is too large: {size:,} bytes as JSON, at most {MAX_DATA_BYTES:,} are kept")
+    return copy
+
+
+def _plain(value: object, path: str, depth: int) -> JSON:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(str.__str__(value), path)
+    if isinstance(value, int):
+        number = int.__index__(value)
+        if number not in _INTEGERS:
+            raise ValueError(f"{path} is an integer of more than 64 bits: write it as text")
+        return number
+    if isinstance(value, float):
+        real = float.__float__(value)
+        if not math.isfinite(real):
+            raise ValueError(f"{path} is {real}, which JSON does not have")
+        return real
+    if not isinstance(value, dict | list | tuple):
+        raise ValueError(f"{path} is of type {printable(type(value).__name__)}, which JSON does not have")
+    if not depth:
+        raise ValueError(f"{printable(path[:200])}... is nested deeper than {_DEPTH}")
+    if isinstance(value, dict):
+        return {_key(k, path): _plain(v, f"{path}.{printable(k)}", depth - 1) for k, v in dict.items(value)}
+    items = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+    return [_plain(v, f"{path}[{i}]", depth - 1) for i, v in enumerate(items)]
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"{path} has the key {printable(key)}, which is no text")
+    return _text(str.__str__(key), f"{path}: the key {printable(key)}")
+
+
+def _text(text: str, path: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path} is no valid Unicode text: it has half of a surrogate pair") from None
+    return text

@@ -1,0 +1,201 @@
+"""Looks at the devices: one look at a time, soon after whatever may have changed them, and again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from .driver import Driver
+from .driver.calls import Calls
+from .errors import DraError, describe
+from .host.events import SUBSYSTEMS, kernel_events
+from .inventory import Inventory
+from .observe.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds. ``quiet``: a burst of events is over after this, or after ``burst`` at the latest."""
+
+    interval: float = 60.0  # between looks without any event
+    hang: float = 10.0  # a look that takes longer is told as a fault
+    quiet: float = 0.2
+    burst: float = 1.0
+    apart: float = 0.5  # from the end of one look to the start of the next
+    retry: float = 1.0  # after the first failure; it doubles, up to ``interval``
+
+
+class DeviceScan:
+    """Owns the calls of ``devices`` and ``counter_sets``, so that they are never made twice at once and the newest answer wins.
+
+    A look that hangs holds up nothing else: it is told in :attr:`fault`, and its answer is taken when it comes.
+
+    Args:
+        held: the devices that claims hold; may raise :class:`DraError` where that is not known now.
+        sysfs: where kernel events are about; none come for a described host.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        inventory: Inventory,
+        held: Callable[[], Awaitable[Collection[str]]],
+        metrics: Metrics,
+        sysfs: Path,
+        pace: Pace,
+        subsystems: tuple[str, ...] = SUBSYSTEMS,
+    ) -> None:
+        self.last_success: float | None = None
+        """When the driver last answered, in unix seconds."""
+        self._driver = driver
+        self._calls = calls
+        self._inventory = inventory
+        self._held = held
+        self._metrics = metrics
+        self._sysfs = sysfs
+        self._pace = pace
+        self._subsystems = subsystems
+        self._wanted = asyncio.Event()
+        self._ended = asyncio.Condition()
+        self._looks = (0, 0)  # begun, ended
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hangs = False
+        self._began = 0.0
+        self._failures = 0
+        self._failure = ""
+
+    def request(self) -> None:
+        """Something may have changed: a look follows soon. From any thread."""
+        if self._loop is None:
+            return  # the first look is still to come
+        self._loop.call_soon_threadsafe(self._wanted.set)
+
+    def claim_ended(self) -> None:
+        """A device that vanished in use goes from the slices when its claim does."""
+        if self._inventory.has_gone:
+            self.request()
+
+    @property
+    def fault(self) -> str:
+        """Why the devices may be others than those published; empty where all is well."""
+        if self._hangs:
+            return f"devices() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
+        if self._failure:
+            return (
+                f"looking at the devices failed {self._failures} times, the last answer stays in force: {self._failure}"
+            )
+        return ""
+
+    async def first_look(self, timeout: float) -> bool:
+        """Waits until a look has ended, well or not; False where none has within ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout), self._ended:
+                await self._ended.wait_for(lambda: self._looks[1] > 0)
+        except TimeoutError:
+            return False
+        return True
+
+    async def look(self) -> None:
+        """Waits for a look that begins now or later to end, well or not."""
+        awaited = self._looks[0] + 1
+        self.request()
+        async with self._ended:
+            await self._ended.wait_for(lambda: self._looks[1] >= awaited)
+
+    async def run(self) -> None:
+        """Looks, at once and then again and again. Never returns; no fault from outside ends it."""
+        self._loop = asyncio.get_running_loop()
+        with kernel_events(self._sysfs, self._wanted.set, self._subsystems):
+            while True:
+                self._wanted.clear()
+                await self._look()
+                await self._next()
+
+    # --- one look -------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        self._began = time.monotonic()
+        self._looks = (self._looks[0] + 1, self._looks[1])
+        look = asyncio.create_task(self._ask(), name="devices()")
+        try:
+            await asyncio.wait({look}, timeout=self._pace.hang)
+            if not look.done():
+                self._hangs = True
+                self._metrics.set("scan_hanging", 1)
+                log.error("%s: its answer is taken when it comes; the last one stays in force", self.fault)
+                await asyncio.wait({look})
+                log.warning("devices() of the driver answered after %.0f s", time.monotonic() - self._began)
+        finally:
+            look.cancel()
+            self._hangs = False
+            self._metrics.set("scan_hanging", 0)
+        self._took(look)
+        async with self._ended:
+            self._looks = (self._looks[0], self._looks[0])
+            self._ended.notify_all()
+
+    async def _ask(self) -> None:
+        devices = await self._calls(self._driver.devices)
+        counter_sets = await self._calls(self._driver.counter_sets)
+        try:
+            held: Collection[str] | None = await self._held()
+        except DraError as e:
+            log.warning("which devices claims hold is not known (%s): all that vanish stay published with a taint", e)
+            held = None
+        if await self._inventory.update(devices, counter_sets, held):
+            log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
+
+    def _took(self, look: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if look.cancelled() else look.exception()
+        if error is None:
+            if self._failures:
+                log.info("looking at the devices works again, after %d failures", self._failures)
+            self._failures, self._failure = 0, ""
+            self.last_success = time.time()
+            self._metrics.set("last_scan_timestamp_seconds", self.last_success)
+            self._metrics.set("devices_left_out", len(self._inventory.left_out))
+            return
+        text = error.message if isinstance(error, DraError) else describe(error)
+        self._failures += 1
+        self._metrics.inc("scan_failures_total")
+        if text != self._failure:
+            # The traceback of what a driver raised is in the log already; what is left is our own.
+            log.error(
+                "looking at the devices failed, the last answer stays in force: %s",
+                text, exc_info=None if isinstance(error, DraError) else error,
+            )  # fmt: skip
+        self._failure = text
+
+    # --- when to look again ---------------------------------------------------------------------
+
+    async def _next(self) -> None:
+        """Waits for an event or until it is time. Many events in a row neither put the look off nor cause one each."""
+        pace = self._pace
+        ended = time.monotonic()
+        pause = pace.interval
+        if self._failures:
+            pause = min(pause, pace.retry * 2 ** min(self._failures - 1, 10)) * random.uniform(0.8, 1.0)
+        if not await self._event(pause):
+            return
+        burst_ends = time.monotonic() + pace.burst
+        while (left := burst_ends - time.monotonic()) > 0:
+            self._wanted.clear()
+            if not await self._event(min(pace.quiet, left)):
+                break
+        await asyncio.sleep(max(0.0, ended + pace.apart - time.monotonic()))
+
+    async def _event(self, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wanted.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,189 @@
+"""A driver's answers: what cannot work is told at once, with the field, and what may be kept is kept as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, DeviceNode, Hook, Mount, NetDevice, PreparedDevice
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims.answers import complete
+from dra_kubeletplugin.claims.record import Record, State
+from dra_kubeletplugin.driver import AllocatedDevice
+from dra_kubeletplugin.driver.config import resolve
+from dra_kubeletplugin.errors import (
+    BadAnswerError,
+    ConfigError,
+    DraError,
+    DriverFailedError,
+    HostPathMissingError,
+    InvalidSpecError,
+    PermanentError,
+)
+
+UID = "11111111-2222-3333-4444-555555555555"
+DEVICE = AllocatedDevice(
+    request="r", pool="p", name="d", share_id=None, admin_access=False, consumed_capacity={}, config=None, config_source="",
+    device=Device("d"),
+)  # fmt: skip
+CLAIM = Claim(namespace="ns", name="n", uid=UID, devices=(DEVICE,))
+
+
+def completed(answer: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Record:
+    record = Record(UID, "ns", "n", State.PREPARING, "boot", "", {})
+    complete(record, claim, answer, ClaimSpecs(Path("/nowhere"), "x.example.com"), dev)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("edits", "says"),
+    [
+        ({"mounts": [Mount(host_path="lib", container_path="/lib")]}, r"mounts\[0\].host_path 'lib' must be an absolute path"),
+        ({"mounts": [Mount(host_path="/lib", container_path="lib")]}, r"mounts\[0\].container_path 'lib' must be an abs"),
+        ({"mounts": [Mount(host_path="x", container_path="/x", type="none", options=["rbind"])]}, r"host_path 'x' must be"),
+        ({"hooks": [Hook(hook_name="createContainer", path="nvidia-ctk")]}, r"hooks\[0\].path 'nvidia-ctk' must be an abs"),
+        ({"device_nodes": ["/dev/a", "b"]}, r"device_nodes\[1\] 'b' must be an absolute path"),
+        ({"device_nodes": [DeviceNode(path="/dev/a", host_path="b")]}, r"device_nodes\[0\] 'b' must be an absolute path"),
+        ({"device_nodes": [None]}, r"device_nodes\[0\] must be a DeviceNode, not NoneType"),
+        ({"mounts": ["/lib"]}, r"mounts\[0\] must be a Mount, not str"),
+        ({"mounts": [Mount(host_path=5, container_path="/x")]}, r"edits.mounts\[0\].hostPath has the wrong type int"),  # type: ignore[arg-type]
+        ({"mounts": [Mount(host_path=object(), container_path="/x")]}, "Mount: "),  # type: ignore[arg-type]
+        ({"env": {"A": "\ud800"}}, r"env\[0\] 'A=\\ud800' is no valid Unicode text"),
+        ({"env": {"A": "x\0y"}}, r"env\[0\] 'A=x\\x00y' must not contain a NUL"),
+        ({"env": {"A=B": "x"}}, "must not contain '='"),
+        ({"mounts": [Mount(host_path="/a\0", container_path="/x")]}, r"mounts\[0\].hostPath .* must not contain a NUL"),
+        ({"net_devices": [NetDevice(host_interface_name="e\udc80", name="e")]}, r"netDevices\[0\].hostInterfaceName"),
+        ({"hooks": [Hook(hook_name="createContainer", path="/x", args=["\0"])]}, r"hooks\[0\].args\[0\]"),
+        ({"intel_rdt": {"closID": "\ud800"}}, "intelRdt.closID"),
+        ({"additional_gids": ["x"]}, r"additionalGids\[0\] has the wrong type str"),
+    ],
+)  # fmt: skip
+def test_edits_that_cannot_work_are_refused_when_they_are_made(edits: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidSpecError, match=says) as raised:
+        ContainerEdits(**edits)
+    str(raised.value).encode()
+
+
+def test_a_mount_that_is_no_bind_has_a_source_of_the_kernel_s() -> None:
+    edits = ContainerEdits(mounts=[Mount(host_path="tmpfs", container_path="/x", type="tmpfs")])
+    assert list(edits.host_paths()) == []
+    assert completed([DEVICE.prepared(edits)]).doc["cdi"]
+
+
+@given(st.dictionaries(st.text(max_size=5), st.text(st.characters(exclude_categories=()), max_size=5), max_size=3))
+def test_any_environment_is_taken_as_it_is_or_refused(env: dict[str, str]) -> None:
+    try:
+        edits = ContainerEdits(env=env)
+    except InvalidSpecError as e:
+        e.event().encode()
+    else:
+        assert edits.json().get("env", []) == [f"{k}={v}" for k, v in env.items()]
+
+
+@pytest.mark.parametrize("kind", ["node", "mount", "hook"])
+def test_whatever_a_container_needs_from_the_host_is_looked_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "it"
+    edits = {
+        "node": ContainerEdits(device_nodes=[DeviceNode(path="/dev/x", host_path=str(path))]),
+        "mount": ContainerEdits(mounts=[Mount(host_path=str(path), container_path="/x")]),
+        "hook": ContainerEdits(hooks=[Hook(hook_name="createContainer", path=str(path))]),
+    }[kind]
+    with pytest.raises(HostPathMissingError, match="it of device d is not on the host"):
+        completed([DEVICE.prepared(edits)])
+    path.symlink_to("/only/the/host/sees/this")
+    assert completed([DEVICE.prepared(edits)]).doc["cdi"]
+
+
+def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> None:
+    outside = ContainerEdits(
+        mounts=[Mount(host_path="/opt/vendor/lib", container_path="/x")],
+        hooks=[Hook(hook_name="createContainer", path="/opt/vendor/hook")],
+    )
+    assert completed([DEVICE.prepared(outside)], tmp_path).doc["cdi"]
+    for path in ("/dev/toy/0", "/dev//toy/./0", "/dev/x/../toy/0"):
+        inside = DEVICE.prepared(ContainerEdits(mounts=[Mount(host_path=path, container_path="/x")]))
+        with pytest.raises(HostPathMissingError):
+            completed([inside], tmp_path)
+        (tmp_path / "toy").mkdir()
+        (tmp_path / "toy/0").touch()
+        assert completed([inside], tmp_path).doc["cdi"]
+        (tmp_path / "toy/0").unlink()
+        (tmp_path / "toy").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "prepare answered NoneType, not a list of PreparedDevice"),
+        (5, "prepare answered int, not a list"),
+        ([], "answered nothing for device d"),
+        (["d"], "prepare answered str, not PreparedDevice"),
+        ([DEVICE.prepared()] * 2, "answered device d twice"),
+        ([DEVICE.prepared(), PreparedDevice(request="r", pool="p", name="e")], "device e, which is not allocated"),
+        ([PreparedDevice(request="r", pool="p", name=["d"])], "a field of a wrong type"),  # type: ignore[arg-type]
+        ([PreparedDevice(request="r", pool="p", name="d", edits={})], "a field of a wrong type"),  # type: ignore[arg-type]
+        ([DEVICE.prepared(data={"a": b"x"})], "device d: data.a is of type bytes"),
+        ([DEVICE.prepared(data={"a": float("inf")})], "device d: data.a is inf"),
+        ([DEVICE.prepared(data="\ud800")], "device d: data is no valid Unicode text"),
+        ([DEVICE.prepared(data="x" * 70_000)], "device d: data is too large: 70,002 bytes"),
+    ],
+)
+def test_an_answer_that_breaks_a_rule_is_named(answer: Any, says: str) -> None:
+    with pytest.raises(BadAnswerError, match=says) as raised:
+        completed(answer)
+    assert str(raised.value).startswith("claim ns/n: ")
+
+
+def test_data_and_devices_are_on_record() -> None:
+    record = completed([DEVICE.prepared(ContainerEdits(env={"A": "ü"}), data={"a": (1, None)})])
+    (device,) = record.devices
+    assert device["data"] == {"a": [1, None]}
+    assert record.doc["cdi"]["devices"][0]["containerEdits"] == {"env": ["A=ü"]}
+    assert completed([DEVICE.prepared()]).doc["cdi"] is None
+    admin = dataclasses.replace(DEVICE, admin_access=True)
+    (device,) = completed([admin.prepared()], claim=dataclasses.replace(CLAIM, devices=(admin,))).devices
+    assert device["adminAccess"] is True
+
+
+class Odd(Config):
+    KIND = "Odd"
+    API_VERSION = "odd.example.com/v1"
+    colour: Literal["red"] = "red"
+    name: str = ""
+
+    def check(self) -> None:
+        match self.name:
+            case "value":
+                raise ValueError("it \x00 \x1b[2J")
+            case "exit":
+                raise SystemExit(0)
+            case "key":
+                raise KeyError("name")
+            case "ours":
+                raise PermanentError("never")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "says"),
+    [
+        ({"name": "\ud800"}, ConfigError, "parameters.name is no valid Unicode text"),
+        ({"\ud800": 1}, ConfigError, "is no valid Unicode text"),
+        ({"kind": "\udfff"}, ConfigError, "parameters.kind is no valid Unicode text"),
+        ({"name": "value"}, ConfigError, "parameters: it "),
+        ({"name": "exit"}, DriverFailedError, "the checks of Odd raised SystemExit: 0"),
+        ({"name": "key"}, DriverFailedError, "the checks of Odd raised KeyError: 'name'"),
+        ({"name": "ours"}, PermanentError, "never"),
+    ],
+)
+def test_parameters_and_the_author_s_own_checks_never_break_the_text(
+    parameters: Any, error: type[DraError], says: str
+) -> None:
+    entries = [{"source": "FromClaim", "opaque": {"driver": "odd.example.com", "parameters": parameters}}]
+    with pytest.raises(error, match=says) as raised:
+        resolve(entries, [Odd], "odd.example.com", "r")
+    raised.value.event().encode()

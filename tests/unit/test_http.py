@@ -1,0 +1,162 @@
+"""The small HTTP server: probes are answered on both families of addresses, whoever else is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dra_kubeletplugin.observe.http import PROBES, HttpServer, Limits, Request, Response
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    limits: Limits | None, address: str = "127.0.0.1:0", hold: asyncio.Event | None = None
+) -> AsyncIterator[int]:
+    async def handle(request: Request) -> Response:
+        if hold and request.path == "/hold":
+            await hold.wait()
+        return Response(200, b"ok " + request.path.encode(), "text/plain")
+
+    server = HttpServer(handle, address, limits=limits)
+    url = await server.start()
+    try:
+        yield int(url.rpartition(":")[2])
+    finally:
+        await server.close()
+
+
+async def get(port: int, path: str = "/healthz", host: str = "127.0.0.1") -> bytes:
+    async with asyncio.timeout(5):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        return answer
+
+
+async def closed(reader: asyncio.StreamReader, timeout: float = 5) -> bool:
+    """Whether the server ends a connection, also by a reset."""
+    try:
+        async with asyncio.timeout(timeout):
+            while await reader.read(1000):
+                pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_without_a_host_both_families_of_addresses_are_served(host: str) -> None:
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    async with serving(PROBES, ":0") as port:
+        assert (await get(port, host=host)).endswith(b"ok /healthz")
+
+
+async def test_the_url_of_an_ipv6_address_can_be_used() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("needs IPv6")
+    server = HttpServer(lambda request: asyncio.sleep(0, Response(200)), "[::1]:0")
+    assert (await server.start()).startswith("http://[::1]:")
+    await server.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT"], ids=["nothing", "half a line"])
+async def test_probes_are_answered_while_500_clients_hold_connections(sent: bytes) -> None:
+    async with serving(PROBES) as port, contextlib.AsyncExitStack() as stack:
+        connections = []
+        for _ in range(500):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.transport.abort)
+            writer.write(sent)
+            connections.append((reader, writer))
+        for _ in range(10):
+            assert (await get(port)).endswith(b"ok /healthz")
+        ended = [asyncio.create_task(closed(r, 0.5)) for r, _ in connections]
+        assert sum(await asyncio.gather(*ended)) >= 500 - 64
+
+
+async def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
+    async with serving(Limits(connections=2)) as port, contextlib.AsyncExitStack() as stack:
+        connections = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.transport.abort)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"ok /")
+            connections.append((reader, writer))
+        assert await closed(connections[0][0])
+        assert not await closed(connections[1][0], 0.1)
+
+
+async def test_a_request_at_work_is_not_ended_for_a_new_client() -> None:
+    hold = asyncio.Event()
+    async with serving(Limits(connections=1), hold=hold) as port:
+        first = asyncio.create_task(get(port, "/hold"))
+        await asyncio.sleep(0.1)
+        with contextlib.suppress(ConnectionError):
+            assert await get(port) == b""
+        hold.set()
+        assert (await first).endswith(b"ok /hold")
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent"),
+    [
+        (Limits(idle_timeout=0.1), b""),
+        (Limits(head_timeout=0.1), b"GET / HTTP/1.1\r\nHost:"),
+        (Limits(body_timeout=0.1), b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf"),
+        (Limits(idle_timeout=0.1), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (Limits(head_bytes=1000), b"GET / HTTP/1.1\r\nX: " + b"x" * 2000),
+    ],
+    ids=["nothing sent", "half a head", "half a body", "idle after an answer", "a long head"],
+)
+async def test_a_client_that_takes_its_time_is_closed(limits: Limits, sent: bytes) -> None:
+    async with serving(limits) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert await closed(reader)
+        writer.transport.abort()
+
+
+async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
+    async def handle(request: Request) -> Response:
+        return Response(200, b"x" * 50_000_000)
+
+    server = HttpServer(handle, limits=Limits(send_timeout=0.2))
+    port = int((await server.start()).rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"HTTP/1.1 200")
+    async with asyncio.timeout(10):
+        while server.open_connections:
+            await asyncio.sleep(0.02)
+    writer.transport.abort()
+    await server.close()
+
+
+async def test_requests_that_come_at_once_on_one_connection_are_answered_in_order() -> None:
+    async with serving(PROBES) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"".join(f"GET /{i} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for i in range(20)))
+        for i in range(20):
+            await reader.readuntil(f"ok /{i}".encode())
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("sent", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])  # fmt: skip
+async def test_what_is_no_http_ends_its_connection_only(sent: bytes) -> None:
+    async with serving(PROBES) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert await closed(reader)
+        writer.transport.abort()
+        assert (await get(port)).endswith(b"ok /healthz")

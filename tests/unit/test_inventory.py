@@ -1,0 +1,335 @@
+"""What is said of devices and their health was measured, and one bad device takes no other with it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import CounterSet, Device, Health, Taint
+from dra_kubeletplugin._proto import health_v1_pb2 as v1
+from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
+from dra_kubeletplugin.errors import DriverError, InvalidObjectError
+from dra_kubeletplugin.inventory import GONE, Inventory
+from dra_kubeletplugin.kubelet import HealthService
+from dra_kubeletplugin.resources.slice_rules import validate_device
+
+UNHEALTHY = Taint(key="example.com/unhealthy", effect="NoExecute")
+KINDS = pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def renamed(device: Device, name: str) -> Device:
+    """Quickly: making a device checks it."""
+    out = copy.copy(device)
+    object.__setattr__(out, "name", name)
+    return out
+
+
+async def stocked(*names: str, clock: Clock | None = None) -> Inventory:
+    inventory = Inventory("node", UNHEALTHY, clock=clock or Clock())
+    await inventory.update([Device(n) for n in names or ("a", "b")])
+    return inventory
+
+
+def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> dict[str, tuple[int, int, str]]:
+    message = HealthService(inventory).message(kind)
+    return {d.device.device_name: (d.health, d.last_updated_time, d.message) for d in message.devices}
+
+
+def published(inventory: Inventory) -> dict[str, list[str]]:
+    return {d["name"]: [t["key"] for t in d.get("taints", [])] for d in inventory.published()}
+
+
+# --- health -----------------------------------------------------------------------------------------
+
+
+@KINDS
+async def test_health_is_unknown_until_the_driver_has_reported_it(kind: Any) -> None:
+    inventory = await stocked()
+    assert {n: h for n, (h, _, _) in told(inventory, kind).items()} == {"a": v1.UNKNOWN, "b": v1.UNKNOWN}
+    assert all(at == 0 for _, at, _ in told(inventory, kind).values())
+    assert inventory.health_age() is None
+    assert inventory.healthy("a"), "unknown is not unhealthy"
+    assert published(inventory) == {"a": [], "b": []}
+
+
+@KINDS
+async def test_the_kubelet_is_told_when_health_was_measured_and_not_the_time_of_now(kind: Any) -> None:
+    clock = Clock()
+    inventory = await stocked(clock=clock)
+    await inventory.set_health({"a": Health(True)}, at=clock.now - 3)
+    clock.now += 20
+    assert told(inventory, kind)["a"] == (v1.HEALTHY, 999_997, "")
+    assert inventory.health_age() == 23
+
+
+async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
+    clock = Clock()
+    inventory = await stocked(clock=clock)
+    await inventory.set_health({"a": Health(True), "b": Health(False, "hot")}, at=clock.now)
+    clock.now += 30
+    assert [h for h, _, _ in told(inventory).values()] == [v1.HEALTHY, v1.UNHEALTHY]
+    clock.now += 1
+    assert [(h, at) for h, at, _ in told(inventory).values()] == [(v1.UNKNOWN, 1_000_000)] * 2
+    assert inventory.health_counts() == {"healthy": 0, "unhealthy": 0, "unknown": 2}
+    assert published(inventory)["b"] == [UNHEALTHY.key], "silence does not heal a device that was reported as unhealthy"
+
+
+async def test_devices_that_a_report_leaves_out_were_healthy_then_and_new_ones_are_unknown() -> None:
+    clock = Clock()
+    inventory = await stocked(clock=clock)
+    await inventory.set_health({}, at=clock.now)
+    await inventory.update([Device(n) for n in "abc"])
+    assert [h for h, _, _ in told(inventory).values()] == [v1.HEALTHY, v1.HEALTHY, v1.UNKNOWN]
+
+
+async def test_taints_follow_what_is_explicitly_unhealthy_only() -> None:
+    clock = Clock()
+    inventory = await stocked("a", "b", "c", clock=clock)
+    await inventory.set_health({"a": Health(False, "hot"), "b": Health(None, "busy")}, at=clock.now)
+    assert published(inventory) == {"a": [UNHEALTHY.key], "b": [], "c": []}
+    assert (inventory.healthy("a"), inventory.healthy("b"), inventory.unhealthy_reason("a")) == (False, True, "hot")
+    assert told(inventory)["b"] == (v1.UNKNOWN, 1_000_000, "busy")
+
+
+async def test_a_report_that_changes_no_taint_writes_no_slice_and_still_reaches_the_stream() -> None:
+    inventory = await stocked()
+    version, health = inventory.version, inventory.health_version
+    await inventory.set_health({}, at=1.0)
+    assert (inventory.version, inventory.health_version) == (version, health + 1)
+    await inventory.set_health({"a": Health(False)}, at=2.0)
+    assert inventory.version == version + 1
+
+
+async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_with_the_time_when_that_was_seen() -> (
+    None
+):
+    clock = Clock()
+    inventory = await stocked(clock=clock)
+    clock.now += 5
+    await inventory.update([Device("b")], used={"a"})
+    clock.now += 100
+    assert told(inventory)["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
+    assert published(inventory) == {"b": [], "a": [GONE.key]}
+    await inventory.update([Device("b")], used=set())
+    assert set(told(inventory)) == {"b"}
+
+
+@pytest.mark.parametrize("text", ["x" * 2000, "\U0001f525" * 2000])
+async def test_8192_devices_with_long_messages_fit_into_one_grpc_message(text: str) -> None:
+    inventory = Inventory("n" * 253, clock=Clock())
+    names = [f"{'d' * 50}-{i}" for i in range(8192)]
+    device = Device("d")
+    await inventory.update([renamed(device, n) for n in names])
+    await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
+    message = HealthService(inventory).message(v1.NodeWatchResourcesResponse)
+    assert len(message.devices) == 8192
+    assert message.ByteSize() < 4 * 1024 * 1024
+    assert message.devices[0].message.endswith("...")
+
+
+async def test_a_single_message_is_cut_at_the_kubelet_s_length() -> None:
+    inventory = await stocked()
+    await inventory.set_health({"a": Health(False, "ß" * 2000), "b": Health(False, "\ud800broken")}, at=1_000_000.0)
+    messages = {n: m for n, (_, _, m) in told(inventory).items()}
+    assert messages["a"] == "ß" * 1021 + "..."
+    assert "broken" in messages["b"]
+
+
+@pytest.mark.parametrize("report", [None, [], 5, {"a": True}, {1: Health(True)}, {"a": Health("no")}, {"a": None}])  # type: ignore[arg-type]
+async def test_a_report_that_is_none_leaves_the_last_one_in_force(report: object) -> None:
+    inventory = await stocked()
+    await inventory.set_health({"a": Health(False, "hot")}, at=999_999.0)
+    with pytest.raises(DriverError, match="health"):
+        await inventory.set_health(report, at=1_000_000.0)
+    assert told(inventory)["a"] == (v1.UNHEALTHY, 999_999, "hot")
+
+
+# --- devices ----------------------------------------------------------------------------------------
+
+
+def _ends_badly() -> Iterator[Device]:
+    yield Device("a")
+    raise LookupError("\ud800 the bus is gone")
+
+
+def _endless() -> Iterator[Device]:
+    device = Device("d")
+    for i in itertools.count():
+        yield renamed(device, f"d{i}")
+
+
+ODD_ANSWERS: list[Any] = [None, 5, "devices", {"a": Device("a")}, [None], [Device("a"), "b"], [Device("a"), Device("a")], _ends_badly, _endless]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ODD_ANSWERS, ids=lambda a: getattr(a, "__name__", repr(a)[:20]))
+async def test_an_answer_that_is_no_list_of_devices_leaves_the_last_one_in_force(answer: Any) -> None:
+    inventory = Inventory("node")
+    with pytest.raises(DriverError):
+        await inventory.update(answer() if callable(answer) else answer)
+    assert not inventory.known
+    await inventory.update([Device("kept")])
+    assert inventory.known
+    version = inventory.version
+    with pytest.raises(DriverError):
+        await inventory.update(answer() if callable(answer) else answer)
+    assert ([d.name for d in inventory], inventory.version) == (["kept"], version)
+
+
+async def test_before_the_first_answer_nothing_is_known_and_an_empty_answer_is_one() -> None:
+    inventory = Inventory("node")
+    assert (inventory.known, inventory.version) == (False, 0)
+    await inventory.update([])
+    assert (inventory.known, inventory.version) == (True, 1)
+
+
+def broken(made: str, /, **fields: object) -> Device:
+    """A device that was changed after it had been checked."""
+    device = Device(made)
+    for key, value in fields.items():
+        object.__setattr__(device, key, value)
+    return device
+
+
+SEVENTEEN = [Taint(key=f"k{i}") for i in range(17)]
+BAD = {
+    "an invalid taint": broken("bad", taints=[Taint(key="not valid!")]),
+    "a 17th taint": broken("bad", taints=SEVENTEEN),
+    "an int beyond 64 bits": broken("bad", attributes={"x": 2**63}),
+    "a bad quantity": broken("bad", capacity={"memory": "1 Gi"}),
+    "what is no attribute": broken("bad", attributes={"x": object()}),
+    "what cannot be encoded": broken("bad", attributes={"x": "\ud800"}),
+    "too large": broken("bad", extra={"note": "x" * 600_000}),
+    "binding without failing": broken("bad", binding_conditions=["example.com/bound"]),
+    "an unknown counter set": Device("bad", consumes_counters={"nowhere": {"slices": 1}}),
+    "an unknown counter": Device("bad", consumes_counters={"gpu-0": {"slizes": 1}}),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_a_device_that_the_server_would_refuse_is_left_out_alone_and_named(what: str) -> None:
+    inventory = Inventory("node", UNHEALTHY)
+    sets = [CounterSet("gpu-0", {"slices": 7})]
+    good = Device("good", consumes_counters={"gpu-0": {"slices": 1}})
+    await inventory.update([BAD[what], good], sets)
+    assert published(inventory) == {"good": []}
+    assert list(inventory.left_out) == ["bad"]
+    assert inventory.left_out["bad"]
+    await inventory.update([Device("bad"), good], sets)
+    assert (set(published(inventory)), dict(inventory.left_out)) == ({"bad", "good"}, {})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        CounterSet("GPU_0", {"slices": 7}),
+        CounterSet("gpu-0", {f"c{i}": 1 for i in range(33)}),
+        CounterSet("gpu-0", {"slices": "7 Gi"}),
+        CounterSet("gpu-0", {}),
+    ],
+)
+async def test_an_invalid_counter_set_takes_its_users_with_it_and_nobody_else(bad: CounterSet) -> None:
+    inventory = Inventory("node")
+    user = broken("user", consumes_counters={bad.name: {"slices": 1}})
+    await inventory.update([user, Device("free")], [bad, CounterSet("fine", {"x": 1})])
+    assert set(published(inventory)) == {"free"}
+    assert [s["name"] for s in inventory.published_sets()] == ["fine"]
+    assert set(inventory.left_out) == {"user", f"counter set {bad.name}"}
+
+
+async def test_a_counter_set_that_is_answered_twice_is_left_out() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Device("free")], [CounterSet("s", {"x": 1}), CounterSet("s", {"x": 2})])
+    assert (inventory.published_sets(), list(inventory.left_out)) == ([], ["counter set s"])
+
+
+async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> None:
+    inventory = Inventory("node", UNHEALTHY)
+    await inventory.update([Device("a", taints=SEVENTEEN[:16])])
+    await inventory.set_health({"a": Health(False)}, at=1.0)
+    (device,) = inventory.published()
+    assert validate_device(device, "") == []
+    assert device["taints"][-1]["key"] == UNHEALTHY.key
+    await inventory.update([], used={"a"})
+    (device,) = inventory.published()
+    assert (validate_device(device, ""), device["taints"][-1]["key"]) == ([], GONE.key)
+
+
+def test_a_driver_whose_unhealthy_taint_is_invalid_is_told_at_start() -> None:
+    with pytest.raises(DriverError, match="unhealthy_taint"):
+        Inventory("node", Taint(key="not valid!"))
+
+
+async def test_a_refused_device_is_left_out_until_it_is_described_differently() -> None:
+    inventory = await stocked()
+    await inventory.refuse({"a": "spec.devices[0].x: forbidden"})
+    assert (set(published(inventory)), list(inventory.left_out)) == ({"b"}, ["a"])
+    await inventory.update([Device("a"), Device("b")])
+    assert set(published(inventory)) == {"b"}
+    await inventory.update([Device("a", {"x": 1}), Device("b")])
+    assert set(published(inventory)) == {"a", "b"}
+
+
+async def test_where_it_is_not_known_what_claims_hold_all_that_vanish_stay() -> None:
+    inventory = await stocked()
+    await inventory.update([Device("b")], used=None)
+    assert published(inventory) == {"b": [], "a": [GONE.key]}
+
+
+async def test_the_same_object_that_was_changed_inside_is_a_change() -> None:
+    inventory = Inventory("node")
+    device = Device("a", {"x": 1})
+    await inventory.update([device])
+    device.attributes["x"] = 2  # type: ignore[index]
+    assert await inventory.update([device])
+    assert inventory.published()[0]["attributes"] == {"x": {"int": 2}}
+
+
+def test_what_the_server_would_refuse_is_told_when_a_device_is_made() -> None:
+    for fields in ({"attributes": {"x": 2**63}}, {"attributes": {"x": "\ud800"}}, {"binding_conditions": ["a.b/c"]}):
+        with pytest.raises(InvalidObjectError, match="device 'a'"):
+            Device("a", **fields)  # type: ignore[arg-type]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.builds(Device, st.sampled_from("abc")),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(anything, anything, anything)
+async def test_nothing_that_a_driver_answers_raises_anything_but_a_driver_error(a: Any, b: Any, c: Any) -> None:
+    inventory = await stocked("kept")
+    for step in (inventory.update(a, b), inventory.set_health(c, at=1.0)):
+        try:
+            await step
+        except DriverError as e:
+            assert str(e).encode()
+    assert HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString() is not None
+    inventory.published()
+
+
+@given(st.text(max_size=6), st.dictionaries(st.text(max_size=6), st.text(max_size=6) | st.integers(), max_size=3))
+async def test_whatever_a_device_has_become_inside_it_is_published_validly_or_left_out(
+    name: str, attributes: Any
+) -> None:
+    inventory = Inventory("node")
+    await inventory.update([broken("a", name=name, attributes=attributes), Device("good")])
+    for device in inventory.published():
+        assert validate_device(device, "") == []
+    assert "good" in published(inventory) or name == "good"
+    HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString()
