@@ -67,7 +67,10 @@ class Settings:
         "--pod-uid", "POD_UID", "", "UID of this pod (downward metadata.uid); turns rolling update on."
     )
     kubeconfig: str = _option(
-        "--kubeconfig", "KUBECONFIG", "", "Path of a kubeconfig; without it the pod's service account is used."
+        "--kubeconfig",
+        "KUBECONFIG",
+        "",
+        "Path of a kubeconfig, or several as kubectl takes them; without it the pod's service account is used.",
     )
     kubelet_root: Path = _option(
         "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path
