@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import textwrap
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.crash.harness import ROOT
 
 pytestmark = pytest.mark.crash
 
+STARTED: list[asyncio.subprocess.Process] = []
 DRIVER = """
 import os, signal, time, threading, asyncio
 from dra_kubeletplugin import Device, Driver
@@ -25,6 +28,16 @@ def say(text):
 class Slow(Driver):
     name = "slow.example.com"
 """
+
+
+@pytest.fixture(autouse=True)
+async def _end_processes() -> AsyncIterator[None]:
+    yield
+    for process in STARTED:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    STARTED.clear()
 
 
 class Process:
@@ -57,8 +70,9 @@ class Process:
                 sys.executable, "-m", "dra_kubeletplugin.cli", "run", f"{self.root / 'driver.py'}:Slow",
                 env=self.environment, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=err,
             )  # fmt: skip
+        STARTED.append(self.process)
         assert self.process.stdout
-        if says:
+        if says:  # a word of the driver's
             async with asyncio.timeout(20):
                 while (line := await self.process.stdout.readline()).strip() != says.encode():
                     assert line, self.log

@@ -45,7 +45,8 @@ class Stop:
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, _heard_elsewhere)
-        os.register_at_fork(after_in_child=_let_go)
+        forking = _Forking()
+        os.register_at_fork(before=forking.hold, after_in_parent=forking.go_on, after_in_child=forking.let_go)
         threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
 
     def _listen(self, heard: int) -> None:
@@ -120,11 +121,23 @@ def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
     """A handler must be there, or the signal would do what it does by default."""
 
 
-def _let_go() -> None:
-    """A child that a driver forks ends by its own signals, which must not be told to us."""
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+class _Forking:
+    """A child that a driver forks ends by its own signals, which must not be told to us, not even those of its first moment."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def hold(self) -> None:
+        self._of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def go_on(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.mask)
+
+    def let_go(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        self.go_on()
 
 
 def _innermost(task: asyncio.Task[Any]) -> str:
