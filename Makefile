@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo dev test lint type soak bench proto proto-env docs clean
+.PHONY: help demo dev test mutants lint type soak bench proto proto-env docs clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -22,6 +22,9 @@ dev: $(STAMP) ## the local cluster with the PCI driver, until Ctrl-C
 
 test: $(STAMP) ## every test
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+mutants: $(STAMP) ## 200 small changes to the code: nine in ten must be noticed by a test
+	@$(BIN)/python -m tests.tools.mutants $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import layers, module sizes
 	@$(BIN)/ruff check .

@@ -27,7 +27,7 @@ from dra_kubeletplugin.testing.pods import claim, claim_spec
 
 NODE = "node-1"
 NODES = Resource("", "v1", "nodes")
-START = 30.0  # seconds
+START = 90.0  # seconds; a loaded machine validates thousands of devices slowly
 Ref = tuple[str, str, str]  # namespace, name, UID
 
 

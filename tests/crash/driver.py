@@ -7,9 +7,11 @@ KILL_SKIP times).
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +28,15 @@ from dra_kubeletplugin import (
     RetryableError,
 )
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Store
-from dra_kubeletplugin.claims import engine as engine_module
+from dra_kubeletplugin.claims import State, Store, keeper, rows, schema
+from dra_kubeletplugin.claims.judge import Judge
+from dra_kubeletplugin.claims.keeper import Keeper
+from dra_kubeletplugin.claims.reconcile import Reconciler
+from dra_kubeletplugin.claims.recovery import Recovery
 from dra_kubeletplugin.kubelet import NodeService
 
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])
+FAULTS = HARDWARE.parent / "faults"
 KILL_AT = os.environ.get("KILL_AT", "")
 DELAY = float(os.environ.get("CRASH_DELAY", "0"))
 _skip = int(os.environ.get("KILL_SKIP", "0"))
@@ -60,6 +66,24 @@ UNPREPARE_POINTS = (
     "unprepare: after commit",
     "unprepare: before reply",
 )
+REPAIR_POINTS = (
+    "repair: before setting aside",
+    "repair: between file and log",
+    "repair: after setting aside",
+    "repair: before making",
+    "repair: before filling",
+    "repair: after filling",
+    "repair: before the name",
+    "repair: after the name",
+    "repair: after making",
+    "repair: before last name",
+    "repair: after last name",
+    "repair: after opening",
+    "recovery: before merge",
+    "recovery: after merge",
+    "reconcile: before orphans",
+    "reconcile: after orphans",
+)
 
 
 def reach(point: str) -> None:
@@ -80,6 +104,16 @@ class Crash(Driver):
         return [Device(f"c-{i}", {"index": i}) for i in range(4)]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        if fault("driver-hangs"):
+            time.sleep(2)
+        if fault("driver-stops-iteration"):
+            next(iter(()))
+        if fault("driver-exits"):
+            raise SystemExit(7)
+        if fault("driver-cancels"):
+            raise asyncio.CancelledError
+        if fault("driver-says-nothing"):
+            return None  # type: ignore[return-value]
         reach("prepare: before hardware")
         for d in claim.devices:
             claim.on_undo("release", device=d.name)
@@ -149,56 +183,124 @@ def around(owner: Any, name: str, before: Callable[..., None], after: Callable[.
 
 
 def instrument() -> None:
-    """Which operation a transaction holds is told by the function that it is given."""
+    """Wraps the framework's own steps. What a transaction did is remembered until it is committed."""
+    done: list[str] = []
 
-    def points(items: Any) -> set[str]:
-        out = set()
-        for operation, _ in items:
-            name = operation.__qualname__
-            if "_begin.<locals>.begin" in name:
-                out.add("prepare: {} record")
-            elif "unprepare_one.<locals>.mark" in name:
-                out.add("unprepare: {} record")
-            elif "Store.save" in name:
-                out.add("prepare: {} commit")
-            elif "Store.delete" in name:
-                out.add("unprepare: {} commit")
-        return out
+    def in_transaction(owner: Any, name: str, phase: str) -> None:
+        """``before`` is killed inside the transaction, ``after`` when it is on disk."""
 
-    around(
-        Store,
-        "_work",
-        lambda self, items: [reach(p.format("before")) for p in points(items)],
-        lambda self, items: [reach(p.format("after")) for p in points(items)],
-    )
-    around(
-        ClaimSpecs, "write", lambda *a: reach("prepare: before CDI file"), lambda *a: reach("prepare: after CDI file")
-    )
-    around(
-        ClaimSpecs,
-        "remove",
-        lambda *a: reach("unprepare: before CDI file"),
-        lambda *a: reach("unprepare: after CDI file"),
-    )
+        def before(*_: Any) -> None:
+            reach(phase.format("before"))
+            done.append(phase.format("after"))
+
+        around(owner, name, before, lambda *_: None)
+
+    def committed(self: Any, operations: Any, **_: Any) -> None:
+        points, done[:] = list(done), []
+        for point in points:
+            reach(point)
+
+    in_transaction(Judge, "begin", "prepare: {} record")
+    in_transaction(Judge, "end", "unprepare: {} record")
+    in_transaction(rows, "delete", "unprepare: {} commit")
+    in_transaction(Recovery, "_merge", "recovery: {} merge")
+    original_update = rows.update
+
+    def update(db: Any, record: Any, fence: Any) -> bool:
+        if record.state is State.PREPARED:
+            reach("prepare: before commit")
+            done.append("prepare: after commit")
+        return original_update(db, record, fence)
+
+    rows.update = update
+    around(Store, "_attempt", lambda *_, **__: done.clear(), committed)
+    for name, word in (("write", "prepare"), ("remove", "unprepare")):
+        around(
+            ClaimSpecs,
+            name,
+            lambda *_, word=word: reach(f"{word}: before CDI file"),
+            lambda *_, word=word: reach(f"{word}: after CDI file"),
+        )
+    for owner, name, what in (
+        (Keeper, "_set_aside", "repair: {} setting aside"),
+        (Keeper, "_make", "repair: {} making"),
+        (Keeper, "_retire", "repair: {} last name"),
+        (keeper, "fill", "repair: {} filling"),
+        (keeper, "connect", "repair: {} opening"),
+        (schema, "_step", "migration: {} step"),
+        (Reconciler, "_orphans", "reconcile: {} orphans"),
+    ):
+        around(owner, name, lambda *_, w=what: reach(w.format("before")), lambda *_, w=what: reach(w.format("after")))
     rename = Path.rename
 
-    def half(self: Path, target: Any) -> Any:
+    def renamed(self: Path, target: Any) -> Any:
+        to = str(target)
         if ".tmp-" in self.name:
             reach("prepare: half a CDI file")
-        return rename(self, target)
+        if ".unmerged-" in to and to.endswith("-wal"):
+            reach("repair: between file and log")
+        if ".new-" in self.name and self.name.startswith(".records"):
+            reach("repair: before the name")
+        result = rename(self, target)
+        if ".new-" in self.name and self.name.startswith(".records"):
+            reach("repair: after the name")
+        return result
 
-    Path.rename = half  # type: ignore[method-assign]
+    Path.rename = renamed  # type: ignore[method-assign]
     for method in ("prepare", "unprepare"):
         original = getattr(NodeService, method)
 
-        async def replying(self: Any, request: Any, pb: Any, original: Any = original, method: str = method) -> Any:
-            answer = await original(self, request, pb)
+        async def replying(self: Any, request: Any, kind: Any, original: Any = original, method: str = method) -> Any:
+            answer = await original(self, request, kind)
             if request.claims:
                 reach(f"{method}: before reply")
             return answer
 
         setattr(NodeService, method, replying)
-    assert engine_module.Engine
 
 
+def note_syncs() -> None:
+    """Writes down how long the log was when it was last synced: what a power failure leaves of it."""
+    begin = Store._begin
+    attempt = Store._attempt
+
+    def remember(self: Any, *, write: bool, synced: bool) -> Any:
+        return begin(self, write=write, synced=synced)
+
+    def synced_attempt(self: Any, operations: Any, *, write: bool, synced: bool) -> Any:
+        out = attempt(self, operations, write=write, synced=synced)
+        if synced:
+            log = self.path.with_name(self.path.name + "-wal")
+            note = HARDWARE.parent / "synced"
+            note.with_suffix(".new").write_text(str(log.stat().st_size if log.exists() else 0))
+            note.with_suffix(".new").rename(note)
+        return out
+
+    Store._begin = remember  # type: ignore[method-assign]
+    Store._attempt = synced_attempt  # type: ignore[method-assign]
+
+
+def inject() -> None:
+    """Faults that a test turns on while the process runs, by writing their names into a folder."""
+    attempt = Store._attempt
+
+    def failing(self: Any, operations: Any, **options: Any) -> Any:
+        if fault("eio"):
+            raise sqlite3.OperationalError("disk I/O error")
+        return attempt(self, operations, **options)
+
+    Store._attempt = failing  # type: ignore[method-assign]
+
+
+def fault(name: str) -> bool:
+    """Whether a fault is asked for; it happens once."""
+    try:
+        (FAULTS / name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+note_syncs()
 instrument()
+inject()

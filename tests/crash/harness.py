@@ -29,6 +29,8 @@ class Box:
         self.cluster = cluster
         self.hardware = folder / "hardware"
         self.hardware.mkdir()
+        self.faults = folder / "faults"
+        self.faults.mkdir()
         self.sysfs = described.build(folder / "sys", {"functions": []})
         self.log = folder / "plugin.log"
         self.plugins: dict[str, asyncio.subprocess.Process] = {}

@@ -7,6 +7,8 @@ import contextvars
 import functools
 import gc
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
@@ -387,3 +389,21 @@ async def test_what_follows_the_last_call_is_called_once_and_at_once_where_nothi
     await task
     await idle(calls)
     assert done == ["now", "later"]
+
+
+def test_a_method_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    program = """
+import asyncio, threading
+from dra_kubeletplugin.driver.calls import Calls
+
+async def main():
+    try:
+        async with asyncio.timeout(0.1):
+            await Calls()(threading.Event().wait)
+    except TimeoutError:
+        print("given up")
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "given up\n"

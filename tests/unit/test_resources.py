@@ -16,7 +16,7 @@ from dra_kubeletplugin.slices.plan import make_plan
 
 
 @pytest.mark.parametrize(
-    "text", ["1K", "1 Gi", "1e3Ki", "NaN", "Infinity", "1_000", "１", "", ".", "+", "1e", "0x1", "1Gii", "--1"]
+    "text", ["1K", "1 Gi", "1e3Ki", "NaN", "Infinity", "1_000", "\uff11", "", ".", "+", "1e", "0x1", "1Gii", "--1"]
 )
 def test_what_kubernetes_refuses_is_no_quantity(text: str) -> None:
     with pytest.raises(quantity.QuantityError):

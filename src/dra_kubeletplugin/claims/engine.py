@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from sqlite3 import Connection
 from typing import Any
 
 from ..driver import Claim, Driver
@@ -190,14 +191,18 @@ class Engine:
 
     async def _begin(self, record: Record, verified: Verified) -> Verdict:
         """In one transaction: what there is already decides, else the record is written and devices are held."""
-        self.in_flight.put(record)
-        verdict: Verdict | None = None
-        try:
-            verdict = await self.store.do(lambda db: self.judge.begin(db, record, verified.fault), Mode.SYNC)
+
+        def begin(db: Connection) -> Verdict:
+            verdict = self.judge.begin(db, record, verified.fault)
+            if isinstance(verdict, Fresh):
+                self.in_flight.put(record)
             return verdict
-        finally:
-            if not isinstance(verdict, Fresh):
-                self.in_flight.drop(record.uid)
+
+        try:
+            return await self.store.do(begin, Mode.SYNC)
+        except DraError:
+            self.in_flight.drop(record.uid)
+            raise
 
     async def _prepare_fresh(self, record: Record, ref: ClaimRef, verified: Verified) -> Sequence[PreparedAnswer]:
         async def save(step: dict[str, Any]) -> None:
@@ -318,7 +323,7 @@ class Engine:
                     return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
-    def _end(self, db: Any, uid: str) -> Verdict:
+    def _end(self, db: Connection, uid: str) -> Verdict:
         verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
         if isinstance(verdict, Nothing):
             # Should the driver tell of this claim later, it is known to be over.
@@ -360,7 +365,7 @@ class Engine:
         """Unprepares a claim that the API server does not have any more, if it is still as it was seen."""
         return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen))
 
-    async def _tidy(self, uid: str, judge: Callable[[Any], Verdict]) -> bool:
+    async def _tidy(self, uid: str, judge: Callable[[Connection], Verdict]) -> bool:
         async def work() -> bool:
             verdict = await self.store.do(judge)
             if isinstance(verdict, Undo):

@@ -106,4 +106,6 @@ def _checked(claim: object) -> RecoveredClaim:
         raise DriverError(
             f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with PreparedDevice"
         )
+    if not claim.uid or not isinstance(claim.uid, str):
+        raise DriverError("recover() answered a RecoveredClaim without the UID of its claim")
     return claim

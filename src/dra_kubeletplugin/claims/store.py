@@ -26,6 +26,7 @@ from .schema import as_records_error, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
+_PROBE = 32 * 1024  # characters
 _TRIES = 5  # how often a file that goes elsewhere is followed in one call
 
 Result = TypeVar("Result")
@@ -101,11 +102,11 @@ class Store:
         return bool(await self.do(lambda db: rows.get_meta(db, RECOVER), Mode.READ))
 
     async def probe(self) -> None:
-        """A small synced write: tells, and clears ``fault``, where the disk can be written again.
+        """A synced write of a large record's size: tells, and clears ``fault``, where the disk has room again.
 
         Raises :class:`RecordsError`.
         """
-        await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():.0f}"), Mode.SYNC)
+        await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():<{_PROBE}}"), Mode.SYNC)
 
     async def look(self) -> None:
         """Notices that the file was removed or replaced, and puts it right. An error is kept as ``fault``."""

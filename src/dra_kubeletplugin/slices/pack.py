@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..resources.slice_rules import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, max_devices
+from ..resources.slice_rules import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES, max_devices
 
 MAX_BYTES = 512 * 1024
 JSON = Mapping[str, Any]
@@ -25,22 +25,34 @@ class SliceContent:
     devices: list[JSON] = field(default_factory=list)
     counter_sets: list[JSON] = field(default_factory=list)
     key: str | None = None
+    _most: int = MAX_DEVICES
     _bytes: int = 0
     _consumed: int = 0
 
-    def take(self, device: JSON) -> bool:
+    def take(self, device: _Measured) -> bool:
         """Adds a device if the slice stays within its limits."""
-        size = len(msgspec.json.encode(device))
-        consumed = sum(len(c["counters"]) for c in device.get("consumesCounters") or [])
-        devices = [*self.devices, device]
-        if len(devices) > max_devices(devices) or self._bytes + size > MAX_BYTES:
+        most = min(self._most, device.most)
+        if len(self.devices) >= most or self._bytes + device.bytes > MAX_BYTES:
             return False
-        if self._consumed + consumed > MAX_CONSUMED_COUNTERS:
+        if self._consumed + device.consumed > MAX_CONSUMED_COUNTERS:
             return False
-        self.devices.append(device)
-        self._bytes += size
-        self._consumed += consumed
+        self.devices.append(device.json)
+        self._most = most
+        self._bytes += device.bytes
+        self._consumed += device.consumed
         return True
+
+
+class _Measured:
+    """A device and what it takes of a slice, found out once: it may be offered to many slices."""
+
+    __slots__ = ("bytes", "consumed", "json", "most")
+
+    def __init__(self, json: JSON) -> None:
+        self.json = json
+        self.bytes = len(msgspec.json.encode(json))
+        self.consumed = sum(len(c["counters"]) for c in json.get("consumesCounters") or [])
+        self.most = max_devices([json])
 
 
 def pack(
@@ -59,8 +71,8 @@ def pack(
     home = {name: key for key, names in before.items() for name in names}
     contents = {key: SliceContent(key=key) for key in before}
     rest = []
-    for device in devices:
-        content = contents.get(home.get(device["name"], ""))
+    for device in map(_Measured, devices):
+        content = contents.get(home.get(device.json["name"], ""))
         if content is None or not content.take(device):
             rest.append(device)
     filled = [c for c in contents.values() if c.devices]

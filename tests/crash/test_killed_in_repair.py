@@ -1,0 +1,133 @@
+"""Killed while the records are repaired, made anew, migrated, reconciled or completed: no claim is lost, no device given twice."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
+
+from tests.crash.driver import REPAIR_POINTS
+from tests.crash.harness import DRIVER, Box, box
+
+pytestmark = pytest.mark.crash
+
+
+def records(b: Box) -> Path:
+    return b.node.kubelet_root / "plugins" / DRIVER / "records.db"
+
+
+def write_back(path: Path) -> None:
+    """What is in the log moves into the file, so that damaging the file is damaging all."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+
+
+def garbage(path: Path) -> None:
+    write_back(path)
+    path.write_bytes(os.urandom(8192))
+
+
+def one_page(path: Path) -> None:
+    """The table of claims is whole, that of holds is not."""
+    write_back(path)
+    db = sqlite3.connect(path)
+    root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'holds'").fetchone()[0]
+    size = db.execute("PRAGMA page_size").fetchone()[0]
+    db.close()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * size : root * size] = os.urandom(size)
+    path.write_bytes(data)
+
+
+def removed(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+async def hold_two(b: Box) -> None:
+    """Two running pods, one of whose claims has no CDI edits, so that only its record and the driver know of it."""
+    await b.start()
+    for name in ("first", "second"):
+        await b.apply_pod(name)
+        await b.cluster.wait_running(name)
+    await b.kill()
+
+
+async def check_nothing_is_lost(b: Box) -> None:
+    await b.start()
+    await b.until("all stories to agree", lambda: is_quiet(b))
+    held = b.holders()
+    assert set(held) == {"c-0", "c-1"}
+    await b.apply_pod("third")
+    await b.cluster.wait_running("third")
+    assert {k: v for k, v in b.holders().items() if k != "c-2"} == held
+    b.check_quiet()
+    for name in ("first", "second", "third"):
+        await b.cluster.delete_pod(name)
+    await b.until("everything to be free", b.is_empty)
+    folder = records(b).parent
+    assert not [p.name for p in folder.iterdir() if ".new-" in p.name or ".unmerged-" in p.name or ".again-" in p.name]
+
+
+def is_quiet(b: Box) -> bool:
+    try:
+        b.check_quiet()
+    except (AssertionError, sqlite3.Error):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("damage", [garbage, one_page, removed])
+async def test_a_database_that_is_lost_while_the_plugin_is_down_loses_no_claim(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    async with box(tmp_path) as b:
+        await hold_two(b)
+        damage(records(b))
+        await check_nothing_is_lost(b)
+
+
+@pytest.mark.parametrize("point", REPAIR_POINTS)
+async def test_killed_in_repair_no_claim_is_lost_and_no_device_is_given_twice(tmp_path: Path, point: str) -> None:
+    async with box(tmp_path) as b:
+        await hold_two(b)
+        garbage(records(b))
+        if point == "repair: between file and log":
+            # A log beside the damaged file, as a process leaves it that was killed before.
+            records(b).with_name("records.db-wal").write_bytes(b"not a log")
+        await b.start(KILL_AT=point, ready=False)
+        await b.died()
+        await check_nothing_is_lost(b)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+async def test_killed_twice_in_repair_the_third_start_knows_every_claim(tmp_path: Path, skip: int) -> None:
+    async with box(tmp_path) as b:
+        await hold_two(b)
+        one_page(records(b))
+        for point in ("repair: after setting aside", "repair: before the name"):
+            await b.start(KILL_AT=point, ready=False)
+            await b.died()
+        await check_nothing_is_lost(b)
+
+
+async def test_killed_in_a_migration_the_next_start_migrates(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await hold_two(b)
+        path = records(b)
+        write_back(path)
+        db = sqlite3.connect(path)
+        db.execute("DROP TABLE meta")
+        db.execute("PRAGMA user_version = 2")
+        db.commit()
+        db.close()
+        for point in ("migration: before step", "migration: after step"):
+            await b.start(KILL_AT=point, ready=False)
+            await b.died()
+        await check_nothing_is_lost(b)

@@ -1,0 +1,186 @@
+"""The changes that `make mutants` makes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.claims import flights
+from tests.tools.mutants import tracing
+from tests.tools.mutants.__main__ import REVIEWED, draw, report, reviewed
+from tests.tools.mutants.mutation import Mutation, Operator, mutations
+from tests.tools.mutants.runs import Baseline, Fate, Result
+
+
+def changed(source: str, operator: Operator | None = None) -> list[str]:
+    text = textwrap.dedent(source)
+    return [m.apply(text) for m in mutations(text) if operator in {None, m.operator}]
+
+
+@pytest.mark.parametrize(
+    ("operator", "before", "after"),
+    [
+        (Operator.CONDITION, "if a: f = 1", ["if (not a): f = 1"]),
+        (Operator.CONDITION, "while a < b: x", ["while (not a < b): x"]),
+        (Operator.CONDITION, "x = a if b else c", ["x = a if (not b) else c"]),
+        (Operator.CONDITION, "x = [a for a in b if a.c]", ["x = [a for a in b if (not a.c)]"]),
+        (Operator.CONDITION, "if a == b: x", []),  # the other comparison is the same change
+        (Operator.CONDITION, "while True: x", []),
+        (Operator.NOT, "x = not a", ["x = (a)"]),
+        (Operator.JUNCTION, "x = a and b and c", ["x = (a or b or c)"]),
+        (Operator.JUNCTION, "x = a or b", ["x = (a and b)"]),
+        (Operator.COMPARISON, "x = a < b", ["x = (a <= b)"]),
+        (Operator.COMPARISON, "x = a <= b <= c", ["x = (a < b <= c)", "x = (a <= b < c)"]),
+        (Operator.COMPARISON, "x = a is not None", ["x = (a is None)"]),
+        (Operator.COMPARISON, "x = a not in b", ["x = (a in b)"]),
+        (Operator.CALL, "f(a)", ["pass"]),
+        (Operator.CALL, "async def f():\n    await g(a)\n", ["async def f():\n    pass\n"]),
+        (Operator.CALL, "x = f(a)", []),
+        (Operator.CONSTANT, "x = f(y=True)", ["x = f(y=False)"]),
+        (Operator.NUMBER, "x = a[0]", ["x = a[1]"]),
+        (Operator.NUMBER, "x = 0.5", []),
+        (Operator.EXCEPT, "try: f\nexcept E:\n    a = 1\n    raise\n", ["try: f\nexcept E:\n    pass\n"]),
+        (Operator.EXCEPT, "try: f\nexcept E:\n    pass\n", []),
+        (Operator.EXCEPT, "try: f\nexcept E:\n    log.exception('x')\n", []),
+        (Operator.DEFAULT, "def f(a='b', *, c='d'): return", ["a='b-other', *, c='d'", "a='b', *, c='d-other'"]),
+        (Operator.NUMBER, "def f(a=1): return", ["def f(a=2): return"]),
+        (Operator.LOOP, "for a in b:\n    break\n", ["for a in b:\n    continue\n"]),
+        (Operator.LOOP, "for a in b:\n    continue\n", ["for a in b:\n    break\n"]),
+    ],
+)
+def test_each_operator_makes_its_change_and_no_other(operator: Operator, before: str, after: list[str]) -> None:
+    found = changed(before, operator)
+    assert len(found) == len(after), found
+    assert all(want in have for want, have in zip(after, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Not a or b, 1."""',
+        'def f():\n    """If not True."""\n',
+        "x: Literal[1, True]",
+        "def f(a: Literal[1]) -> Literal[2]: return",
+        "Kinds = Literal[1, 2]",
+        "@dataclass(frozen=True)\nclass A: x",
+        "log.info('%d', 1 if a else 2)",
+        "self._log.info('%d', a or b)",
+        "assert a and b, 1",
+        "x = f'{a or 1}'",
+        "if TYPE_CHECKING:\n    x = 1\n",
+        "if typing.TYPE_CHECKING:\n    f()\n",
+        "if __name__ == '__main__':\n    main()\n",
+    ],
+)
+def test_what_no_test_should_care_for_is_left_alone(source: str) -> None:
+    assert changed(source) == []
+
+
+def test_every_change_of_a_real_module_compiles_and_changes_something() -> None:
+    source = Path(flights.__file__).read_text()
+    found = mutations(source, "claims/flights.py")
+    assert len(found) > 10
+    for m in found:
+        compile(m.apply(source), m.path, "exec")
+        assert m.apply(source) != source
+
+
+def test_text_that_is_not_ascii_is_cut_at_the_right_place() -> None:
+    assert changed("x = {'é': a or b}") == ["x = {'é': (a and b)}"]
+
+
+def test_a_change_keeps_its_name_when_lines_move_and_others_change() -> None:
+    source = "class A:\n    def f(self):\n        if a or b:\n            self.g()\n"
+    moved = "import x\n\n\nclass A:\n    def f(self):\n        y = h\n\n        if (a  or\n                b):\n            self.g()\n"
+    assert [m.key for m in mutations(source, "a.py")] == [m.key for m in mutations(moved, "a.py")]
+    assert "a.py A.f: a or b -> a and b" in [m.key for m in mutations(source, "a.py")]
+
+
+def test_changes_that_look_alike_in_one_function_have_names_of_their_own() -> None:
+    found = [m.key for m in mutations("def f():\n    g()\n    g()\n", "a.py")]
+    assert found == ["a.py f: g() -> pass", "a.py f: g() -> pass (number 2)"]
+
+
+def test_only_tests_that_run_the_changed_statement_can_notice() -> None:
+    source = textwrap.dedent(
+        """\
+        LIMIT = 3
+        def f(a=1):
+            if (a or
+                    b):
+                return LIMIT
+            g()
+        def h():
+            return 0
+        """
+    )
+    lines = {m.before: m.lines for m in mutations(source)}
+    assert lines["a or b"] == (3, 4)
+    assert lines["g()"] == (6,)
+    assert lines["1"] == (3, 4, 5, 6)  # a default: whoever runs the function
+    assert lines["3"] == (3, 4, 5, 6)  # a constant of the module: whoever uses it
+
+
+# --- which tests are asked ----------------------------------------------------------------------------
+
+
+def mutation(source: str, n: int = 0) -> Mutation:
+    return mutations(source, "claims/a.py")[n]
+
+
+def test_the_quickest_test_that_runs_the_line_is_asked_first() -> None:
+    baseline = Baseline({"slow": 3.0, "quick": 0.1, "other": 0.01}, {"claims/a.py:2": ["slow", "quick"]}, {})
+    assert baseline.tests(mutation("def f():\n    g()\n")) == ["quick", "slow"]
+
+
+def test_what_runs_at_import_and_is_used_by_no_function_is_asked_of_the_whole_room() -> None:
+    baseline = Baseline({"a": 1.0, "b": 2.0}, {"claims/b.py:2": ["a"], "kube/b.py:2": ["b"]}, {})
+    assert baseline.tests(mutation("LIMIT = 1\n")) == ["a"]
+
+
+def test_a_killed_process_has_written_down_every_line_it_ran(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "dra_kubeletplugin"
+    package.mkdir(parents=True)
+    (tmp_path / ".trace").mkdir()
+    shutil.copy(tracing.__file__, tmp_path / "src" / "sitecustomize.py")
+    (package / "__init__.py").write_text("import os\n\ndef f():\n    os.kill(os.getpid(), 9)\n    return 1\n")
+    (tmp_path / ".trace" / "current").write_text("test_a")
+    command = "import threading as t, dra_kubeletplugin as d; t.Thread(target=d.f).start(); t.Event().wait(10)"
+    done = subprocess.run([sys.executable, "-c", command], env={"PYTHONPATH": str(tmp_path / "src")}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert tracing.hits(tmp_path / ".trace") == {f"__init__.py:{n}": {"test_a"} for n in (1, 3, 4)}
+
+
+# --- the sample, and what is said of it -----------------------------------------------------------------
+
+SOURCE = "def f():\n    if a and b:\n        g()\n    h(0, 1)\n"
+
+
+def test_the_sample_is_the_same_for_a_seed_and_loses_only_what_was_changed() -> None:
+    before, after = mutations(SOURCE, "a.py"), mutations(SOURCE.replace("h(0, 1)", "h(0, 2)"), "a.py")
+    assert [m.key for m in draw(before, 7, 3)] == [m.key for m in draw(list(reversed(before)), 7, 3)]
+    assert {m.key for m in draw(before, 7, 99)} - {m.key for m in draw(after, 7, 99)} == {
+        "a.py f: 1 -> 2",
+        "a.py f: h(0, 1) -> pass",
+    }
+
+
+def test_every_survivor_is_named_with_its_place_its_change_and_the_reason_on_file() -> None:
+    found = mutations(SOURCE, "claims/a.py")
+    fate = {m.key: Result(Fate.SURVIVED if m.before == "g()" else Fate.NOTICED, "", 1, 2) for m in found}
+    text = report(found, fate, {"claims/a.py f: g() -> pass": "because."})
+    assert "claims/a.py:3 f (dropped call; 1 of 2 tests)\n    g() -> pass\n    because.\n" in text
+    assert re.search(r"^claims +5 +6 +83\.3$", text, re.M)
+
+
+def test_the_reviewed_list_reads_and_every_entry_has_its_reason() -> None:
+    equivalent, accepted = reviewed(REVIEWED)
+    assert all(why.strip() for why in (equivalent | accepted).values())
+    assert not equivalent.keys() & accepted.keys()
