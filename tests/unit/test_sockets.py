@@ -25,7 +25,7 @@ from dra_kubeletplugin.local.kubelet.plugins import dial
 from dra_kubeletplugin.observe.metrics import Metrics
 from tests.crash.harness import ROOT
 
-TOKEN = "1-0123abcd"
+INSTANCE = "1-0123abcd"
 OTHER = "1-89abcdef"
 
 
@@ -49,7 +49,7 @@ def registration() -> Registration:
     return Registration("d.example.com", Path("/x"), ("v1.DRAPlugin",), Metrics())
 
 
-def server(path: Path, token: str = TOKEN, **options: Any) -> UnixServer:
+def server(path: Path, token: str = INSTANCE, **options: Any) -> UnixServer:
     return UnixServer(path, token, [registration().add_to], **options)
 
 
@@ -146,7 +146,7 @@ def test_of_real_processes_exactly_one_gets_a_lock_and_a_killed_one_s_is_taken_o
 
 def test_a_lock_is_given_up_with_its_file_and_never_with_another_s(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    first = PathLock(path, TOKEN)
+    first = PathLock(path, INSTANCE)
     assert first.acquire()
     assert not PathLock(path, OTHER).acquire()
     path.unlink()
@@ -199,7 +199,7 @@ async def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
 
 async def test_a_removed_socket_is_told_and_comes_back_while_a_call_goes_on(tmp_path: Path) -> None:
     path, slow, told = tmp_path / "x.sock", Slow(), []
-    s = UnixServer(path, TOKEN, [slow.add_to], lost=lambda: told.append(path.exists()))
+    s = UnixServer(path, INSTANCE, [slow.add_to], lost=lambda: told.append(path.exists()))
     async with kept(s), dial(path) as channel:
         call = asyncio.ensure_future(pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=10))
         await slow.called.wait()
@@ -293,9 +293,9 @@ def test_what_is_not_the_dead_instance_s_socket_is_left(tmp_path: Path) -> None:
 
 
 def test_hidden_sockets_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
-    for name in (f".{TOKEN}a", f".{OTHER}b", ".unrelated", "x.sock"):
+    for name in (f".{INSTANCE}a", f".{OTHER}b", ".unrelated", "x.sock"):
         stale_socket(tmp_path / name)
     (tmp_path / f".{OTHER}c").write_text("a file")
-    assert remove_hidden(tmp_path, lambda token: token == TOKEN) == [tmp_path / f".{OTHER}b"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f".{TOKEN}a", ".unrelated", "x.sock", f".{OTHER}c"])
+    assert remove_hidden(tmp_path, lambda token: token == INSTANCE) == [tmp_path / f".{OTHER}b"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f".{INSTANCE}a", ".unrelated", "x.sock", f".{OTHER}c"])
     assert remove_hidden(tmp_path / "nowhere", lambda token: False) == []
