@@ -211,7 +211,7 @@ async def test_the_sockets_come_up_while_devices_hangs_and_a_signal_ends_the_plu
     p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", SCAN_TIMEOUT="300ms")
     process = await p.start("looking")
     await p.logged("serves node")
-    assert "devices() of the driver has not answered for" in p.log
+    await p.logged("devices() of the driver has not answered for")
     process.terminate()
     assert await p.ends(8) == 0
     assert [n for n in p.left() if n.endswith(".sock")] == []
@@ -242,3 +242,28 @@ async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_on
     assert await loser.ends(5) == 2
     winner.process.terminate()
     assert await winner.ends(8) == 0
+
+
+async def test_cleanup_takes_no_name_that_is_a_path_and_nothing_of_a_plugin_that_lives_without_sockets(
+    tmp_path: Path,
+) -> None:
+    p = Process(tmp_path, BLOCKS_IN_START)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+
+    async def cleanup(name: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dra_kubeletplugin.cli", "cleanup", "--force",
+            env={**p.environment, "DRIVER_NAME": name}, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, err = await process.communicate()
+        return process.returncode, err.decode()
+
+    code, told = await cleanup("../precious")
+    assert (code, precious.exists()) == (2, True)
+    assert "is not a DNS subdomain" in told
+    await p.start("in start")
+    code, told = await cleanup("slow.example.com")
+    assert code == 2
+    assert "is served by a living plugin" in told
+    assert list((tmp_path / "plugins" / "slow.example.com" / "processes").glob("*.lock"))

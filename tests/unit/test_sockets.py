@@ -299,3 +299,12 @@ def test_hidden_sockets_of_the_dead_are_removed_and_those_of_the_living_are_not(
     assert remove_hidden(tmp_path, lambda token: token == INSTANCE) == [tmp_path / f".{OTHER}b"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f".{INSTANCE}a", ".unrelated", "x.sock", f".{OTHER}c"])
     assert remove_hidden(tmp_path / "nowhere", lambda token: False) == []
+
+
+def test_a_hidden_socket_that_another_driver_is_about_to_name_stays(tmp_path: Path) -> None:
+    path = tmp_path / f".{OTHER}a"
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(path))
+        alive.listen()
+        assert remove_hidden(tmp_path, lambda token: False) == []
+    assert remove_hidden(tmp_path, lambda token: False) == [path]
