@@ -73,7 +73,7 @@ class Deployed:
 
 
 def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
-    """What deploy/base/daemonset.yaml sets, and nothing of ours."""
+    """What deploy/base/daemonset.yaml sets, and nothing of ours. Compiled files may be written: the image has them."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "PYTHONPATH", "HOME", "LANG"}}
     return kept | {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
@@ -87,7 +87,6 @@ def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
         "LOG_LEVEL": "warning",
         "LOCAL_CLUSTER": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 

@@ -24,15 +24,31 @@ real_events = pytest.mark.skipif(not os.access(UEVENT, os.W_OK), reason="needs r
 
 
 @real_events
-async def test_a_real_kernel_event_is_noticed() -> None:
+async def test_a_real_kernel_event_is_told_to_who_asked_for_its_subsystem_only() -> None:
     """The event is made by writing to the null device's uevent file, which changes nothing."""
-    noticed = asyncio.Event()
-    with kernel_events(Path("/sys"), noticed.set, subsystems=("mem",)) as watched:
-        assert watched
+    told, others = asyncio.Event(), asyncio.Event()
+    sysfs = Path("/sys")
+    with (
+        kernel_events(sysfs, others.set, ("vfio-dev",)) as first,
+        kernel_events(sysfs, told.set, ("mem",)) as second,
+    ):
+        assert (first, second) == (True, True)
+        UEVENT.write_text("change")
         async with asyncio.timeout(10):
-            while not noticed.is_set():
-                UEVENT.write_text("change")
-                await asyncio.sleep(0.1)
+            await told.wait()
+        await asyncio.sleep(0)
+        assert not others.is_set()
+
+
+@real_events
+async def test_events_that_were_lost_are_a_reason_to_look() -> None:
+    """More than the socket's buffer holds, before the loop reads any: the kernel says ENOBUFS, and what is left comes too."""
+    told = asyncio.Event()
+    with kernel_events(Path("/sys"), told.set, ("vfio-dev",)):
+        for _ in range(2000):
+            UEVENT.write_text("change")
+        async with asyncio.timeout(10):
+            await told.wait()
 
 
 @real_events
@@ -69,8 +85,8 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
 
 async def test_a_described_host_has_no_events(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", {"functions": []})
-    with kernel_events(root, lambda: None) as watched:
-        assert not watched
+    with kernel_events(root, lambda: None) as works:
+        assert not works
 
 
 async def test_a_device_that_is_plugged_in_is_published_within_the_interval() -> None:

@@ -557,3 +557,68 @@ async def test_only_a_404_of_the_whole_resource_forgets_the_version() -> None:
                 await client.get(CLAIMS, "c", "default")
             assert await client.dra_version() == left
         assert len(peer.requests) == 4
+
+
+NO_OBJECTS: list[Any] = [
+    {},
+    {"metadata": None},
+    {"metadata": {"name": "c", "uid": "", "resourceVersion": "1"}},
+    {"metadata": {"name": 7, "uid": "u", "resourceVersion": "1"}},
+    {"metadata": {"name": "c", "uid": "u", "resourceVersion": 1}},
+]
+
+
+@pytest.mark.parametrize("body", NO_OBJECTS)
+async def test_an_object_without_its_identity_is_none(body: Any) -> None:
+    claim = {"metadata": {"name": "c", "namespace": "default"}}
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        for asked in (
+            client.get(CLAIMS, "c", "default"),
+            client.create(CLAIMS, claim),
+            client.update(CLAIMS, claim),
+            client.patch(CLAIMS, "c", {}, "default"),
+        ):
+            with pytest.raises(ApiError, match="no object with name, UID and resourceVersion") as e:
+                await asked
+            assert e.value.unreachable
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"items": [], "metadata": {"resourceVersion": 1}},
+        {"items": [], "metadata": {"resourceVersion": "1", "continue": 1}},
+        {"items": {}, "metadata": "x"},
+        {"items": {"a": 1}, "metadata": {"resourceVersion": "1"}},
+        *({"items": [o], "metadata": {"resourceVersion": "1"}} for o in (*NO_OBJECTS, None, "x")),
+    ],
+)
+async def test_a_list_of_no_objects_is_none(body: Any) -> None:
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        with pytest.raises(ApiError, match=r"GET /apis.*: the answer is no") as e:
+            await client.list(CLAIMS)
+        assert e.value.unreachable
+
+
+async def test_a_list_of_nothing_may_be_null() -> None:
+    body = {"items": None, "metadata": {"resourceVersion": "1"}}
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        assert (await client.list(CLAIMS))["items"] == []
+
+
+async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_time(ca: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, nobody accepts
+        port = server.getsockname()[1]
+        for config in (
+            ApiConfig(f"https://127.0.0.1:{port}", trusting(ca.cert)),
+            ApiConfig("https://10.0.0.1", trusting(ca.cert), proxy=Proxy("127.0.0.1", port)),
+        ):
+            async with KubeClient(config, timeout=0.3) as client:
+                started = time.monotonic()
+                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                    await get(client)
+                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                    async with client.stream("/x", {}, 5, lambda: None):
+                        pass
+                assert time.monotonic() - started < 3

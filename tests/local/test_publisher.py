@@ -287,7 +287,7 @@ async def test_a_fault_of_the_same_content_is_logged_once(caplog: pytest.LogCapt
         async with publishing(server, await inventory_of("a")):
             await until(lambda: len(asked) >= 5)
     assert (
-        len([r for r in caplog.records if r.name.endswith("publisher") and "no ResourceSlice" in r.getMessage()]) == 1
+        len([r for r in caplog.records if r.name.endswith("publisher") and "publishing failed" in r.getMessage()]) == 1
     )
 
 

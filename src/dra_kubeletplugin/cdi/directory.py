@@ -69,7 +69,7 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
         # Scanners read .json and .yaml only, so a half-written file is never seen.
         temporary = self.root / f".{self._prefix}{uid}{_TEMPORARY}{self.token}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -130,7 +130,7 @@ class ClaimSpecs:
 
     def _names(self, prefix: str) -> list[str]:
         try:
-            return sorted(n for n in os.listdir(self.root) if n.startswith(prefix))
+            return sorted(p.name for p in self.root.iterdir() if p.name.startswith(prefix))
         except FileNotFoundError:
             return []
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import ApiError
 from ..resources.convert import GROUP
-from .boundary import object_of, refusal, translated
+from .boundary import identified, listed, object_of, refusal, translated
 from .config import ApiConfig
 from .discovery import Discovery
 from .http1 import HttpResponse
@@ -85,7 +85,8 @@ class KubeClient:
         await self.close()
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> JSON:
-        return await self.call("GET", resource.path(namespace, name), timeout=timeout)
+        path = resource.path(namespace, name)
+        return identified(await self.call("GET", path, timeout=timeout), f"GET {path}")
 
     async def list(
         self,
@@ -98,16 +99,19 @@ class KubeClient:
         cont: str = "",
     ) -> JSON:
         query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
-        return await self.call("GET", resource.path(namespace), query=query)
+        path = resource.path(namespace)
+        return listed(await self.call("GET", path, query=query), f"GET {path}")
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
-        return await self.call("POST", resource.path(namespace), obj)
+        path = resource.path(namespace)
+        return identified(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
         """Raises :class:`ApiError` 409 where the object changed since it was read."""
         meta = obj["metadata"]
-        return await self.call("PUT", resource.path(meta.get("namespace", ""), meta["name"], sub), obj)
+        path = resource.path(meta.get("namespace", ""), meta["name"], sub)
+        return identified(await self.call("PUT", path, obj), f"PUT {path}")
 
     async def patch(
         self,
@@ -119,7 +123,8 @@ class KubeClient:
     ) -> JSON:
         """A merge patch, or a JSON patch where ``patch`` is a list."""
         kind = JSON_PATCH if isinstance(patch, Sequence) else MERGE_PATCH
-        return await self.call("PATCH", resource.path(namespace, name, sub), patch, content_type=kind)
+        path = resource.path(namespace, name, sub)
+        return identified(await self.call("PATCH", path, patch, content_type=kind), f"PATCH {path}")
 
     async def delete(
         self,
