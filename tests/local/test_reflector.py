@@ -126,10 +126,13 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
             return HEAD + chunk({"type": "ADDED", "object": {}})
         return answer({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        async with following(Reflector(client, Resource("", "v1", "nodes"))) as seen:
-            await until("another list", lambda: seen.count(("SYNCED", "")) >= 2)
-            assert sum(b"watch=true" in r for r in peer.requests) <= 4
+    async with (
+        Peer(reply) as peer,
+        KubeClient(ApiConfig(peer.url)) as client,
+        following(Reflector(client, Resource("", "v1", "nodes"))) as seen,
+    ):
+        await until("another list", lambda: seen.count(("SYNCED", "")) >= 2)
+        assert sum(b"watch=true" in r for r in peer.requests) <= 4
 
 
 async def test_it_says_how_it_stands() -> None:
