@@ -292,7 +292,7 @@ async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
     first = tmp_path / "first"
     body = f"import os\nif not os.path.exists({str(first)!r}):\n    open({str(first)!r}, 'w')\n    time.sleep(8)\ngive(token='t')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(7):
         while True:
             try:
                 assert await credentials.header() == "Bearer t"
