@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Sequence
 
 from ..driver import Driver, PreparedDevice, RecoveredClaim
 from ..driver.calls import Calls
+from ..driver.data import plain_json
 from ..errors import DraError, DriverError, printable
-from ..observe.metrics import Metrics
 from . import rows
 from .judge import ENDED, RECOVER
 from .record import Record, State, allocated_json, identity
@@ -21,20 +22,27 @@ log = logging.getLogger(__name__)
 class Recovery:
     """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
 
-    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str, metrics: Metrics) -> None:
+    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str) -> None:
         self.driver = driver
         self.calls = calls
         self.store = store
         self.boot_id = boot_id
-        self.metrics = metrics
+        self._under_way: asyncio.Task[bool] | None = None
         self.report: list[str] = []
         self.fault = ""  # why it is not known what the hardware knows
 
     async def once(self) -> bool:
         """Merges what the driver knows, where that is still to do. False where it has to be tried again.
 
+        A second caller joins the first: the driver is never asked twice at once.
+
         Raises :class:`RecordsError` where the records cannot be used.
         """
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.create_task(self._once(), name="recovery")
+        return await asyncio.shield(self._under_way)
+
+    async def _once(self) -> bool:
         if not await self.store.recovering():
             self.fault = ""
             return True
@@ -108,4 +116,9 @@ def _checked(claim: object) -> RecoveredClaim:
         )
     if not claim.uid or not isinstance(claim.uid, str):
         raise DriverError("recover() answered a RecoveredClaim without the UID of its claim")
+    try:
+        for d in claim.devices:
+            plain_json(d.data)
+    except ValueError as e:
+        raise DriverError(f"recover() answered data of claim {printable(claim.uid)} that cannot be kept: {e}") from None
     return claim
