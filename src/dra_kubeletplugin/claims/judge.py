@@ -161,7 +161,7 @@ class Judge:
 
     def answers(self, record: Record) -> bool:
         """Whether a repetition may be answered from the record alone."""
-        return record.state is State.PREPARED and record.boot_id == self.boot_id
+        return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.partial
 
     def is_others(self, record: Record) -> bool:
         """Whether another living process works on the claim now."""

@@ -129,10 +129,11 @@ class Reconciler:
         """Old files without a record. What writers left that died is taken away on the way."""
         specs = self.files.specs
         specs.clean(self.judge.process.alive)
+        # A clock that was set back leaves files from the future.
         return [
             uid
             for uid in specs.uids()
-            if uid not in known and _age(specs.note_path(uid), specs.path(uid)) > _ORPHAN_AGE
+            if uid not in known and abs(_age(specs.note_path(uid), specs.path(uid))) > _ORPHAN_AGE
         ]
 
     async def _claims(self, records: list[Record], report: Report) -> None:
@@ -193,5 +194,5 @@ def _age(*paths: Path) -> float:
     written = [0.0]
     for path in paths:
         with contextlib.suppress(OSError):
-            written.append(path.stat().st_mtime)
+            written.append(path.lstat().st_mtime)
     return time.time() - max(written)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cdi import ContainerEdits
+from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
+from ..errors import InvalidSpecError, clip
 
 JSON = dict[str, Any]
 
@@ -51,6 +53,11 @@ class Record:
         """Registered reversals, oldest first."""
         found: list[JSON] = self.doc.get("undo") or []
         return found
+
+    @property
+    def partial(self) -> bool:
+        """Whether only its devices are known, and not what a container gets with them."""
+        return bool(self.doc.get("rebuilt")) and not self.doc.get("complete")
 
     @property
     def shown(self) -> str:
@@ -120,7 +127,8 @@ class Unreadable:
 
     @property
     def shown(self) -> str:
-        return f"{self.raw.get('namespace') or '?'}/{self.raw.get('name') or '?'} (UID {self.uid})"
+        namespace, name = (clip(self.raw.get(key) or "?", 253) for key in ("namespace", "name"))
+        return f"{namespace}/{name} (UID {self.uid})"
 
 
 class InFlight:
@@ -167,8 +175,10 @@ def check_doc(doc: object) -> JSON:
         raise ValueError("a device has no pool or no name")
     if not isinstance(steps, list) or not all(map(_is_step, steps)):
         raise ValueError("an undo step has no name or no data")
-    if not isinstance(doc.get("cdi") or {}, dict):
-        raise ValueError("the CDI spec is no object")
+    try:
+        check_shape(doc.get("cdi"))
+    except InvalidSpecError as e:
+        raise ValueError(f"the CDI spec cannot be used: {e}") from None
     return doc
 
 

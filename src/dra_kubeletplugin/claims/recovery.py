@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sqlite3
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from .record import Record, State, allocated_json, identity
 from .store import Store
 
 log = logging.getLogger(__name__)
+_SLOW = 10.0  # seconds until a driver that does not answer is told of
 
 
 class Recovery:
@@ -27,28 +29,20 @@ class Recovery:
         self.calls = calls
         self.store = store
         self.boot_id = boot_id
-        self._under_way: asyncio.Task[bool] | None = None
         self.report: list[str] = []
         self.fault = ""  # why it is not known what the hardware knows
+        self._asking: asyncio.Task[Sequence[RecoveredClaim]] | None = None
 
     async def once(self) -> bool:
         """Merges what the driver knows, where that is still to do. False where it has to be tried again.
 
-        A second caller joins the first: the driver is never asked twice at once.
-
         Raises :class:`RecordsError` where the records cannot be used.
         """
-        if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.create_task(self._once(), name="recovery")
-        return await asyncio.shield(self._under_way)
-
-    async def _once(self) -> bool:
         if not await self.store.recovering():
             self.fault = ""
             return True
         try:
-            claims = await self.calls(self.driver.recover)
-            checked = [_checked(c) for c in claims or ()]
+            checked = [_checked(c) for c in await self._ask() or ()]
         except DraError as e:
             self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
             log.error("%s", self.fault)
@@ -59,6 +53,21 @@ class Recovery:
             log.warning("%s", sentence)
         self.fault = ""
         return True
+
+    async def _ask(self) -> Sequence[RecoveredClaim]:
+        """One call at a time, which whoever asks meanwhile joins; one that takes long is told of."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._call(), name="recover")
+        asking = self._asking
+        done, _ = await asyncio.wait([asking], timeout=_SLOW)
+        if not done:
+            self.fault = f"recover() of the driver has not answered for {_SLOW:g} s, so it is not known what its hardware has in use"
+            log.error("%s", self.fault)
+            await asyncio.wait([asking])
+        return asking.result()
+
+    async def _call(self) -> Sequence[RecoveredClaim]:
+        return await self.calls(self.driver.recover)
 
     def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
         """All in one transaction, each claim by itself: one that conflicts is told and the others are merged."""
@@ -110,15 +119,32 @@ def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> Non
 
 
 def _checked(claim: object) -> RecoveredClaim:
-    if not isinstance(claim, RecoveredClaim) or not all(isinstance(d, PreparedDevice) for d in claim.devices):
+    """A claim that can be put on record.
+
+    Raises :class:`DriverError` with what is wrong.
+    """
+    if not isinstance(claim, RecoveredClaim) or not isinstance(claim.devices, list | tuple):
         raise DriverError(
-            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with PreparedDevice"
+            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with a list of PreparedDevice"
         )
-    if not claim.uid or not isinstance(claim.uid, str):
+    if not claim.uid:
         raise DriverError("recover() answered a RecoveredClaim without the UID of its claim")
-    try:
-        for d in claim.devices:
-            plain_json(d.data)
-    except ValueError as e:
-        raise DriverError(f"recover() answered data of claim {printable(claim.uid)} that cannot be kept: {e}") from None
-    return claim
+    shown = f"recover() answered a RecoveredClaim (UID {printable(claim.uid)})"
+    devices = []
+    for device in claim.devices:
+        if not isinstance(device, PreparedDevice):
+            raise DriverError(f"{shown} with {printable(type(device).__name__)}, not PreparedDevice")
+        for field in ("request", "pool", "name", "share_id"):
+            _check_text(f"{shown}: {field} of a device", getattr(device, field) or "")
+        try:
+            devices.append(dataclasses.replace(device, data=plain_json(device.data)))
+        except ValueError as e:
+            raise DriverError(f"{shown}: device {device.name}: {e}") from None
+    for field in ("uid", "namespace", "name"):
+        _check_text(f"{shown}: {field}", getattr(claim, field))
+    return dataclasses.replace(claim, devices=devices)
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str) or not value.isprintable():
+        raise DriverError(f"{what} is no text that can be shown: {printable(value)}")
