@@ -247,6 +247,12 @@ async def main() -> None:
     )
 
 
+def _end(number: int, frame: object) -> None:
+    """What was mounted is unmounted, and what was started ended, however often we are asked."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was mounted is unmounted
+    signal.signal(signal.SIGTERM, _end)
     asyncio.run(main())
