@@ -59,8 +59,7 @@ def in_pod(url: str, folder: Path) -> ApiConfig:
     """What a pod with the service account in ``folder`` would be told."""
     host, _, port = url.removeprefix("https://").rpartition(":")
     os.environ |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    config.SERVICE_ACCOUNT = folder
-    return config.load_config()
+    return config.load_config(service_account=folder)
 
 
 @contextlib.asynccontextmanager

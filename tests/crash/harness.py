@@ -206,9 +206,7 @@ class Box:
         self.check()
         records = self.records()
         assert set(records.values()) <= {"Prepared"}, records
-        assert {f.rpartition("_")[2].removesuffix(".json") for f in self.files()} == set(records), (
-            "CDI files and records"
-        )
+        assert {f.rpartition("_")[2].rpartition(".")[0] for f in self.files()} == set(records), "CDI files and records"
         assert set(self.holders().values()) == set(records), "hardware and records"
         claims = {c["metadata"]["uid"] for c in self.cluster.claims()}
         assert set(records) <= claims, "records and claims"

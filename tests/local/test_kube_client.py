@@ -159,6 +159,29 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
         await asyncio.gather(*(get(client, timeout=3) for _ in range(6)))
 
 
+async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_lost() -> None:
+    async with Peer(soon(30)) as peer:
+        transport = Transport(peer.url, connections=1)
+        first, second = (asyncio.create_task(transport.request("GET", "/x", {})) for _ in range(2))
+        while not peer.requests:
+            await asyncio.sleep(0.01)
+        first.cancel()  # which hands its place on
+        asyncio.get_running_loop().call_soon(second.cancel)  # after that, and before the second wakes up
+        await asyncio.gather(first, second, return_exceptions=True)
+        peer.reply = soon(0)
+        async with asyncio.timeout(3):
+            await transport.request("GET", "/x", {})
+        await transport.close()
+
+
+async def test_a_connection_that_the_server_wants_no_more_is_not_used_again() -> None:
+    last = answer({"kind": "X"}, headers="Connection: close\r\n")
+    async with serving(last, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        await get(client)
+        await get(client)
+        assert peer.accepted == 2
+
+
 async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
     async with Peer(soon()) as peer:
         transport = Transport(peer.url, connections=4, idle_seconds=0.05)
@@ -243,6 +266,25 @@ async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_n
     file.write_bytes(ca.cert.read_bytes())
     async with serving(OBJECT, tls=server_side(server_pair)) as peer, KubeClient(ApiConfig(peer.url, tls)) as client:
         await get(client)
+
+
+def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
+    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("dra_kubeletplugin.kube.tls.time.monotonic", lambda: clock)
+    file = tmp_path / "ca.crt"
+    file.write_bytes(ca.cert.read_bytes())
+    tls = trusting(file)
+    first = tls.context()
+    file.write_bytes(ca.cert.read_bytes())  # touched, and the same
+    clock += 61
+    assert tls.context() is first
+    file.write_bytes(authority(tmp_path, "next").cert.read_bytes())
+    clock += 59
+    assert tls.context() is first
+    clock += 2
+    assert tls.context() is not first
 
 
 async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:

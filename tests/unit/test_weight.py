@@ -64,12 +64,11 @@ async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
     tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
     loads: list[str] = []
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: loads.append("default certificates"))
-    monkeypatch.setattr(config, "SERVICE_ACCOUNT", tmp_path)
     server = ApiServer(tls=tls)
     host, _, port = (await server.start()).removeprefix("https://").rpartition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-    async with KubeClient(config.load_config()) as client:
+    async with KubeClient(config.load_config(service_account=tmp_path)) as client:
         assert (await client.get(Resource("", "v1", "namespaces"), "default"))["metadata"]["name"] == "default"
     await server.close()
     assert not loads

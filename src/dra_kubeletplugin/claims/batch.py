@@ -11,22 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+_QUIET = 1.0  # seconds
+_MANY = 2000  # batches
 
 
 class Batcher(Generic[Item]):
     """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item.
 
-    ``between`` runs in that thread when no item waits, at most once after each batch: for what nobody has to wait for.
+    ``idle`` runs in that thread after a second without work, or after very many batches without one: for what nobody should
+    have to wait for.
     """
 
     def __init__(
         self,
         name: str,
         work: Callable[[Sequence[Item]], Sequence[Any]],
-        between: Callable[[], None] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
         self._work = work
-        self._between = between
+        self._idle = idle
+        self._since_idle = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
         self._drain: asyncio.Task[None] | None = None
@@ -34,11 +39,20 @@ class Batcher(Generic[Item]):
 
     async def submit(self, item: Item) -> Any:
         """Waits for the item's result, or raises its exception. A cancelled wait does not stop the work."""
+        return await self._add(item)
+
+    def post(self, item: Item) -> None:
+        """As :meth:`submit`, for an item whose result nobody needs and which raises nothing."""
+        self._add(item)
+
+    def _add(self, item: Item) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
+        if self._timer is not None:
+            self._timer.cancel()
         if self._drain is None or self._drain.done():
             self._drain = asyncio.create_task(self._run())
-        return await future
+        return future
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -59,13 +73,30 @@ class Batcher(Generic[Item]):
                     future.set_exception(result)
                 else:
                     future.set_result(result)
-            if self._between is not None and not self._waiting:
-                await loop.run_in_executor(self._thread, self._between)
+            self._since_idle += 1
+            if self._idle is not None and self._since_idle >= _MANY:
+                await self._rest(self._idle)
+        if self._idle is not None:
+            self._timer = loop.call_later(_QUIET, self._start_rest, self._idle)
+
+    def _start_rest(self, idle: Callable[[], None]) -> None:
+        if self._drain is None or self._drain.done():
+            self._drain = asyncio.create_task(self._rest(idle, more=True))
+
+    async def _rest(self, idle: Callable[[], None], *, more: bool = False) -> None:
+        self._since_idle = 0
+        await asyncio.get_running_loop().run_in_executor(self._thread, idle)
+        if more and self._waiting:
+            await self._run()
 
     async def close(self, timeout: float) -> None:
         """Waits up to ``timeout`` seconds for what is under way, then lets the thread end by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._drain:
             await asyncio.wait([self._drain], timeout=timeout)
+        if self._timer is not None:
+            self._timer.cancel()
         self._thread.shutdown(wait=False)
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
 import re
 import time
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from ..errors import ApiError, describe
 from ..inventory import Inventory
@@ -68,7 +71,9 @@ class Publisher:
         self._fault = ""
         self._failures = 0
         self._reported: set[str] = set()
-        self._echoes: dict[str, tuple[JSON, JSON]] = {}  # slice → what was sent, what the server made of it
+        self._echoes: dict[
+            str, tuple[bytes, bytes]
+        ] = {}  # slice → digests of what was sent, what the server made of it
         self._settled: dict[str, str] = {}  # slice → its resource version when all was as wanted
         self._settled_at = -1  # the inventory's version then
         self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
@@ -274,7 +279,7 @@ class Publisher:
     def _as_wanted(self, have: JSON, want: JSON) -> bool:
         """Whether a slice needs no write. One that came out different from what we sent is left alone."""
         wanted, found = comparable(want), comparable(have["spec"])
-        return wanted == found or self._echoes.get(have["metadata"]["name"]) == (wanted, found)
+        return wanted == found or self._echoes.get(have["metadata"]["name"]) == (_digest(wanted), _digest(found))
 
     def _desired(self, existing: list[JSON]) -> list[SliceContent]:
         newest = max(
@@ -323,7 +328,7 @@ class Publisher:
 
     def _check_echo(self, sent: JSON, echo: JSON) -> None:
         """A server with a feature gate off drops fields silently; say so once, and do not fight it."""
-        self._echoes[echo["metadata"]["name"]] = (comparable(sent["spec"]), comparable(echo["spec"]))
+        self._echoes[echo["metadata"]["name"]] = (_digest(comparable(sent["spec"])), _digest(comparable(echo["spec"])))
         lost = dropped(sent["spec"], echo["spec"], "spec")
         fresh = sorted({_without_indexes(p) for p in lost} - self._reported)
         if fresh:
@@ -372,3 +377,8 @@ def _without_indexes(path: str) -> str:
 
 def _pause(failures: int) -> float:
     return float(min(_MAX_PAUSE, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
+
+
+def _digest(spec: JSON) -> bytes:
+    """Stands for a spec when two are compared: thousands of devices are not kept twice."""
+    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).digest()
