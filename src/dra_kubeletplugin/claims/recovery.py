@@ -96,7 +96,7 @@ class Recovery:
 
     def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
-        doc = {"devices": devices, "cdi": None, "complete": True, "rebuilt": True}
+        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
         # What the kubelet has unprepared meanwhile is left for the next pass to undo.
         state = State.UNPREPARING if over else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
