@@ -52,7 +52,7 @@ class Faults:
     ``happened`` counts those that took effect, by kind.
     """
 
-    def __init__(self, box: Box, rng: random.Random, *, pause: float = 0.3) -> None:
+    def __init__(self, box: Box, rng: random.Random, *, pause: float = 0.4) -> None:
         self.box = box
         self.rng = rng
         self.pause = pause
@@ -98,7 +98,7 @@ class Faults:
         while True:
             await asyncio.sleep(self.rng.uniform(0, 2 * self.pause))
             seconds = self.rng.uniform(1, 4)
-            if self.rng.random() < 0.4:
+            if self.rng.random() < 0.65:
                 self._place(self.rng.choice(ONCE))
                 continue
             kind, fault = self.rng.choice(kinds)
@@ -135,13 +135,13 @@ class Faults:
         assert proxy
         proxy.turn(mode)
         try:
-            await asyncio.sleep(seconds / 2)
+            await asyncio.sleep(seconds / 3)
         finally:
             proxy.turn(Mode.PASS)
 
     async def _full(self, seconds: float) -> None:
         with self.box.full_cdi():
-            await asyncio.sleep(seconds / 2)
+            await asyncio.sleep(seconds / 3)
 
     async def _locked(self, seconds: float) -> None:
         holder = await asyncio.create_subprocess_exec(

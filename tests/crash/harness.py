@@ -19,6 +19,7 @@ from typing import Any
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.local.kubelet.claims import PrepareError
 from dra_kubeletplugin.testing import pods
 from tests.crash.proxy import Proxy
 
@@ -45,7 +46,8 @@ class Box:
         self.log = folder / "plugin.log"
         self.small = False  # the CDI folder is a file system of its own
         self.plugins: dict[str, asyncio.subprocess.Process] = {}
-        self.answered: list[tuple[str, float]] = []  # calls of the kubelet: method, seconds
+        self.answers: list[float] = []  # seconds until the plugin answered a call of the kubelet
+        self.gave_up: list[str] = []  # calls that were not answered in time: method and claim UIDs
         self._measure_calls()
 
     @property
@@ -62,13 +64,16 @@ class Box:
         call = manager._call
 
         async def measured(driver: str, method: str, infos: Any) -> Any:
-            if manager.plugins.newest(driver) is None:
-                return await call(driver, method, infos)  # there is nobody to be asked
             began = time.monotonic()
             try:
-                return await call(driver, method, infos)
-            finally:
-                self.answered.append((method, time.monotonic() - began))
+                answer = await call(driver, method, infos)
+            except PrepareError:
+                # No plugin, or one that died at it; only one that is there can owe an answer.
+                if time.monotonic() - began >= manager.timeout:
+                    self.gave_up.append(f"{method} {[i.uid for i in infos]}")
+                raise
+            self.answers.append(time.monotonic() - began)
+            return answer
 
         manager._call = measured
 
@@ -90,6 +95,7 @@ class Box:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
             **environment,
         }
+        before = self._registrations()
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -101,7 +107,7 @@ class Box:
             )
         self.plugins[name] = process
         if ready:
-            await self.until(f"{name} to register", lambda: self._registered(process), timeout)
+            await self.until(f"{name} to register", lambda: self._registered(process, before), timeout)
         return process
 
     def _server(self) -> dict[str, str]:
@@ -114,15 +120,14 @@ class Box:
             "LOCAL_CLUSTER": "1",
         }
 
-    def _registered(self, process: asyncio.subprocess.Process) -> bool:
+    def _registrations(self) -> int:
+        newest = self.node.kubelet.plugins.newest(DRIVER)
+        return 0 if newest is None else newest.order
+
+    def _registered(self, process: asyncio.subprocess.Process, before: int) -> bool:
         if process.returncode is not None:
             raise RuntimeError(f"the plugin ended with {process.returncode}: {self.log.read_text()[-2000:]}")
-        before = getattr(process, "seen", None)
-        newest = self.node.kubelet.plugins.newest(DRIVER)
-        if before is None:
-            process.seen = 0 if newest is None else newest.order  # type: ignore[attr-defined]
-            return False
-        return newest is not None and newest.order > before
+        return self._registrations() > before
 
     async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
         """Sends a signal and waits for the end; answers the exit code."""
@@ -145,7 +150,8 @@ class Box:
         try:
             return await self.cluster.wait(what, ask, timeout)
         except TimeoutError as e:
-            raise TimeoutError(f"{e}; {self.cluster.events()[-4:]}; {self.log.read_text()[-3000:]}") from None
+            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.connected, self.log.read_text()[-3000:])
+            raise TimeoutError("; ".join(map(str, (e, *said)))) from None
 
     @contextlib.contextmanager
     def full_cdi(self) -> Iterator[None]:

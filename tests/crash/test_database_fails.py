@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin import PreparedDevice, RecoveredClaim
-from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.keeper import Keeper
-from dra_kubeletplugin.claims.processes import ProcessLock
-from dra_kubeletplugin.claims.record import InFlight
+from dra_kubeletplugin.claims import Record, rows
 from dra_kubeletplugin.claims.schema import _MIGRATIONS, SCHEMA, connect, transaction
 from dra_kubeletplugin.errors import RecordsError, RecordsNewerError
-from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.crash.stores import a_record, add, open_store
 from tests.drivers import Toy, toy
 from tests.local.test_driver_on_a_node import allocate, prepare_call, ref, unprepare_call
 
@@ -165,23 +161,6 @@ async def test_a_database_that_is_removed_under_a_running_plugin_is_written_agai
         await node.delete_pod()
         await node.delete_pod("second")
         assert (await node.leftovers())["records"] == []
-
-
-def open_store(folder: Path, wait: float = 5, boot: str = "boot", in_flight: InFlight | None = None) -> Store:
-    """The records as an instance of its own has them."""
-    process = ProcessLock(folder / "processes")
-    process.acquire()
-    specs = ClaimSpecs(folder / "cdi", "d.example.com", process.id)
-    return Store(Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics()))
-
-
-def a_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "") -> Record:
-    devices = [{"request": "r", "pool": "node", "device": device}]
-    return Record(uid, "ns", f"name-{uid}", state, "boot", owner, {"devices": devices})
-
-
-async def add(store: Store, record: Record) -> None:
-    await store.do(lambda db: rows.insert(db, store.driver, record))
 
 
 async def test_an_instance_follows_another_that_set_the_damaged_file_aside(tmp_path: Path) -> None:

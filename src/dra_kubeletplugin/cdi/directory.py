@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .spec import minimum_version, validate_device_name, validate_kind
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
+_MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
 
 
 class ClaimSpecs:
@@ -130,35 +132,39 @@ class ClaimSpecs:
     def holds(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
         """Whether the files of a claim are there and say exactly this."""
         try:
-            same = spec is None or self.path(uid).read_bytes() == encoded(spec)
-            return same and self.note_path(uid).read_bytes() == note
-        except OSError:
+            same = spec is None or _content(self.path(uid)) == encoded(spec)
+            return same and _content(self.note_path(uid)) == note
+        except (OSError, ValueError):
             return False
 
     def note(self, uid: str) -> bytes:
         """The note of a claim.
 
-        Raises ``OSError``.
+        Raises ``OSError``, or ``ValueError`` where it is no such file.
         """
-        return self.note_path(uid).read_bytes()
+        return _content(self.note_path(uid))
 
     def read(self, uid: str) -> dict[str, Any]:
         """The spec of a claim.
 
-        Raises ``OSError`` or ``msgspec.DecodeError``.
+        Raises ``OSError``, or ``ValueError`` where it is no such file or no JSON object.
         """
-        spec: dict[str, Any] = msgspec.json.decode(self.path(uid).read_bytes(), type=dict)
+        try:
+            spec: dict[str, Any] = msgspec.json.decode(_content(self.path(uid)), type=dict)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         return spec
 
     def uids(self) -> list[str]:
-        """The claims that have a file of ours.
+        """The claims that have a file of ours. A name that no claim has is not ours.
 
         Raises ``OSError``.
         """
         specs = (n for n in self._names(self._prefix) if n.endswith(_SPEC))
         notes = (n for n in self._names(f".{self._prefix}") if n.endswith(_NOTE))
         found = {n[len(self._prefix) : -len(_SPEC)] for n in specs}
-        return sorted(found | {n[1 + len(self._prefix) : -len(_NOTE)] for n in notes})
+        found |= {n[1 + len(self._prefix) : -len(_NOTE)] for n in notes}
+        return sorted(uid for uid in found if uid and uid.isprintable())
 
     def clean(self, alive: Callable[[str], bool]) -> None:
         """Takes away what interrupted writes left; ``alive`` tells whether the writer of a token still lives.
@@ -168,7 +174,8 @@ class ClaimSpecs:
         for name in self._names(f".{self._prefix}"):
             _, temporary, token = name.rpartition(_TEMPORARY)
             if temporary and token != self.token and not alive(token):
-                (self.root / name).unlink(missing_ok=True)
+                with contextlib.suppress(IsADirectoryError, PermissionError):  # not made by us
+                    (self.root / name).unlink(missing_ok=True)
 
     def _names(self, prefix: str) -> list[str]:
         try:
@@ -179,6 +186,19 @@ class ClaimSpecs:
 
 def encoded(spec: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(spec)
+
+
+def _content(path: Path) -> bytes:
+    """Never waits for a pipe, nor reads a device or a file without end.
+
+    Raises ``OSError``, or ``ValueError`` for what no file of ours is.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST:
+            raise ValueError(f"it is no regular file of at most {_MOST:,} bytes")
+        return file.read(_MOST)
 
 
 def _write_all(fd: int, data: bytes) -> None:

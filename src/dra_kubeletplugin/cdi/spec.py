@@ -230,8 +230,14 @@ def _check_net(devices: list[JSON]) -> None:
         by_host[host], by_name[name] = name, host
 
 
-def _strict(value: Any, shape: Any, path: str) -> None:
-    """Unknown fields and wrong types are refused, as by the Go library's decoder."""
+def check_shape(spec: Any) -> None:
+    """Raises :class:`InvalidSpecError` where the fields that are known here have other types than the specification's. Fields
+    of a newer version pass: whoever wrote the spec may have known them."""
+    _strict(spec, _SPEC, "spec", newer=True)
+
+
+def _strict(value: Any, shape: Any, path: str, *, newer: bool = False) -> None:
+    """Unknown fields and wrong types are refused, as by the Go library's decoder; the former not where they may be newer."""
     if value is None:
         return
     if isinstance(shape, str):
@@ -241,11 +247,14 @@ def _strict(value: Any, shape: Any, path: str) -> None:
         if not isinstance(value, list):
             raise InvalidSpecError(f"{path} must be a list")
         for i, item in enumerate(value):
-            _strict(item, shape[0], f"{path}[{i}]")
+            if item is None:
+                raise InvalidSpecError(f"{path}[{i}] is empty")
+            _strict(item, shape[0], f"{path}[{i}]", newer=newer)
     else:
         if not isinstance(value, dict):
             raise InvalidSpecError(f"{path} must be an object")
         for key, item in value.items():
-            if key not in shape:
+            if key in shape:
+                _strict(item, shape[key], f"{path}.{key}", newer=newer)
+            elif not newer:
                 raise InvalidSpecError(f'unknown field "{key}" in {path}')
-            _strict(item, shape[key], f"{path}.{key}")

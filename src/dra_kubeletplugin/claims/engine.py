@@ -404,7 +404,10 @@ class Engine:
 
     async def _run(self, uid: str, work: Callable[[], Awaitable[Any]]) -> Any:
         task, _ = self.flights.start(uid, Work.TIDY, work)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except Exception as e:  # one claim's fault is not the others'
+            raise self._own(e) from e
 
     # --- the rest -------------------------------------------------------------------------------
 

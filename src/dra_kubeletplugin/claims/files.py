@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class _Note(msgspec.Struct):
+    uid: str
     namespace: str
     name: str
     boot: str
@@ -30,15 +31,17 @@ class _Note(msgspec.Struct):
 def note_of(record: Record) -> bytes:
     """What a prepared claim's note says. The same record gives the same bytes, so that a repetition can compare."""
     doc = msgspec.Raw(msgspec.json.encode(record.doc))
-    return msgspec.json.encode(_Note(record.namespace, record.name, record.boot_id, record.created, doc))
+    return msgspec.json.encode(_Note(record.uid, record.namespace, record.name, record.boot_id, record.created, doc))
 
 
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     """The record that a claim's note tells of; None where there is none or it cannot be understood."""
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
+        if note.uid != uid:
+            raise ValueError(f"it is of claim {note.uid}")
         doc = check_doc(msgspec.json.decode(note.doc)) | {"complete": True}
-    except (OSError, ValueError, msgspec.DecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         log.error("the note beside %s tells nothing of its claim (%s)", specs.path(uid), printable(e))
         return None
     return Record(uid, note.namespace, note.name, State.PREPARED, note.boot, "", doc, created=note.created)

@@ -161,7 +161,7 @@ class Judge:
 
     def answers(self, record: Record) -> bool:
         """Whether a repetition may be answered from the record alone."""
-        return record.state is State.PREPARED and record.boot_id == self.boot_id
+        return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.partial
 
     def is_others(self, record: Record) -> bool:
         """Whether another living process works on the claim now."""
@@ -187,4 +187,4 @@ class Judge:
     def _mark(self, db: sqlite3.Connection, found: Record) -> Verdict:
         fence = found.fence
         found.state, found.owner = State.UNPREPARING, self.process.id
-        return Undo(found) if rows.update(db, found, fence) else Nothing()
+        return Undo(found) if rows.mark(db, found, fence) else Nothing()

@@ -21,11 +21,12 @@ from ..cdi import ClaimSpecs
 from ..errors import RecordsBusyError
 from ..observe.metrics import Metrics
 from . import rows
+from .files import record_of
 from .judge import RECOVER
 from .processes import ProcessLock
-from .record import InFlight
+from .record import InFlight, Record
 from .salvage import Findings, fill, from_database, from_files
-from .schema import connect, is_damage, lenient, make_tables, sync_file, transaction
+from .schema import Connection, connect, is_damage, is_header_odd, lenient, make_tables, sync_file, transaction
 
 log = logging.getLogger(__name__)
 MERGED = "merged:"  # + name of a file that was set aside: what it had is in the database
@@ -67,14 +68,14 @@ class Keeper:
         self.metrics = metrics
         self.report: list[str] = []
 
-    def open(self, fault: Exception | None = None) -> sqlite3.Connection:
+    def open(self, fault: Exception | None = None) -> Connection:
         """The database; made where there is none, repaired where it is damaged.
 
         ``fault`` is what an open database answered, where that was damage.
 
         Raises ``sqlite3.Error``, ``OSError`` or :class:`RecordsError`.
         """
-        db: sqlite3.Connection | None = None
+        db: Connection | None = None
         if fault is None and self.path.exists() and not self._unmerged() and not self._unfinished():
             try:
                 db = connect(self.path, self.wait)
@@ -84,23 +85,29 @@ class Keeper:
                 if not is_damage(e):
                     raise
         db = db or self._open_thoroughly(fault)
-        self._readmit(db)
+        try:
+            self._readmit(db)
+            self._find_lost(db)
+        except BaseException:
+            db.close()
+            raise
         self.process.note_records()
         return db
 
-    def restore(self, db: sqlite3.Connection) -> None:
-        """Gives an open database whose file was removed its name again."""
+    def restore(self, db: sqlite3.Connection) -> bool:
+        """Gives an open database whose file was removed its name again; False where another instance has made one."""
         with self._locked():
             if self.path.exists():
-                return  # another instance was faster
+                return False
             log.error("%s was removed while it is in use: it is written again", self.path)
             # Nobody writes to the removed file while it is copied; who comes later finds that its name has gone elsewhere.
             with transaction(db):
                 self._publish(lambda new: _clone(db, new))
+        return True
 
     # --- under the lock -------------------------------------------------------------------------
 
-    def _open_thoroughly(self, fault: Exception | None) -> sqlite3.Connection:
+    def _open_thoroughly(self, fault: Exception | None) -> Connection:
         deadline = time.monotonic() + self.wait
         while True:
             with self._locked():
@@ -115,8 +122,10 @@ class Keeper:
                     return connect(self.path, self.wait)
             time.sleep(_POLL)
 
-    def _connect_or_repair(self, fault: Exception | None) -> sqlite3.Connection:
+    def _connect_or_repair(self, fault: Exception | None) -> Connection:
         try:
+            if fault is not None and is_header_odd(self.path):
+                raise fault
             db = connect(self.path, self.wait)
             if fault is not None and not _is_sound(db):
                 db.close()
@@ -157,7 +166,10 @@ class Keeper:
 
     def _clean(self) -> None:
         for path in self._unfinished():
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as e:
+                log.warning("%s is left behind: %s", path, e.strerror)
 
     def _unfinished(self) -> list[Path]:
         """Files that an instance was making when it died."""
@@ -196,10 +208,11 @@ class Keeper:
         aside = self._unmerged()
         findings = _all_findings(aside)
         files = from_files(self.specs, findings.rows)
+        lost = findings.lost(self.boot_id)
 
         def fill_in(db: sqlite3.Connection) -> None:
             make_tables(db)
-            self._conflicts(fill(db, self.specs.driver, findings, [*files, *self.in_flight.records()]))
+            self._conflicts(fill(db, self.specs.driver, findings, [*files, *self.in_flight.records(), *lost]))
             for path in aside:
                 rows.set_meta(db, MERGED + path.name, "")
             rows.set_meta(db, RECOVER, "pending")
@@ -211,7 +224,7 @@ class Keeper:
             self._tell(f"{len(files)} records were rebuilt from CDI files: {', '.join(r.uid for r in files)}")
         self._retire(aside)
 
-    def _merge(self, db: sqlite3.Connection) -> sqlite3.Connection:
+    def _merge(self, db: Connection) -> Connection:
         """What was set aside and not read goes into the database that there is."""
         try:
             aside = self._unmerged()
@@ -222,7 +235,7 @@ class Keeper:
                 files = from_files(self.specs, findings.rows)
                 db.execute("PRAGMA synchronous = FULL")  # the files get their last name after this
                 with transaction(db):
-                    self._conflicts(fill(db, self.specs.driver, findings, files))
+                    self._conflicts(fill(db, self.specs.driver, findings, [*files, *findings.lost(self.boot_id)]))
                     for path in waiting:
                         rows.set_meta(db, MERGED + path.name, "")
                     rows.set_meta(db, RECOVER, "pending")
@@ -270,6 +283,30 @@ class Keeper:
         if records and any(rows.read(db, r.uid) is None for r in records):
             with transaction(db):
                 self._conflicts(fill(db, self.specs.driver, Findings(), records))
+
+    def _find_lost(self, db: sqlite3.Connection) -> None:
+        """CDI files of this boot whose records are gone without a trace, as when the log was cut or removed.
+
+        A record is there before its file is, and goes after it, so a file alone is never in order.
+        """
+        if not self._without_row(db):
+            return
+        with transaction(db):
+            lost = self._without_row(db)  # once more, now that no claim can begin or end
+            self._conflicts(fill(db, self.specs.driver, Findings(), lost))
+            if lost:
+                rows.set_meta(db, RECOVER, "pending")
+        if lost:
+            self._tell(f"{len(lost)} records were lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}")
+
+    def _without_row(self, db: sqlite3.Connection) -> list[Record]:
+        try:
+            files = self.specs.uids()  # before the rows: a claim that ends in between has lost its file by then
+        except OSError:
+            return []  # reconciling says so
+        known = rows.uids(db)
+        found = [record_of(self.specs, uid) for uid in files if uid not in known]
+        return [r for r in found if r is not None and r.boot_id == self.boot_id]
 
     def _unmerged(self) -> list[Path]:
         return sorted(

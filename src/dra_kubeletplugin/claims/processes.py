@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class ProcessLock:
         self.id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._fd = -1
         self._content = _Content()
+        self._writing = threading.Lock()  # the store's thread notes the records
 
     def acquire(self) -> None:
         """Marks this process as alive.
@@ -92,9 +94,11 @@ class ProcessLock:
     def _write(self) -> None:
         if self._fd < 0:
             return
-        data = msgspec.json.encode(self._content)
-        os.pwrite(self._fd, data + b"\n", 0)
-        os.ftruncate(self._fd, len(data) + 1)
+        with self._writing:
+            data = msgspec.json.encode(self._content) + b"\n"
+            # Who reads it at that moment finds it whole: it never shrinks, and blanks are no content.
+            size = max(len(data), os.fstat(self._fd).st_size)
+            os.pwrite(self._fd, data.ljust(size), 0)
 
     def release(self) -> None:
         """The mark goes; call it when no thread of this process can touch hardware any more."""
@@ -167,6 +171,8 @@ def _read(path: Path) -> _Content:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return _Content()
-        return msgspec.json.decode(path.read_bytes(), type=_Content)
-    except (OSError, msgspec.DecodeError):
+        content = msgspec.json.decode(path.read_bytes(), type=_Content)
+    except (OSError, ValueError, RecursionError):
         return _Content()
+    content.sockets = [s for s in content.sockets if "\0" not in s.path]
+    return content

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ApiUnavailableError, ClaimError, DraError, RecordsError
+from ..errors import ApiUnavailableError, DraError, RecordsError
 from ..observe.log import operation
 from ..observe.metrics import Metrics
 from .engine import Engine
@@ -26,6 +26,7 @@ from .store import Store
 from .verify import ClaimRef, Verifier
 
 log = logging.getLogger(__name__)
+_FAILURES = 3  # questions to the API server that fail before a pass asks no more
 _ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
 
 
@@ -128,25 +129,28 @@ class Reconciler:
         """Old files without a record. What writers left that died is taken away on the way."""
         specs = self.files.specs
         specs.clean(self.judge.process.alive)
+        # A clock that was set back leaves files from the future.
         return [
             uid
             for uid in specs.uids()
-            if uid not in known and _age(specs.note_path(uid), specs.path(uid)) > _ORPHAN_AGE
+            if uid not in known and abs(_age(specs.note_path(uid), specs.path(uid))) > _ORPHAN_AGE
         ]
 
     async def _claims(self, records: list[Record], report: Report) -> None:
         """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
         now = time.monotonic()
         over: dict[str, Record] = {}
+        failures = 0
         for record in records:
             if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
                 continue
             try:
                 claim = await self.verifier.fetch(ClaimRef(record.namespace, record.name, record.uid))
-            except ApiUnavailableError:
-                return
-            except ClaimError as e:
-                log.warning("cannot reconcile claim %s: %s", record.shown, e)
+            except ApiUnavailableError as e:
+                log.warning("what became of claim %s is not known: %s", record.shown, e)
+                failures += 1
+                if failures == _FAILURES:
+                    break  # the server is away, and each question waits for it
                 continue
             if claim is not None and self.verifier.has(claim, record):
                 self._gone_since.pop(record.uid, None)
@@ -190,5 +194,5 @@ def _age(*paths: Path) -> float:
     written = [0.0]
     for path in paths:
         with contextlib.suppress(OSError):
-            written.append(path.stat().st_mtime)
+            written.append(path.lstat().st_mtime)
     return time.time() - max(written)

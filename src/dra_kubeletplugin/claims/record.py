@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cdi import ContainerEdits
+from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
+from ..errors import InvalidSpecError, clip
 
 JSON = dict[str, Any]
+_NO_EDITS = ContainerEdits()
 
 
 class State(enum.StrEnum):
@@ -53,6 +56,11 @@ class Record:
         return found
 
     @property
+    def partial(self) -> bool:
+        """Whether only its devices are known, and not what a container gets with them."""
+        return bool(self.doc.get("rebuilt")) and not self.doc.get("complete")
+
+    @property
     def shown(self) -> str:
         """How messages name the claim."""
         return f"{self.namespace or '?'}/{self.name or '?'} (UID {self.uid})"
@@ -86,7 +94,7 @@ class Record:
                 name=d["device"],
                 share_id=d.get("shareID"),
                 admin_access=bool(d.get("adminAccess")),
-                edits=ContainerEdits(),
+                edits=_NO_EDITS,
                 data=d.get("data"),
             )
             for d in self.devices
@@ -120,7 +128,8 @@ class Unreadable:
 
     @property
     def shown(self) -> str:
-        return f"{self.raw.get('namespace') or '?'}/{self.raw.get('name') or '?'} (UID {self.uid})"
+        namespace, name = (clip(self.raw.get(key) or "?", 253) for key in ("namespace", "name"))
+        return f"{namespace}/{name} (UID {self.uid})"
 
 
 class InFlight:
@@ -167,8 +176,10 @@ def check_doc(doc: object) -> JSON:
         raise ValueError("a device has no pool or no name")
     if not isinstance(steps, list) or not all(map(_is_step, steps)):
         raise ValueError("an undo step has no name or no data")
-    if not isinstance(doc.get("cdi") or {}, dict):
-        raise ValueError("the CDI spec is no object")
+    try:
+        check_shape(doc.get("cdi"))
+    except InvalidSpecError as e:
+        raise ValueError(f"the CDI spec cannot be used: {e}") from None
     return doc
 
 

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import logging
 import sqlite3
 from collections.abc import Sequence
 
 from ..driver import Driver, PreparedDevice, RecoveredClaim
 from ..driver.calls import Calls
+from ..driver.data import plain_json
 from ..errors import DraError, DriverError, printable
-from ..observe.metrics import Metrics
 from . import rows
 from .judge import ENDED, RECOVER
 from .record import Record, State, allocated_json, identity
 from .store import Store
 
 log = logging.getLogger(__name__)
+_SLOW = 10.0  # seconds until a driver that does not answer is told of
 
 
 class Recovery:
     """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
 
-    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str, metrics: Metrics) -> None:
+    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str) -> None:
         self.driver = driver
         self.calls = calls
         self.store = store
         self.boot_id = boot_id
-        self.metrics = metrics
         self.report: list[str] = []
         self.fault = ""  # why it is not known what the hardware knows
+        self._asking: asyncio.Task[Sequence[RecoveredClaim]] | None = None
 
     async def once(self) -> bool:
         """Merges what the driver knows, where that is still to do. False where it has to be tried again.
@@ -39,8 +42,7 @@ class Recovery:
             self.fault = ""
             return True
         try:
-            claims = await self.calls(self.driver.recover)
-            checked = [_checked(c) for c in claims or ()]
+            checked = [_checked(c) for c in await self._ask() or ()]
         except DraError as e:
             self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
             log.error("%s", self.fault)
@@ -51,6 +53,21 @@ class Recovery:
             log.warning("%s", sentence)
         self.fault = ""
         return True
+
+    async def _ask(self) -> Sequence[RecoveredClaim]:
+        """One call at a time, which whoever asks meanwhile joins; one that takes long is told of."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._call(), name="recover")
+        asking = self._asking
+        done, _ = await asyncio.wait([asking], timeout=_SLOW)
+        if not done:
+            self.fault = f"recover() of the driver has not answered for {_SLOW:g} s, so it is not known what its hardware has in use"
+            log.error("%s", self.fault)
+            await asyncio.wait([asking])
+        return asking.result()
+
+    async def _call(self) -> Sequence[RecoveredClaim]:
+        return await self.calls(self.driver.recover)
 
     def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
         """All in one transaction, each claim by itself: one that conflicts is told and the others are merged."""
@@ -102,10 +119,32 @@ def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> Non
 
 
 def _checked(claim: object) -> RecoveredClaim:
-    if not isinstance(claim, RecoveredClaim) or not all(isinstance(d, PreparedDevice) for d in claim.devices):
+    """A claim that can be put on record.
+
+    Raises :class:`DriverError` with what is wrong.
+    """
+    if not isinstance(claim, RecoveredClaim) or not isinstance(claim.devices, list | tuple):
         raise DriverError(
-            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with PreparedDevice"
+            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with a list of PreparedDevice"
         )
-    if not claim.uid or not isinstance(claim.uid, str):
+    if not claim.uid:
         raise DriverError("recover() answered a RecoveredClaim without the UID of its claim")
-    return claim
+    shown = f"recover() answered a RecoveredClaim (UID {printable(claim.uid)})"
+    devices = []
+    for device in claim.devices:
+        if not isinstance(device, PreparedDevice):
+            raise DriverError(f"{shown} with {printable(type(device).__name__)}, not PreparedDevice")
+        for field in ("request", "pool", "name", "share_id"):
+            _check_text(f"{shown}: {field} of a device", getattr(device, field) or "")
+        try:
+            devices.append(dataclasses.replace(device, data=plain_json(device.data)))
+        except ValueError as e:
+            raise DriverError(f"{shown}: device {device.name}: {e}") from None
+    for field in ("uid", "namespace", "name"):
+        _check_text(f"{shown}: {field}", getattr(claim, field))
+    return dataclasses.replace(claim, devices=devices)
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str) or not value.isprintable():
+        raise DriverError(f"{what} is no text that can be shown: {printable(value)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,9 @@ from .record import Fence, Record, State, Unreadable, check_doc
 
 COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM claims"
+_NAMES = frozenset({"uid", "namespace", "name"})  # in messages, commands and names of files
+_MOST = 1e12  # seconds, or tries: no number on record is larger
+_BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
 Row = Record | Unreadable
 
 
@@ -41,6 +44,11 @@ def read_all(db: sqlite3.Connection) -> list[Row]:
     return [decode(r) for r in db.execute(f"{_SELECT} ORDER BY created, uid")]
 
 
+def uids(db: sqlite3.Connection) -> set[str]:
+    """Of every claim that has a row."""
+    return {shown_key(r[0]) for r in db.execute("SELECT uid FROM claims")}
+
+
 def count_prepared(db: sqlite3.Connection) -> int:
     found: int = db.execute("SELECT count(*) FROM claims WHERE state = ?", (State.PREPARED.value,)).fetchone()[0]
     return found
@@ -64,8 +72,8 @@ def insert(db: sqlite3.Connection, driver: str, record: Record) -> None:
     first = ""
     for pool, device, share in record.exclusive():
         for uid in holders(db, driver, pool, device, share, record.uid):
-            row = read(db, uid)
-            if row is not None and row.uid not in {r.uid for r in found}:
+            row = read(db, uid) or Unreadable(shown_key(uid), "its row cannot be found", {})
+            if row.uid not in {r.uid for r in found}:
                 found.append(row)
                 first = first or device
     if found:
@@ -114,6 +122,18 @@ def update(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
     )
 
 
+def mark(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+    """Writes a record's state and owner alone. False, and no effect, where the fence does not hold."""
+    record.updated = time.time()
+    return (
+        db.execute(
+            "UPDATE claims SET state = ?, owner = ?, updated = ? WHERE uid = ? AND owner = ? AND state = ?",
+            (record.state.value, record.owner, record.updated, fence.uid, fence.owner, fence.state.value),
+        ).rowcount
+        == 1
+    )
+
+
 def delete(db: sqlite3.Connection, fence: Fence) -> bool:
     """Drops a record with its holds. False, and no effect, where the fence does not hold."""
     return (
@@ -125,8 +145,19 @@ def delete(db: sqlite3.Connection, fence: Fence) -> bool:
 
 
 def forget(db: sqlite3.Connection, uid: str) -> None:
-    """Drops a row whatever it is; for operators, and for rows that cannot be read."""
-    db.execute("DELETE FROM claims WHERE uid = ?", (uid,))
+    """Drops a row and its holds whatever they are; for operators, and for rows that cannot be read.
+
+    A damaged key may be of any type, and no text: it is found as it is shown.
+    """
+    for table in ("holds", "claims"):
+        keys = {bytes(r[0] or b"") for r in db.execute(f"SELECT DISTINCT CAST(uid AS BLOB) FROM {table}")}
+        meant = [(key,) for key in keys if shown_key(key) == uid]
+        db.executemany(f"DELETE FROM {table} WHERE CAST(uid AS BLOB) = ?", meant)
+
+
+def shown_key(raw: object) -> str:
+    """A key of the database as messages and commands name it."""
+    return printable(raw.decode(errors="replace") if isinstance(raw, bytes) else raw).translate(_BLANKS)
 
 
 def get_meta(db: sqlite3.Connection, prefix: str) -> dict[str, str]:
@@ -159,21 +190,37 @@ def decode(row: Sequence[object]) -> Row:
     """The record of a row, or what keeps it from being one."""
     raw = dict(zip(COLUMNS, row, strict=True))
     try:
-        for column in ("uid", "namespace", "name", "boot_id", "owner", "doc", "error"):
-            if not isinstance(raw[column], str):
-                raise ValueError(f"column {column} is no text")
+        doc = msgspec.json.decode(_text(raw, "doc"))
         return Record(
-            uid=str(raw["uid"]),
-            namespace=str(raw["namespace"]),
-            name=str(raw["name"]),
-            state=State(str(raw["state"])),
-            boot_id=str(raw["boot_id"]),
-            owner=str(raw["owner"]),
-            doc=check_doc(msgspec.json.decode(str(raw["doc"]))),
-            error=str(raw["error"]),
-            attempts=int(str(raw["attempts"])),
-            created=float(str(raw["created"])),
-            updated=float(str(raw["updated"])),
+            uid=_text(raw, "uid"),
+            namespace=_text(raw, "namespace"),
+            name=_text(raw, "name"),
+            state=State(_text(raw, "state")),
+            boot_id=_text(raw, "boot_id"),
+            owner=_text(raw, "owner"),
+            doc=check_doc(doc),
+            error=_text(raw, "error"),
+            attempts=int(_number(raw, "attempts")),
+            created=_number(raw, "created"),
+            updated=_number(raw, "updated"),
         )
-    except (ValueError, msgspec.DecodeError) as e:
-        return Unreadable(printable(raw["uid"]), printable(e), raw)
+    except (ValueError, RecursionError) as e:
+        return Unreadable(shown_key(raw["uid"]), printable(e), raw)
+
+
+def _text(raw: Mapping[str, object], column: str) -> str:
+    value = raw[column]
+    if (
+        not isinstance(value, str)
+        or (column in _NAMES and value != shown_key(value))
+        or (column == "uid" and not value)
+    ):
+        raise ValueError(f"column {column} is no text that it may be")
+    return value
+
+
+def _number(raw: Mapping[str, object], column: str) -> float:
+    value = raw[column]
+    if not isinstance(value, int | float) or not abs(value) < _MOST:
+        raise ValueError(f"column {column} is no number that it may be")
+    return value

@@ -13,7 +13,7 @@ from ..cdi import ClaimSpecs
 from ..errors import printable
 from . import rows
 from .files import record_of
-from .record import Record, Unreadable
+from .record import Record, State, Unreadable
 from .schema import lenient
 
 log = logging.getLogger(__name__)
@@ -21,10 +21,20 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Findings:
-    """Rows by claim UID, and the holds of those that cannot be read: (driver, pool, device, share)."""
+    """Rows, and what they hold as (driver, pool, device, share), each by claim UID."""
 
     rows: dict[str, rows.Row] = field(default_factory=dict)
     holds: dict[str, list[tuple[str, str, str, str]]] = field(default_factory=dict)
+
+    def lost(self, boot_id: str) -> list[Record]:
+        """Claims of which nothing is left but what they hold: that is in use until they are unprepared, or prepared again."""
+        return [_holder(uid, holds, boot_id) for uid, holds in self.holds.items() if uid not in self.rows]
+
+
+def _holder(uid: str, holds: Sequence[tuple[str, str, str, str]], boot_id: str) -> Record:
+    devices = [{"pool": p, "device": d, **({"shareID": s} if s else {})} for _, p, d, s in holds]
+    doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
+    return Record(uid, "", "", State.PREPARED, boot_id, "", doc)
 
 
 def from_database(path: Path) -> Findings:
@@ -37,6 +47,7 @@ def from_database(path: Path) -> Findings:
     try:
         db.text_factory = lenient
         db.row_factory = sqlite3.Row
+        _scan(db, "PRAGMA writable_schema = ON")  # a table is read though another's definition is damaged
         # A damaged page in the middle ends a scan, so the table is read from both ends.
         for order in ("ASC", "DESC"):
             for raw in _scan(db, f"SELECT * FROM claims ORDER BY uid {order}"):
@@ -44,13 +55,14 @@ def from_database(path: Path) -> Findings:
                 if row.uid:
                     found.rows.setdefault(row.uid, row)
         for raw in _scan(db, "SELECT driver, pool, device, share_id, uid FROM holds"):
-            key = (str(raw["driver"]), str(raw["pool"]), str(raw["device"]), str(raw["share_id"]))
-            found.holds.setdefault(str(raw["uid"]), []).append(key)
+            driver, pool, device, share, uid = (rows.shown_key(raw.get(c)) for c in _HOLD)
+            found.holds.setdefault(uid, []).append((driver, pool, device, share))
     finally:
         db.close()
     return found
 
 
+_HOLD = ("driver", "pool", "device", "share_id", "uid")
 _DEFAULTS: Mapping[str, object] = {"error": "", "attempts": 0}  # columns of later schemas
 
 
@@ -60,7 +72,7 @@ def _scan(db: sqlite3.Connection, query: str) -> list[dict[str, object]]:
     try:
         for raw in db.execute(query):
             out.append({key: raw[key] for key in raw.keys()})  # noqa: SIM118  (sqlite3.Row iterates over values)
-    except (sqlite3.Error, OverflowError) as e:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as e:
         log.debug("%s: %s", query, printable(e))
     return out
 
@@ -104,8 +116,9 @@ def _add(db: sqlite3.Connection, driver: str, record: Record) -> list[str]:
 
 
 def _add_raw(db: sqlite3.Connection, row: Unreadable, holds: Sequence[tuple[str, str, str, str]]) -> None:
+    """The row as it was, under the key by which it is shown: that one is text."""
     values = [row.raw[c] if row.raw[c] is not None else _DEFAULTS.get(c, "") for c in rows.COLUMNS]
-    rows.insert_raw(db, values)
+    rows.insert_raw(db, [row.uid, *values[1:]])
     _hold(db, holds, row.uid)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -31,19 +32,57 @@ _MIGRATIONS = {
     # What the database knows of itself: which files were merged into it, and whether the driver was asked.
     3: ("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",),
 }
+_READ = (
+    ("uid, namespace, name, state, boot_id, owner, doc, error, attempts, created, updated", "claims"),
+    ("driver, pool, device, share_id, uid", "holds"),
+    ("key, value", "meta"),
+)
 
 
-def connect(path: Path, wait: float) -> sqlite3.Connection:
+class Connection(sqlite3.Connection):
+    """``file`` is the device and inode of what was opened."""
+
+    file: tuple[int, int] = (0, 0)
+
+
+def identity_of(path: Path) -> tuple[int, int]:
+    """Device and inode. Raises ``OSError``."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def connect(path: Path, wait: float) -> Connection:
     """An open, migrated database; the file must be there.
 
     Raises ``sqlite3.Error`` where it cannot be read, ``OSError`` where it is missing, :class:`RecordsNewerError` where it is
     too new.
     """
+    before = identity_of(path)
     if not path.stat().st_size:
         # A database gets its name only when it is whole: this one was emptied.
         raise sqlite3.DatabaseError("the file is empty")
+    try:
+        db = _connect(path, wait)
+    except UnicodeDecodeError as e:
+        # SQLite quotes the file's own text in its errors, and Python cannot decode what is none.
+        raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
+    except sqlite3.OperationalError as e:
+        raise explained(e, path) from None
+    if identity_of(path) != before:
+        db.close()
+        raise FileNotFoundError(errno.ENOENT, "replaced while it was opened", str(path))
+    db.file = before
+    return db
+
+
+def _connect(path: Path, wait: float) -> Connection:
     db = sqlite3.connect(
-        f"file:{_quoted(path)}?mode=rw", timeout=wait, isolation_level=None, check_same_thread=False, uri=True
+        f"file:{quote(str(path))}?mode=rw",
+        timeout=wait,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=True,
+        factory=Connection,
     )
     try:
         db.text_factory = lenient
@@ -55,16 +94,44 @@ def connect(path: Path, wait: float) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("PRAGMA journal_size_limit = 1048576")
-        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+        if db.execute("PRAGMA user_version").fetchone()[0] < 1:
             raise sqlite3.DatabaseError("the file has no schema")
-        migrate(db, path)
+        try:
+            migrate(db, path)
+            for columns, table in _READ:
+                db.execute(f"SELECT {columns} FROM {table} LIMIT 0")
+        except sqlite3.OperationalError as e:
+            if e.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise sqlite3.DatabaseError(f"its tables are not those of its schema: {e}") from None
+            raise
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise sqlite3.DatabaseError(found)
+        if db.execute("PRAGMA foreign_key_check").fetchone():
+            raise sqlite3.DatabaseError("a device is held by a claim that has no row")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def explained(e: sqlite3.OperationalError, path: Path) -> sqlite3.DatabaseError:
+    """An error of a file that cannot be written or read: damage, where its header is at fault. Its connection is given up."""
+    return sqlite3.DatabaseError(f"its header is damaged: {e}") if is_header_odd(path) else e
+
+
+def is_header_odd(path: Path) -> bool:
+    """Whether the bytes that say which versions of SQLite may write and read the file have a value that none has.
+
+    Such a file is "read-only" or "unsupported", and no disk is to blame. Looking drops the locks that this process has on the
+    file. Source: https://www.sqlite.org/fileformat2.html#the_database_header, and fcntl(2)
+    """
+    try:
+        with path.open("rb") as f:
+            header = f.read(48)
+    except OSError:
+        return False
+    return not (set(header[18:20]) <= {1, 2} and header[44:47] == bytes(3) and header[47] in {1, 2, 3, 4})
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:
@@ -128,7 +195,9 @@ def is_damage(e: Exception) -> bool:
     text = str(e)
     if isinstance(e, sqlite3.OperationalError):
         return any(s in text for s in ("no such table", "no such column", "malformed"))
-    return not isinstance(e, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.NotSupportedError))
+    return not isinstance(
+        e, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.NotSupportedError, sqlite3.DataError)
+    )
 
 
 def is_busy(e: Exception) -> bool:
@@ -154,7 +223,3 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
 def lenient(raw: bytes) -> str:
     """Text of a damaged row is no reason to lose the others."""
     return raw.decode(errors="replace")
-
-
-def _quoted(path: Path) -> str:
-    return quote(str(path))

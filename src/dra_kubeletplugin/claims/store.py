@@ -22,7 +22,7 @@ from .batch import Batcher
 from .judge import RECOVER
 from .keeper import Keeper
 from .record import Record, Unreadable
-from .schema import as_records_error, is_busy, is_damage, rollback
+from .schema import Connection, as_records_error, explained, identity_of, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
@@ -52,8 +52,7 @@ class Store:
         self.fault = ""
         self.opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._db: sqlite3.Connection | None = None
-        self._file = (0, 0)  # device and inode of the open file
+        self._db: Connection | None = None
         self._damage: Exception | None = None
         self._batcher: Batcher[tuple[Operation[object], Mode]] = Batcher("records", self._work, self._write_back)
 
@@ -115,27 +114,24 @@ class Store:
 
     # --- in the thread --------------------------------------------------------------------------
 
-    def _open(self) -> sqlite3.Connection:
-        if self._db is not None and not self._is_named():
+    def _open(self) -> Connection:
+        if self._db is not None and not self._is_named(self._db):
             if not self.path.exists():
                 self.keeper.restore(self._db)
             self._drop()
         if self._db is None:
             self._db = self.keeper.open(self._damage)
             self._damage = None
-            found = self.path.stat()
-            self._file = (found.st_dev, found.st_ino)
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self.opened.set)
         return self._db
 
-    def _is_named(self) -> bool:
+    def _is_named(self, db: Connection) -> bool:
         """The name decides, not the open file: another instance may have replaced it, or somebody may have removed it."""
         try:
-            found = self.path.stat()
+            return identity_of(self.path) == db.file
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == self._file
 
     def _drop(self) -> None:
         db, self._db = self._db, None
@@ -186,7 +182,7 @@ class Store:
         except BaseException:
             rollback(db)
             raise
-        if write and not self._is_named() and self.path.exists():
+        if write and not self._is_named(db) and not self.keeper.restore(db):
             # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
             self._drop()
             raise RecordsError(f"{self.path} was replaced by another instance of the plugin: the kubelet tries again")
@@ -195,15 +191,18 @@ class Store:
             self.fault = ""
         return results
 
-    def _begin(self, *, write: bool, synced: bool) -> sqlite3.Connection:
+    def _begin(self, *, write: bool, synced: bool) -> Connection:
         for _ in range(_TRIES):
             db = self._open()
             if not write:
                 db.execute("BEGIN")
                 return db
             db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-            db.execute("BEGIN IMMEDIATE")
-            if self._is_named():
+            try:
+                db.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as e:
+                raise (e if is_busy(e) else explained(e, self.path)) from None
+            if self._is_named(db):
                 return db
             rollback(db)  # it lost its name while we waited for the lock
         raise RecordsBusyError(
@@ -237,6 +236,8 @@ def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
     db.execute("SAVEPOINT one")
     try:
         result = operation(db)
+    except UnicodeDecodeError as e:  # of SQLite's own message, which quotes a damaged schema
+        raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except Exception as e:
         if isinstance(e, sqlite3.Error) and not isinstance(e, sqlite3.IntegrityError):
             raise

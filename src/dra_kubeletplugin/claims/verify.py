@@ -128,8 +128,7 @@ class Verifier:
     async def fetch(self, ref: ClaimRef) -> Fetched | None:
         """The claim; None where it is gone.
 
-        Raises :class:`ApiUnavailableError` where the server may be away, :class:`ClaimError` where it refuses or answers what is
-        no claim.
+        Raises :class:`ApiUnavailableError` where the server does not tell, whatever it answers.
         """
         try:
             resource = await self.client.dra("resourceclaims")
@@ -137,19 +136,17 @@ class Verifier:
         except ApiError as e:
             if e.status == 404 and e.names(ref.name):
                 return None
-            if e.status == 404:
-                # Not the claim is missing but the whole resource: another server, or a version that it no longer has.
-                self.client.forget_version()
-            if e.unreachable or e.status == 404:
-                raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-            raise ClaimError(f"claim {ref} cannot be read: {e}") from None
+            # A refusal is no word on the claim: a token that was rotated, a permission, a version that is served no more.
+            raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
         try:
             fields = msgspec.convert(found, _Fields)
             obj: JSON = {**found, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim"}
             if resource.version == "v1beta1":  # the only one of another shape
                 obj = convert({**obj, "apiVersion": resource.api_version}, "v1")
         except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
-            raise ClaimError(f"claim {ref}: what the API server answers is no ResourceClaim: {describe(e)}") from None
+            raise ApiUnavailableError(
+                f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
+            ) from None
         status = fields.status or _Status()
         return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())
 

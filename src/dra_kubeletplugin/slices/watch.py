@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..kube import KubeClient, Reflector
 
-_PASSING = 10.0  # seconds for which a failing watch is no news: a connection that was cut is soon back
+_PASSING = 5.0  # seconds for which a failing watch is no news: a connection that was cut is soon back
 _SILENT = 180.0  # seconds without a word of the server after which the watch counts as dead
 
 
@@ -24,7 +24,7 @@ class SliceWatch:
         """Why changes may go unnoticed now; empty where they do not."""
         quiet = time.monotonic() - (self._reflector.heard or self._since)
         if self._reflector.fault and (quiet > _PASSING or not self._reflector.heard):
-            return f"slices cannot be watched: {self._reflector.fault}"
+            return f"changes of our slices by others go unnoticed: {self._reflector.fault}"
         if quiet > _SILENT:
             return f"changes of our slices by others go unnoticed: no word of the API server for {quiet:.0f}s"
         return ""

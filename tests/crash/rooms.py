@@ -1,0 +1,111 @@
+"""The rooms of claims as one instance has them: a real database and real CDI files, without sockets and with an API server of words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin import Device, Driver, Host
+from dra_kubeletplugin.claims import Answer, ClaimRef, Claims
+from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.settings import Settings
+
+
+class Api:
+    """Claims by name, as the API server has them."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Any] = {}
+        self.away = False
+
+    async def dra(self, plural: str) -> Resource:
+        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
+        if self.away:
+            raise ApiError("away")
+        if name not in self.claims:
+            raise ApiError("gone", status=404, details={"details": {"name": name}})
+        return self.claims[name]
+
+    def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimRef:
+        """A claim that the scheduler gave a device."""
+        found = {"request": "r", "driver": driver, "pool": "node", "device": device, **result}
+        self.claims[name] = {
+            "metadata": {"name": name, "namespace": "ns", "uid": uid},
+            "spec": {"devices": {"requests": []}},
+            "status": {"allocation": {"devices": {"results": [found]}}},
+        }
+        return ClaimRef("ns", name, uid)
+
+
+class Room:
+    """One instance. ``claims`` is what the rest of a plugin would use."""
+
+    def __init__(self, folder: Path, driver: Driver, api: Api, boot: str, **options: Any) -> None:
+        options = {"call_timeout": 10, "lock_wait": 1, "reconcile_grace": 0, **options}
+        self.settings = Settings(
+            driver_name=driver.name, node_name="node", kubelet_root=folder, cdi_root=folder / "cdi", **options
+        )
+        self.api = api
+        self.driver = driver
+        self.calls = Calls()
+        self.inventory = Inventory("node")
+        self.metrics = Metrics()
+        self.process = ProcessLock(self.settings.plugin_dir / "processes")
+        driver.bind(Host(folder / "sys"), self.settings)
+        self.claims = Claims(
+            driver, self.calls, api, self.inventory, self.settings, self.process, boot, self.metrics,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    async def open(self) -> None:
+        self.process.acquire()
+        self.process.bury()
+        await self.inventory.update([Device(f"d-{i}") for i in range(40)])
+        await self.claims.open()
+
+    async def close(self) -> None:
+        await self.claims.stop(1)
+        await self.claims.close()
+        self.calls.when_idle(self.process.release)
+
+    async def prepare(self, ref: ClaimRef) -> Answer:
+        return (await self.claims.prepare([ref]))[ref.uid]
+
+    async def unprepare(self, ref: ClaimRef) -> Answer:
+        return (await self.claims.unprepare([ref]))[ref.uid]
+
+    async def records(self) -> dict[str, str]:
+        """Claim UID to state."""
+        return {r.uid: str(r.state) for r in await self.claims.store.all()}
+
+
+@contextlib.asynccontextmanager
+async def room(
+    folder: Path, driver: Driver, api: Api | None = None, boot: str = "boot", **options: Any
+) -> AsyncIterator[Room]:
+    """An open one, closed at the end."""
+    made = Room(folder, driver, api or Api(), boot, **options)
+    try:
+        await made.open()
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(check: Any, timeout: float = 10) -> None:
+    """Waits until ``check()``, plain or a coroutine function, is true."""
+    async with asyncio.timeout(timeout):
+        while True:
+            found = check()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.01)

@@ -1,0 +1,75 @@
+"""Records as one or several instances have them, without the rest of a plugin."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import Record, State, Store, rows
+from dra_kubeletplugin.claims.files import note_of
+from dra_kubeletplugin.claims.keeper import Keeper
+from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.record import InFlight
+from dra_kubeletplugin.claims.schema import make_tables
+from dra_kubeletplugin.observe.metrics import Metrics
+
+DRIVER = "d.example.com"
+BOOT = "boot"
+
+
+def open_store(folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFlight | None = None) -> Store:
+    """The records as an instance of its own has them."""
+    process = ProcessLock(folder / "processes")
+    process.acquire()
+    specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
+    return Store(Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics()))
+
+
+@contextlib.asynccontextmanager
+async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIterator[Store]:
+    """A store that is closed, and an instance that is dead, at the end."""
+    store = open_store(folder, wait, boot)
+    try:
+        yield store
+    finally:
+        await store.close()
+        store.keeper.process.release()
+
+
+def a_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "", **doc: Any) -> Record:
+    devices = [{"request": "r", "pool": "node", "device": device}]
+    return Record(uid, "ns", f"name-{uid}", state, BOOT, owner, {"devices": devices, **doc})
+
+
+def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
+    """A prepared claim's record, its CDI file and its note."""
+    specs = ClaimSpecs(folder / "cdi", DRIVER)
+    record = a_record(uid, device, complete=True, **doc)
+    record.devices[0]["cdi"] = [specs.device_id(uid, device)]
+    record.doc["cdi"] = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
+    specs.write(uid, record.doc["cdi"])
+    specs.write_note(uid, note_of(record))
+    return record
+
+
+async def add(store: Store, record: Record) -> None:
+    await store.do(lambda db: rows.insert(db, store.driver, record))
+
+
+def write_back(path: Path) -> None:
+    """What is in the log moves into the file, so that damaging the file is damaging all. Nobody else may have it open."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+
+
+def in_memory() -> sqlite3.Connection:
+    """A database without a file."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.execute("PRAGMA foreign_keys = ON")
+    make_tables(db)
+    return db

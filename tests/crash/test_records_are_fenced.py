@@ -1,0 +1,271 @@
+"""A writer that was taken for dead has no effect, whatever it writes and whenever; what it held comes back with its record."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.claims import Record, State, rows
+from dra_kubeletplugin.claims.judge import Fresh, Judge, Nothing, Undo
+from dra_kubeletplugin.claims.keeper import Keeper
+from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.record import Fence
+from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, RecordsError
+from tests.crash.rooms import Api, room
+from tests.crash.stores import DRIVER, a_record, in_memory, instance
+
+owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
+fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_from(State))
+
+
+@given(owner=owners, state=st.sampled_from(State), fence=fences, delete=st.booleans())
+def test_a_write_with_a_stale_fence_has_no_effect(owner: str, state: State, fence: Fence, delete: bool) -> None:
+    db = in_memory()
+    rows.insert(db, DRIVER, a_record("u", "d-0", state, owner))
+    before = db.execute("SELECT * FROM claims").fetchall(), db.execute("SELECT * FROM holds").fetchall()
+    late = a_record("u", "d-0", State.PREPARED, "", late=True)
+    holds = fence == Fence("u", owner, state)
+    assert (rows.delete(db, fence) if delete else rows.update(db, late, fence)) is holds
+    after = db.execute("SELECT * FROM claims").fetchall(), db.execute("SELECT * FROM holds").fetchall()
+    assert (after == before) is not holds
+    assert len(after[0]) == len(after[1])
+    db.close()
+
+
+class Slow(Driver):
+    """Waits in prepare until it is let go; what it holds is a set that outlives processes."""
+
+    name = DRIVER
+
+    def __init__(self, hardware: dict[str, str], wait: bool = False) -> None:
+        self.hardware = hardware
+        self.entered, self.go = asyncio.Event(), asyncio.Event()
+        if not wait:
+            self.go.set()
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        for d in claim.devices:
+            await claim.on_undo("release", device=d.name)
+            self.hardware[d.name] = claim.uid
+        self.entered.set()
+        await self.go.wait()
+        return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
+
+    def undo_release(self, claim: PreparedClaim, device: str) -> None:
+        if self.hardware.get(device) == claim.uid:
+            del self.hardware[device]
+
+
+async def test_a_late_commit_of_an_instance_taken_for_dead_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hardware: dict[str, str] = {}
+    api = Api()
+    ref = api.allocate("c", "u", "d-0", DRIVER)
+    slow = Slow(hardware, wait=True)
+    async with room(tmp_path, slow, api) as late, room(tmp_path, Slow(hardware), api) as quick:
+        call = asyncio.create_task(late.prepare(ref))
+        await slow.entered.wait()
+        monkeypatch.setattr(quick.process, "alive", lambda _: False)
+        assert await quick.unprepare(ref) == ()
+        other = api.allocate("other", "v", "d-0", DRIVER)
+        assert not isinstance(await quick.prepare(other), Exception)
+        slow.go.set()
+        assert isinstance(await call, ClaimTakenError)
+        assert await quick.records() == {"v": "Prepared"}
+        assert hardware == {"d-0": "v"}
+
+
+async def test_a_step_that_is_registered_late_is_refused_before_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    class Late(Slow):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            self.entered.set()
+            await self.go.wait()
+            await claim.on_undo("release", device="d-0")
+            taken.append(claim.uid)
+            return [d.prepared(ContainerEdits()) for d in claim.devices]
+
+    api = Api()
+    ref = api.allocate("c", "u", "d-0", DRIVER)
+    driver = Late({}, wait=True)
+    async with room(tmp_path, driver, api) as late, room(tmp_path, Slow({}), api) as quick:
+        call = asyncio.create_task(late.prepare(ref))
+        await driver.entered.wait()
+        monkeypatch.setattr(quick.process, "alive", lambda _: False)
+        await quick.unprepare(ref)
+        driver.go.set()
+        assert isinstance(await call, ClaimTakenError)
+        assert taken == []
+        assert await quick.records() == {}
+
+
+def lose(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def garble(path: Path) -> None:
+    path.with_name(path.name + "-wal").unlink(missing_ok=True)
+    path.write_bytes(b"not a database at all" * 500)
+
+
+@pytest.mark.parametrize("damage", [lose, garble])
+async def test_a_record_in_work_comes_back_with_its_holds_when_the_database_is_lost(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    api = Api()
+    first, second = (api.allocate(n, n, "d-0", DRIVER) for n in ("a", "b"))
+    slow = Slow({}, wait=True)
+    async with room(tmp_path, slow, api) as one:
+        call = asyncio.create_task(one.prepare(first))
+        await slow.entered.wait()
+        damage(one.settings.records_path)
+        assert isinstance(await one.prepare(second), DeviceHeldError)
+        slow.go.set()
+        assert not isinstance(await call, Exception)
+        assert await one.records() == {"a": "Prepared"}
+        assert isinstance(await one.prepare(second), DeviceHeldError)
+
+
+async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the rename and the new file there is no file at all: the writer must not take that for a removal."""
+    async with instance(tmp_path) as writer, instance(tmp_path) as repairer:
+        await writer.all()
+        await repairer.all()
+        inside, read, committed = threading.Event(), threading.Event(), threading.Event()
+        made = Keeper._make
+
+        def late_make(self: Keeper) -> None:
+            # What was set aside has been read, and the writer commits into it only now.
+            published = self._publish
+
+            def publish(make: Callable[[sqlite3.Connection], None]) -> None:
+                read.set()
+                committed.wait(1)
+                published(make)
+
+            monkeypatch.setattr(self, "_publish", publish)
+            made(self)
+
+        monkeypatch.setattr(Keeper, "_make", late_make)
+
+        def slow_insert(db: sqlite3.Connection) -> None:
+            rows.insert(db, DRIVER, a_record("late", "d-0", State.PREPARING, writer.keeper.process.id))
+            inside.set()
+            read.wait(10)
+
+        writing = asyncio.create_task(writer.do(slow_insert))
+        await asyncio.to_thread(inside.wait, 10)
+        repairer._drop()
+        repairer._damage = sqlite3.DatabaseError("malformed")
+        monkeypatch.setattr("dra_kubeletplugin.claims.keeper._is_sound", lambda db: False)
+        repairing = asyncio.create_task(repairer.all())
+        told: Any = (await asyncio.gather(writing, return_exceptions=True))[0]
+        committed.set()
+        await repairing
+        known = {r.uid for r in await repairer.all()}
+        assert (told is None) == ("late" in known), f"told {told!r}, on record {known}"
+        assert isinstance(told, RecordsError)
+
+
+# --- judged and marked in one transaction -----------------------------------------------------------
+
+
+def judge(folder: Path, boot: str = "boot") -> Judge:
+    process = ProcessLock(folder)
+    process.acquire()
+    return Judge(DRIVER, process, boot, set())
+
+
+@given(now=st.sampled_from(["prepared", "gone", "taken over"]))
+def test_a_holder_that_looked_stale_is_judged_again_when_it_is_marked(
+    tmp_path_factory: pytest.TempPathFactory, now: str
+) -> None:
+    folder = tmp_path_factory.mktemp("processes")
+    ours, others = judge(folder), judge(folder)
+    db = in_memory()
+    holder = a_record("holder", "d-0", State.UNPREPARING, "1-dead0000")
+    rows.insert(db, DRIVER, holder)
+    stale = ours.begin(db, a_record("new", "d-0"), None)
+    assert [r.uid for r in getattr(stale, "holders", [])] == ["holder"]
+    match now:
+        case "prepared":  # undone by another instance, and prepared again
+            assert rows.update(db, a_record("holder", "d-0"), holder.fence)
+        case "gone":
+            assert rows.delete(db, holder.fence)
+        case "taken over":
+            assert isinstance(others.free(db, "holder"), Undo)
+    before = db.execute("SELECT * FROM claims").fetchall()
+    assert isinstance(ours.free(db, "holder"), Nothing)
+    assert db.execute("SELECT * FROM claims").fetchall() == before
+    db.close()
+    for each in (ours, others):
+        each.process.release()
+
+
+async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, hardware = Api(), {}  # type: ignore[var-annotated]
+    old, new = (api.allocate(n, n, "d-0", DRIVER) for n in ("old", "new"))
+    async with room(tmp_path, Slow(hardware), api, boot="before") as before:
+        await before.prepare(old)
+    hardware.clear()
+    async with room(tmp_path, Slow(hardware), api) as one:
+        free = one.claims.engine._free
+
+        async def prepared_in_between(holders: Any) -> None:
+            monkeypatch.undo()
+            assert not isinstance(await one.prepare(old), Exception)
+            await free(holders)
+
+        monkeypatch.setattr(one.claims.engine, "_free", prepared_in_between)
+        assert isinstance(await one.prepare(new), DeviceHeldError)
+        assert hardware == {"d-0": "old"}
+        assert await one.records() == {"old": "Prepared"}
+
+
+@pytest.mark.parametrize("count", [1, 10, 30])
+async def test_a_claim_of_many_devices_gets_all_that_other_claims_held_before_a_reboot(
+    tmp_path: Path, count: int
+) -> None:
+    api, hardware = Api(), {}  # type: ignore[var-annotated]
+    async with room(tmp_path, Slow(hardware), api, boot="before") as before:
+        for i in range(count):
+            await before.prepare(api.allocate(f"old-{i}", f"old-{i}", f"d-{i}", DRIVER))
+    hardware.clear()
+    ref = api.allocate("new", "new", "d-0", DRIVER)
+    results = api.claims["new"]["status"]["allocation"]["devices"]["results"]
+    results += [{**results[0], "device": f"d-{i}", "request": f"r{i}"} for i in range(1, count)]
+    async with room(tmp_path, Slow(hardware), api) as after:
+        assert not isinstance(await after.prepare(ref), Exception)
+        assert await after.records() == {"new": "Prepared"}
+        assert set(hardware.values()) == {"new"}
+
+
+def test_a_fresh_record_and_its_holds_are_written_together(tmp_path: Path) -> None:
+    ours = judge(tmp_path)
+    db = in_memory()
+    assert isinstance(ours.begin(db, a_record("u", "d-0"), None), Fresh)
+    assert db.execute("SELECT uid, device FROM holds").fetchall() == [("u", "d-0")]
+    with pytest.raises(DeviceHeldError, match="still held by claim ns/name-u"):
+        ours.begin(db, a_record("v", "d-0"), None)
+    assert isinstance(rows.read(db, "u"), Record)
+    assert rows.read(db, "v") is None
+    db.close()
+    ours.process.release()
