@@ -58,6 +58,39 @@ def object_of(answer: HttpResponse, what: str) -> JSON:
     return out
 
 
+class _Metadata(msgspec.Struct, rename="camel"):
+    resource_version: str
+    name: str = ""  # a list has none
+    uid: str = ""
+
+
+class _Item(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Page(msgspec.Struct):
+    metadata: _Metadata
+    items: list[msgspec.Raw] | None = None
+
+
+def items_of(answer: HttpResponse, what: str) -> list[msgspec.Raw]:
+    """The items of a list, each as it came: decoded one at a time, a long list is never in memory whole.
+
+    Raises :class:`ApiError` as :func:`object_of` does, and where an item is no object of an API server.
+    """
+    if answer.status >= 300 or not answer.body:
+        object_of(answer, what)
+    try:
+        items = msgspec.json.decode(answer.body, type=_Page).items or []
+        for item in items:
+            meta = msgspec.json.decode(item, type=_Item).metadata
+            if not (meta.name and meta.uid):
+                raise ValueError("an item without name or UID")
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"{what}: the answer is no list of objects ({printable(e)}): {_excerpt(answer)}") from None
+    return items
+
+
 def identity(obj: Any) -> tuple[str, str]:
     """UID and resource version.
 

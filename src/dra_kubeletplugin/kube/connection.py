@@ -141,7 +141,8 @@ class Connection(asyncio.Protocol):
             if answer.done:
                 self._lines.end(None)
         elif answer.done:
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            pieces, self._body = self._body, []  # a connection that is kept keeps no answer
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._settle(HttpResponse(answer.head.status, answer.head.headers, body))
 
     def _take(self, data: bytes) -> None:
