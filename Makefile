@@ -33,7 +33,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, module sizes
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/tools/module_sizes.py
 
-soak: $(STAMP) ## 500 random kills, then 10,000 cycles watching memory and descriptors
+soak: $(STAMP) ## 1,000 random kills while everything around fails too, then 10,000 cycles watching memory and descriptors
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 bench: $(STAMP) ## the figures in README, with a baseline measured in the same run

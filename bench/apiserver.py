@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, config
 from dra_kubeletplugin.local.apiserver import ApiServer
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ class Api:
         self.url = url
         self.ca = folder / "ca.crt"
         self.folder = folder  # laid out like the service account of a pod
-        self.client = KubeClient(ApiConfig(url, ssl.create_default_context(cafile=str(self.ca))))
+        self.client = KubeClient(in_pod(url, folder))
 
     @property
     def port(self) -> str:
@@ -52,6 +53,13 @@ class Api:
         assert self._process.stdout
         self._process.stdin.write(b"\n")
         return Counts(**json.loads(await self._process.stdout.readline()))
+
+
+def in_pod(url: str, folder: Path) -> ApiConfig:
+    """What a pod with the service account in ``folder`` would be told."""
+    host, _, port = url.removeprefix("https://").rpartition(":")
+    os.environ |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    return config.load_config(service_account=folder)
 
 
 @contextlib.asynccontextmanager

@@ -73,7 +73,7 @@ class Deployed:
 
 
 def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
-    """What deploy/base/daemonset.yaml sets, and nothing of ours."""
+    """What deploy/base/daemonset.yaml sets, and nothing of ours. Compiled files may be written: the image has them."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "PYTHONPATH", "HOME", "LANG"}}
     return kept | {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
@@ -84,10 +84,9 @@ def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
         "CDI_ROOT": str(cdi),
         "HTTP_ADDRESS": f"127.0.0.1:{free_port()}",
         "LOG_FORMAT": "json",
-        "LOG_LEVEL": "warning",
+        "LOG_LEVEL": "error",
         "LOCAL_CLUSTER": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
@@ -108,7 +107,8 @@ async def deployed(target: str, api: Api, state: Path, python: str = sys.executa
         tempfile.TemporaryDirectory(dir=state, prefix="k") as folder,
     ):
         root = Path(folder)
-        (root / "plugins_registry").mkdir()
+        for name in ("plugins", "plugins_registry"):
+            (root / name).mkdir()
         options = environment(root, Path(cdi), api)
         loop = asyncio.get_running_loop()
         started = loop.time()

@@ -4,104 +4,199 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import logging
 import os
 import random
 import signal
+import sqlite3
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.drivers import Idle
 from bench.node import ROOT, Kubelet, allocate, running
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from tests.crash.harness import box
+from dra_kubeletplugin.local.informer import PODS
+from tests.crash.faults import Faults
+from tests.crash.harness import Box, box, small_cdi
+
+_CALL = 15.0  # seconds after which the kubelet gives a call up; the plugin answers within CALL_TIMEOUT, unless it is stopped
+_SETTLE = 60.0  # seconds from the end of all faults until every pod runs that can, and nothing moves
+_ROUNDS = 10  # between two moments of quiet
+_PODS = 8  # of which a node with four devices runs two to four
+QUICK = {
+    "CRASH_DELAY": "0.01",
+    "LOG_LEVEL": "error",
+    "API_TIMEOUT": "2s",
+    "CALL_TIMEOUT": "5s",
+    "SCAN_TIMEOUT": "1s",
+    "HEALTH_INTERVAL": "500ms",
+    "RESCAN_INTERVAL": "500ms",
+    "STOP_GRACE": "3s",
+}
 
 
 @dataclass
 class Done:
-    kills: int
-    pods: int
-    seconds: float
+    """What happened. ``longest_answer`` and ``longest_quiet`` are in seconds: one call of the kubelet, and until all had settled."""
+
+    kills: int = 0
+    pods: int = 0
+    seconds: float = 0.0
+    answers: int = 0
+    longest_answer: float = 0.0
+    longest_quiet: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills, {self.pods} pods, {self.seconds:.0f} s; {self.faults.total()} faults; {self.answers} answers, "
+            f"the longest after {self.longest_answer:.1f} s; quiet again after at most {self.longest_quiet:.1f} s"
+        )
 
 
-async def kills(count: int, rng: random.Random, *, rolling: bool = False, progress: bool = False) -> Done:
+async def kills(
+    count: int, rng: random.Random, *, rolling: bool = False, faults: bool = False, progress: bool = False
+) -> Done:
     """Pods come and go while the plugin is killed at random moments.
 
-    With ``rolling`` the next instance is started before the last one is killed, or asked to stop, as in an update.
+    With ``rolling`` the next instance is started before the last one is killed, or asked to stop, as in an update. With
+    ``faults`` everything around it fails too, but for a moment of quiet every ten kills.
 
-    Raises ``AssertionError`` when a device has two holders, or something is left when all is quiet.
+    Raises ``AssertionError`` when a device has two holders, something is left when all is quiet, or a call got no answer, and
+    ``TimeoutError`` when a pod that could run does not.
     """
-    from dra_kubeletplugin.local.informer import PODS
-
+    done = Done()
     started = time.monotonic()
-    made = 0
     with tempfile.TemporaryDirectory() as folder:
-        async with box(Path(folder)) as b:
-            options = {"CRASH_DELAY": "0.01", "LOG_LEVEL": "error"}
-            await b.start("plugin-0", **options, **({"POD_UID": _uid(0)} if rolling else {}))
+        async with box(Path(folder), proxied=faults, call=_CALL) as b, contextlib.AsyncExitStack() as stack:
+            if faults and not stack.enter_context(small_cdi(b)) and progress:
+                print("no right to mount: the CDI folder is not really full, the driver's process pretends", flush=True)
+            storm = Faults(b, random.Random(rng.random()))
+            stack.push_async_callback(storm.clear)
+            await b.start("plugin-0", **QUICK, **({"POD_UID": _uid(0)} if rolling else {}))
             for n in range(count):
-                alive = [
-                    p["metadata"]["name"]
-                    for p in b.cluster.api.storage.list("pods")
-                    if not p["metadata"].get("deletionTimestamp")
-                ]
-                for name in rng.sample(alive, min(len(alive), rng.randint(0, 3))):
-                    await b.cluster.client.delete(PODS, name, "default")
-                for _ in range(rng.randint(1, 3)):
-                    made += 1
-                    await b.apply_pod(f"p{made}", count=rng.randint(1, 2))
+                if faults:
+                    storm.begin()
+                await _come_and_go(b, rng, done)
                 await asyncio.sleep(rng.uniform(0, 0.25))  # the moment of the kill is what is random here
-                old, new = f"plugin-{n}", f"plugin-{n + 1}"
-                if rolling:
-                    await b.start(new, POD_UID=_uid(n + 1), **options)
-                    number = rng.choice([signal.SIGKILL, signal.SIGTERM])
-                    assert await b.kill(old, number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
-                else:
-                    assert await b.kill(old) == -signal.SIGKILL
-                    b.check()
-                    await b.start(new, **options)
-                b.check()
-                if n % 10 == 9 or n == count - 1:
-                    await _settle(b)
+                await _replace(b, rng, n, rolling=rolling)
+                done.kills = n + 1
+                if n % _ROUNDS == _ROUNDS - 1 or n == count - 1:
+                    await storm.clear()
+                    await _settle(b, done)
+                    done.faults, done.seconds = storm.happened, time.monotonic() - started
                     if progress:
-                        print(
-                            f"{n + 1:>5} kills, {made} pods, {time.monotonic() - started:.0f} s, nothing leaked",
-                            flush=True,
-                        )
-            for pod in b.cluster.api.storage.list("pods"):
-                if not pod["metadata"].get("deletionTimestamp"):
-                    await b.cluster.client.delete(PODS, pod["metadata"]["name"], "default")
-            await b.until("all pods to go", lambda: not b.cluster.api.storage.list("pods"), 60)
-            await b.until("everything to be free", b.is_empty, 30)
-    return Done(count, made, time.monotonic() - started)
+                        print(f"{done}; nothing leaked", flush=True)
+            for name in _undeleted(b):
+                await b.cluster.client.delete(PODS, name, "default")
+            await b.until("all pods to go", lambda: not b.cluster.api.storage.list("pods"), _SETTLE)
+            await b.until("everything to be free", b.is_empty, _SETTLE)
+            _measure(b, done)
+    done.seconds = time.monotonic() - started
+    return done
+
+
+async def _come_and_go(b: Box, rng: random.Random, done: Done) -> None:
+    alive = _undeleted(b)
+    for name in rng.sample(alive, min(len(alive), max(rng.randint(0, 3), len(alive) - _PODS))):
+        await b.cluster.client.delete(PODS, name, "default")
+    for _ in range(rng.randint(1, 3)):
+        done.pods += 1
+        await b.apply_pod(f"p{done.pods}", count=rng.randint(1, 2))
+
+
+async def _replace(b: Box, rng: random.Random, n: int, *, rolling: bool) -> None:
+    """One instance goes and the next comes. Nothing around it is a reason to end, or not to start."""
+    old, new = f"plugin-{n}", f"plugin-{n + 1}"
+    if rolling:
+        await b.start(new, timeout=_SETTLE, POD_UID=_uid(n + 1), **QUICK)
+        number = rng.choice([signal.SIGKILL, signal.SIGTERM])
+        code = await b.kill(old, number)
+        assert code == (0 if number == signal.SIGTERM else -signal.SIGKILL), _ended(b, code)
+    else:
+        code = await b.kill(old)
+        assert code == -signal.SIGKILL, _ended(b, code)
+        b.check()
+        await b.start(new, timeout=_SETTLE, **QUICK)
+    b.check()
+
+
+def _ended(b: Box, code: int) -> str:
+    return f"the plugin ended with {code}: {b.log.read_text()[-3000:]}"
 
 
 def _uid(n: int) -> str:
     return f"00000000-0000-4000-8000-{n:012d}"
 
 
-async def _settle(b: object) -> None:
-    """Waits until nothing moves, and checks that all stories agree."""
+def _undeleted(b: Box) -> list[str]:
+    pods = b.cluster.api.storage.list("pods")
+    return [p["metadata"]["name"] for p in pods if not p["metadata"].get("deletionTimestamp")]
+
+
+async def _settle(b: Box, done: Done) -> None:
+    """Waits until nothing moves, and checks that all stories agree and every pod runs that can."""
+    began = time.monotonic()
+    why = ""
 
     def quiet() -> bool:
+        nonlocal why
         try:
-            b.check_quiet()  # type: ignore[attr-defined]
-        except AssertionError:
+            b.check_quiet()
+        except (AssertionError, sqlite3.Error) as e:
+            why = str(e)
             return False
-        pods = b.cluster.api.storage.list("pods")  # type: ignore[attr-defined]
-        held = b.records()  # type: ignore[attr-defined]
-        running = [
-            p
-            for p in pods
-            if p.get("status", {}).get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")
-        ]
-        return len(held) == len(running) and not any(p["metadata"].get("deletionTimestamp") for p in pods)
+        why = ", ".join(_moving(b))
+        return not why
 
-    await b.until("everything to be quiet", quiet, 30)  # type: ignore[attr-defined]
-    b.check_quiet()  # type: ignore[attr-defined]
+    try:
+        await b.until("everything to be quiet", quiet, _SETTLE)
+    except TimeoutError as e:
+        raise TimeoutError(f"{why}: {e}") from None
+    b.check_quiet()
+    left = [
+        p.name for p in b.records_path.parent.iterdir() if any(t in p.name for t in (".new-", ".again-", ".unmerged-"))
+    ]
+    assert not left, left
+    done.longest_quiet = max(done.longest_quiet, time.monotonic() - began)
+    _measure(b, done)
+
+
+def _moving(b: Box) -> list[str]:
+    """What is not at its end: pods that go, and pods that could run and do not."""
+    pods = b.cluster.api.storage.list("pods")
+    out = [f"{p['metadata']['name']} is not gone" for p in pods if p["metadata"].get("deletionTimestamp")]
+    claims = {o["name"]: c for c in b.cluster.claims() for o in c["metadata"].get("ownerReferences") or []}
+    free = 4 - sum(len(_devices(c)) for c in claims.values())
+    for pod in pods:
+        name, claim = pod["metadata"]["name"], claims.get(pod["metadata"]["name"])
+        if pod["metadata"].get("deletionTimestamp") or pod.get("status", {}).get("phase") == "Running":
+            continue
+        if claim is None:
+            out.append(f"{name} has no claim")
+        elif _devices(claim):
+            out.append(f"{name} has its devices and does not run")
+        elif claim["spec"]["devices"]["requests"][0]["exactly"]["count"] <= free:
+            out.append(f"{name} has no devices, though {free} are free")
+    return out
+
+
+def _devices(claim: Any) -> list[Any]:
+    found: list[Any] = (claim.get("status") or {}).get("allocation", {}).get("devices", {}).get("results") or []
+    return found
+
+
+def _measure(b: Box, done: Done) -> None:
+    """Every call was answered before the kubelet gave it up, unless the plugin died at it."""
+    assert not b.gave_up, b.gave_up
+    done.answers, done.longest_answer = len(b.answers), max(b.answers, default=0.0)
 
 
 async def cycles(count: int, state: Path) -> tuple[float, int]:
@@ -125,17 +220,25 @@ async def cycles(count: int, state: Path) -> tuple[float, int]:
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=1_000, help="a quarter of them in rolling updates")
     parser.add_argument("--cycles", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--no-faults", action="store_true", help="kills only")
     args = parser.parse_args()
+    logging.getLogger("dra_kubeletplugin.local").setLevel(logging.ERROR)  # its kubelet complains of what we do to it
     print(f"{args.kills} random kills, seed {args.seed}", flush=True)
-    for rolling, count in ((False, args.kills), (True, args.kills // 4)):
-        done = await kills(count, random.Random(args.seed), rolling=rolling, progress=True)
-        what = "rolling updates, half of them by SIGKILL" if rolling else "kills"
-        print(
-            f"{done.kills} {what}, {done.pods} pods in {done.seconds:.0f} s: nothing leaked, nothing was handed out twice"
-        )
+    rolling = args.kills // 4
+    for updates, count in ((False, args.kills - rolling), (True, rolling)):
+        if not count:
+            continue
+        rng = random.Random(args.seed)
+        done = await kills(count, rng, rolling=updates, faults=not args.no_faults, progress=True)
+        what = "rolling updates, half of them by SIGKILL" if updates else "kills"
+        print(f"{what}: {done}: nothing leaked, nothing was handed out twice, every call was answered")
+        for kind, times in done.faults.most_common():
+            print(f"{times:>7} {kind}")
+    if not args.cycles:
+        return
     state = ROOT / ".bench"
     state.mkdir(exist_ok=True)
     memory, descriptors = await cycles(args.cycles, state)
@@ -144,5 +247,12 @@ async def main() -> None:
     )
 
 
+def _end(number: int, frame: object) -> None:
+    """What was mounted is unmounted, and what was started ended, however often we are asked."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     asyncio.run(main())

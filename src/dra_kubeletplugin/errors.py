@@ -302,7 +302,7 @@ class ConfigError(ClaimError):
 class ApiUnavailableError(ClaimError):
     code = "DRA-E118"
     reason = "API_UNAVAILABLE"
-    help = "A first prepare has to read the claim. The kubelet tries again; see the API server."
+    help = "A first prepare has to read the claim. The kubelet tries again; see the API server, and the plugin's token and permissions."
 
 
 class StillWorkingError(ClaimError):

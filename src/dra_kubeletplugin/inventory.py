@@ -11,7 +11,7 @@ from typing import Any
 
 from .driver import Health
 from .errors import DriverError, describe, printable
-from .publishable import Judged, counters_fault, judge, named, taint_fault, tainted
+from .publishable import Judged, Parcel, counters_fault, decoded, judge, named, parcel, taint_fault, tainted
 from .resources.types import CounterSet, Device, Taint
 from .settings import HEALTH_TIMEOUT
 
@@ -33,7 +33,7 @@ class DeviceHealth:
     at: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     device: Device
     judged: Judged
@@ -99,19 +99,25 @@ class Inventory:
     def __iter__(self) -> Iterator[Device]:
         return (e.device for e in self._entries.values())
 
-    def published(self) -> list[JSON]:
+    def parcels(self) -> list[Parcel]:
         """The devices as they should be in slices: with taints for bad health, and with those that vanished in use.
 
-        What the API server would refuse is missing, see :attr:`left_out`. The objects are shared and must not be changed.
+        What the API server would refuse is missing, see :attr:`left_out`.
         """
         out = []
         for name, entry in self._entries.items():
             if name not in self.left_out:
-                sick = self._unhealthy_taint is not None and not self.healthy(name)
-                out.append(tainted(entry.judged.json, self._unhealthy_taint or {}) if sick else entry.judged.json)
+                if self._unhealthy_taint is not None and not self.healthy(name):
+                    out.append(parcel(tainted(entry.judged.json, self._unhealthy_taint)))
+                else:
+                    out.append(entry.judged.parcel(name))
         gone = GONE.json()
-        out += [tainted(e.judged.json, gone) for name, e in self._gone.items() if name not in self.left_out]
+        out += [parcel(tainted(e.judged.json, gone)) for name, e in self._gone.items() if name not in self.left_out]
         return out
+
+    def published(self) -> list[JSON]:
+        """:meth:`parcels` as objects, made for the caller."""
+        return [decoded(p.encoded) for p in self.parcels()]
 
     def published_sets(self) -> list[JSON]:
         """The counter sets as they should be in slices."""
@@ -132,8 +138,7 @@ class Inventory:
         entries: dict[str, _Entry] = {}
         for i, name in enumerate([*(n for n in self._entries if n in fresh), *fresh]):
             if name not in entries:
-                before = self._entries.get(name)
-                entries[name] = _Entry(fresh[name], judge(fresh[name], before.judged if before else None))
+                entries[name] = _entry(fresh[name], self._entries.get(name))
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
         now = self._clock()
@@ -178,9 +183,10 @@ class Inventory:
     def _leave_out(self) -> None:
         out = {f"counter set {printable(n)}": j.fault for n, j in self._sets.items() if j.fault}
         known = {**self._gone, **self._entries}
+        counters = {n: j.json["counters"] for n, j in self._sets.items() if not j.fault}
         self._refused = {n: r for n, r in self._refused.items() if n in known and known[n].judged.shape == r[0]}
         for name, entry in known.items():
-            fault = entry.judged.fault or counters_fault(entry.judged.json, self._sets)
+            fault = entry.judged.fault or counters_fault(entry.judged, self._sets, counters)
             if not fault and name in self._refused:
                 fault = f"refused by the API server: {self._refused[name][1]}"
             if fault:
@@ -270,9 +276,24 @@ class Inventory:
             return self.health_version
 
 
+def _entry(device: Device, before: _Entry | None) -> _Entry:
+    """Where nothing changed the old one is kept: what a look every minute makes anew is garbage at once then."""
+    if before is None:
+        return _Entry(device, judge(device))
+    judged = judge(device, before.judged)
+    return before if judged is before.judged and _same(device, before.device) else _Entry(device, judged)
+
+
+def _same(device: Device, before: Device) -> bool:
+    try:
+        return device.data is before.data and device == before
+    except Exception:  # an author's object may be anything inside
+        return False
+
+
 def _judge_set(counter_set: CounterSet | None, before: Judged | None) -> Judged:
     if counter_set is None:
-        return Judged({}, b"", "counter_sets() answered two of this name")
+        return Judged(b"", "counter_sets() answered two of this name")
     return judge(counter_set, before)
 
 

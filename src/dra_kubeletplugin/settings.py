@@ -67,7 +67,10 @@ class Settings:
         "--pod-uid", "POD_UID", "", "UID of this pod (downward metadata.uid); turns rolling update on."
     )
     kubeconfig: str = _option(
-        "--kubeconfig", "KUBECONFIG", "", "Path of a kubeconfig; without it the pod's service account is used."
+        "--kubeconfig",
+        "KUBECONFIG",
+        "",
+        "Path of a kubeconfig, or several as kubectl takes them; without it the pod's service account is used.",
     )
     kubelet_root: Path = _option(
         "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path
@@ -166,7 +169,7 @@ class Settings:
 
     def faults(self) -> list[str]:
         """A sentence for everything that keeps a plugin from running with these settings."""
-        out = self._name_faults()
+        out = self.name_faults()
         if not self.node_name:
             out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
         out += self._folder_faults()
@@ -184,7 +187,8 @@ class Settings:
             out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's 45s")
         return out
 
-    def _name_faults(self) -> list[str]:
+    def name_faults(self) -> list[str]:
+        """What is wrong with the driver's name."""
         out = []
         if not self.driver_name:
             out.append("the driver has no name: set `name` in its class, or --driver-name (DRIVER_NAME)")
@@ -213,7 +217,7 @@ class Settings:
         else:
             if not os.access(self.registry_dir, os.W_OK | os.X_OK):
                 out.append(f"{self.registry_dir} cannot be written by uid {os.getuid()}: run as a user who can")
-            if not self._name_faults():  # a name such as ../x must not become a path
+            if not self.name_faults():  # a name such as ../x must not become a path
                 out += _unwritable(self.plugin_dir, kubelet)
         if inside and on_root(self.cdi_root):
             out.append(_not_mounted(cdi, self.cdi_root))

@@ -8,6 +8,7 @@ KILL_SKIP times).
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import signal
@@ -22,12 +23,13 @@ from dra_kubeletplugin import (
     ContainerEdits,
     Device,
     Driver,
+    Health,
     PreparedClaim,
     PreparedDevice,
     RecoveredClaim,
     RetryableError,
 )
-from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.claims import State, Store, keeper, rows, schema
 from dra_kubeletplugin.claims.judge import Judge
 from dra_kubeletplugin.claims.keeper import Keeper
@@ -38,6 +40,8 @@ from dra_kubeletplugin.kubelet import NodeService
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])
 FAULTS = HARDWARE.parent / "faults"
 KILL_AT = os.environ.get("KILL_AT", "")
+RECOVERED = {"from": "hardware"}
+SURROGATE = "a vendor's text \udcff"  # cannot be encoded
 DELAY = float(os.environ.get("CRASH_DELAY", "0"))
 _skip = int(os.environ.get("KILL_SKIP", "0"))
 
@@ -101,18 +105,34 @@ class Crash(Driver):
     name = "crash.example.com"
 
     def devices(self) -> list[Device]:
-        return [Device(f"c-{i}", {"index": i}) for i in range(4)]
+        if fault("devices-hangs"):
+            time.sleep(2)
+        if fault("devices-raises"):
+            raise OSError("the bus does not answer")
+        if fault("devices-answers-anything"):
+            return [None, "c-0", Device("C 0")]  # type: ignore[list-item]
+        gone = "c-3" if asked("device-gone") else ""
+        return [Device(f"c-{i}", {"index": i}) for i in range(4) if f"c-{i}" != gone]
+
+    def health(self) -> dict[str, Health]:
+        if fault("health-raises"):
+            raise ValueError(SURROGATE)
+        if fault("health-answers-anything"):
+            return {7: "fine"}  # type: ignore[dict-item]
+        return {"c-2": Health(healthy=False, message="it smokes")} if asked("device-sick") else {}
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        if fault("driver-hangs"):
+        if fault("prepare-hangs"):
             time.sleep(2)
-        if fault("driver-stops-iteration"):
+        if fault("prepare-raises"):
+            raise RuntimeError(SURROGATE)
+        if fault("prepare-stops-iteration"):
             next(iter(()))
-        if fault("driver-exits"):
+        if fault("prepare-exits"):
             raise SystemExit(7)
-        if fault("driver-cancels"):
+        if fault("prepare-cancels"):
             raise asyncio.CancelledError
-        if fault("driver-says-nothing"):
+        if fault("prepare-answers-nothing"):
             return None  # type: ignore[return-value]
         reach("prepare: before hardware")
         for d in claim.devices:
@@ -123,12 +143,24 @@ class Crash(Driver):
             reach("prepare: between two steps of hardware")
             take(d.name, "b", claim.uid)
         reach("prepare: after hardware")
+        if fault("prepare-answers-anything"):  # when all is done, so that all has to be undone
+            return [d.name for d in claim.devices]  # type: ignore[misc]
         return [d.prepared(ContainerEdits(env={f"CRASH_{d.name[2:]}": claim.uid})) for d in claim.devices]
 
     def unprepare(self, claim: PreparedClaim) -> None:
         reach("unprepare: before hardware")
+        if fault("unprepare-hangs"):
+            time.sleep(2)
+        if fault("unprepare-raises"):
+            raise OSError(SURROGATE)
+        for d in claim.devices:
+            if d.data == RECOVERED:  # its undo steps were lost with its record
+                give(d.name, "b", claim.uid)
+                give(d.name, "a", claim.uid)
 
     def undo_release(self, claim: PreparedClaim, device: str) -> None:
+        if fault("undo-raises"):
+            raise StopAsyncIteration
         give(device, "b", claim.uid)
         reach("unprepare: between two steps of hardware")
         if DELAY:
@@ -137,32 +169,40 @@ class Crash(Driver):
         reach("unprepare: after hardware")
 
     def recover(self) -> list[RecoveredClaim]:
+        if fault("recover-raises"):
+            raise OSError("the bus does not answer")
         by_uid: dict[str, list[str]] = {}
         for path in sorted(HARDWARE.glob("*.a")):
             by_uid.setdefault(path.read_text(), []).append(path.stem)
         return [
             RecoveredClaim(
-                uid=uid, devices=[PreparedDevice(request="", pool=self.settings.node_name, name=n) for n in names]
+                uid=uid,
+                devices=[
+                    PreparedDevice(request="", pool=self.settings.node_name, name=n, data=RECOVERED) for n in names
+                ],
             )
             for uid, names in by_uid.items()
         ]
 
 
 def take(device: str, step: str, uid: str) -> None:
+    """A file that is made with its content or not at all, as a register is written."""
     path = HARDWARE / f"{device}.{step}"
+    written = HARDWARE.parent / f"{uid}.{device}.{step}"
+    written.write_text(uid)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.link(written, path)
     except FileExistsError:
         holder = path.read_text()
         (HARDWARE / f"VIOLATION-{device}-{uid}").write_text(f"{uid} took {device}.{step}, which {holder} holds")
         raise RetryableError(f"{device} is held by {holder}") from None
-    os.write(fd, uid.encode())
-    os.close(fd)
+    finally:
+        written.unlink()
 
 
 def give(device: str, step: str, uid: str) -> None:
     path = HARDWARE / f"{device}.{step}"
-    if path.exists() and path.read_text() in {uid, ""}:
+    if path.exists() and path.read_text() == uid:
         path.unlink()
 
 
@@ -281,15 +321,23 @@ def note_syncs() -> None:
 
 
 def inject() -> None:
-    """Faults that a test turns on while the process runs, by writing their names into a folder."""
+    """Faults of the disk that a test turns on while the process runs, by writing their names into a folder."""
     attempt = Store._attempt
+    write = directory._write_all
 
     def failing(self: Any, operations: Any, **options: Any) -> Any:
-        if fault("eio"):
+        if fault("eio") or fault("eio-again"):
             raise sqlite3.OperationalError("disk I/O error")
         return attempt(self, operations, **options)
 
+    def full(fd: int, data: bytes) -> None:
+        if asked("cdi-full"):
+            write(fd, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(fd, data)
+
     Store._attempt = failing  # type: ignore[method-assign]
+    directory._write_all = full
 
 
 def fault(name: str) -> bool:
@@ -299,6 +347,11 @@ def fault(name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def asked(name: str) -> bool:
+    """Whether a fault that lasts is asked for."""
+    return (FAULTS / name).exists()
 
 
 note_syncs()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import errno
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.local.kubelet.claims import PrepareError
 from dra_kubeletplugin.testing import pods
+from tests.crash.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "crash.example.com"
@@ -23,30 +29,62 @@ TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
 
 
 class Box:
-    """One node. ``plugins`` are the processes that were started, by a name of the test's choice."""
+    """One node. ``plugins`` are the processes that were started, by a name of the test's choice.
 
-    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+    With a ``proxy`` they run as in a pod, with a service account, and reach the API server through it; the cluster's own
+    components do not.
+    """
+
+    def __init__(self, cluster: LocalCluster, folder: Path, proxy: Proxy | None = None) -> None:
         self.cluster = cluster
+        self.proxy = proxy
         self.hardware = folder / "hardware"
         self.hardware.mkdir()
         self.faults = folder / "faults"
         self.faults.mkdir()
         self.sysfs = described.build(folder / "sys", {"functions": []})
         self.log = folder / "plugin.log"
+        self.small = False  # the CDI folder is a file system of its own
         self.plugins: dict[str, asyncio.subprocess.Process] = {}
+        self.answers: list[float] = []  # seconds until the plugin answered a call of the kubelet
+        self.gave_up: list[str] = []  # calls that were not answered in time: method and claim UIDs
+        self._measure_calls()
 
     @property
     def node(self) -> Any:
         return self.cluster.node
 
+    @property
+    def records_path(self) -> Path:
+        path: Path = self.node.kubelet_root / "plugins" / DRIVER / "records.db"
+        return path
+
+    def _measure_calls(self) -> None:
+        manager = self.node.kubelet.manager
+        call = manager._call
+
+        async def measured(driver: str, method: str, infos: Any) -> Any:
+            began = time.monotonic()
+            try:
+                answer = await call(driver, method, infos)
+            except PrepareError:
+                # No plugin, or one that died at it; only one that is there can owe an answer.
+                if time.monotonic() - began >= manager.timeout:
+                    self.gave_up.append(f"{method} {[i.uid for i in infos]}")
+                raise
+            self.answers.append(time.monotonic() - began)
+            return answer
+
+        manager._call = measured
+
     async def start(
-        self, name: str = "plugin", *, ready: bool = True, **environment: str
+        self, name: str = "plugin", *, ready: bool = True, timeout: float = 15, **environment: str
     ) -> asyncio.subprocess.Process:
         """``environment`` adds variables of the process: KILL_AT, POD_UID, any setting."""
         base = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "POD_UID"}}
         base |= {
             "NODE_NAME": self.node.name,
-            "KUBECONFIG": str(self.cluster.kubeconfig),
+            **self._server(),
             "KUBELET_ROOT": str(self.node.kubelet_root),
             "CDI_ROOT": str(self.node.cdi_root),
             "SYSFS_ROOT": str(self.sysfs),
@@ -57,31 +95,39 @@ class Box:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
             **environment,
         }
+        before = self._registrations()
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "dra_kubeletplugin.cli",
-                "run",
-                "tests/crash/driver.py:Crash",
+                *("-m", *(("bench.pod", str(self.proxy.account)) if self.proxy else ("dra_kubeletplugin.cli",))),
+                *("run", "tests/crash/driver.py:Crash"),
                 env=base,
                 cwd=ROOT,
                 stderr=log,
             )
         self.plugins[name] = process
         if ready:
-            await self.until(f"{name} to register", lambda: self._registered(process))
+            await self.until(f"{name} to register", lambda: self._registered(process, before), timeout)
         return process
 
-    def _registered(self, process: asyncio.subprocess.Process) -> bool:
+    def _server(self) -> dict[str, str]:
+        if self.proxy is None:
+            return {"KUBECONFIG": str(self.cluster.kubeconfig)}
+        # LOCAL_CLUSTER: in a container, as a pod is, these folders need be no mounts.
+        return {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(self.proxy.port),
+            "LOCAL_CLUSTER": "1",
+        }
+
+    def _registrations(self) -> int:
+        newest = self.node.kubelet.plugins.newest(DRIVER)
+        return 0 if newest is None else newest.order
+
+    def _registered(self, process: asyncio.subprocess.Process, before: int) -> bool:
         if process.returncode is not None:
             raise RuntimeError(f"the plugin ended with {process.returncode}: {self.log.read_text()[-2000:]}")
-        before = getattr(process, "seen", None)
-        newest = self.node.kubelet.plugins.newest(DRIVER)
-        if before is None:
-            process.seen = 0 if newest is None else newest.order  # type: ignore[attr-defined]
-            return False
-        return newest is not None and newest.order > before
+        return self._registrations() > before
 
     async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
         """Sends a signal and waits for the end; answers the exit code."""
@@ -104,7 +150,24 @@ class Box:
         try:
             return await self.cluster.wait(what, ask, timeout)
         except TimeoutError as e:
-            raise TimeoutError(f"{e}; {self.cluster.events()[-4:]}; {self.log.read_text()[-3000:]}") from None
+            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.connected, self.log.read_text()[-3000:])
+            raise TimeoutError("; ".join(map(str, (e, *said)))) from None
+
+    @contextlib.contextmanager
+    def full_cdi(self) -> Iterator[None]:
+        """While inside, the CDI folder has no space: the disk's own word within :func:`small_cdi`, the driver's pretence else."""
+        filler = self.node.cdi_root / "filler" if self.small else self.faults / "cdi-full"
+        try:
+            with filler.open("wb", buffering=0) as file:
+                while self.small:
+                    file.write(bytes(4096))
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+        try:
+            yield
+        finally:
+            filler.unlink(missing_ok=True)
 
     # --- what must hold -------------------------------------------------------------------------
 
@@ -124,10 +187,10 @@ class Box:
 
     def records(self) -> dict[str, str]:
         """Claim UID → state, read beside the running plugin."""
-        path = self.node.kubelet_root / "plugins" / DRIVER / "records.db"
+        path = self.records_path
         if not path.exists():
             return {}
-        db = sqlite3.connect(path, timeout=10)
+        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=10)
         try:
             return dict(db.execute("SELECT uid, state FROM claims"))
         finally:
@@ -143,9 +206,7 @@ class Box:
         self.check()
         records = self.records()
         assert set(records.values()) <= {"Prepared"}, records
-        assert {f.rpartition("_")[2].removesuffix(".json") for f in self.files()} == set(records), (
-            "CDI files and records"
-        )
+        assert {f.rpartition("_")[2].rpartition(".")[0] for f in self.files()} == set(records), "CDI files and records"
         assert set(self.holders().values()) == set(records), "hardware and records"
         claims = {c["metadata"]["uid"] for c in self.cluster.claims()}
         assert set(records) <= claims, "records and claims"
@@ -155,11 +216,13 @@ class Box:
 
 
 @contextlib.asynccontextmanager
-async def box(folder: Path) -> AsyncIterator[Box]:
-    """Socket paths are short, so the cluster keeps its own folder below /tmp."""
-    async with LocalCluster(timers=TIMERS) as cluster:
+async def box(folder: Path, *, proxied: bool = False, call: float = TIMERS.call) -> AsyncIterator[Box]:
+    """Socket paths are short, so the cluster keeps its own folder below /tmp. ``call`` is the kubelet's time-out in seconds."""
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(LocalCluster(timers=dataclasses.replace(TIMERS, call=call)))
         await cluster.apply(pods.device_class("devices", DRIVER))
-        b = Box(cluster, folder)
+        proxy = Proxy(cluster.api.url, folder / "account") if proxied else None
+        b = Box(cluster, folder, proxy and await stack.enter_async_context(proxy))
         try:
             yield b
         finally:
@@ -167,3 +230,21 @@ async def box(folder: Path) -> AsyncIterator[Box]:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
+
+
+@contextlib.contextmanager
+def small_cdi(b: Box, size: str = "128k") -> Iterator[bool]:
+    """A file system of its own for the CDI folder, so that it can be full; False where there is no right to mount."""
+    root = str(b.node.cdi_root)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", root]
+    try:
+        mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    b.small = mounted
+    try:
+        yield mounted
+    finally:
+        b.small = False
+        if mounted:
+            subprocess.run(["umount", "--lazy", root], check=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.files import spec_of
+from dra_kubeletplugin.claims.files import note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
@@ -46,14 +46,13 @@ def a_record(uid: str, device: str, state: State = State.PREPARED, owner: str = 
 
 
 def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
-    """A prepared claim's record, and its CDI file."""
+    """A prepared claim's record, its CDI file and its note."""
     specs = ClaimSpecs(folder / "cdi", DRIVER)
     record = a_record(uid, device, complete=True, **doc)
     record.devices[0]["cdi"] = [specs.device_id(uid, device)]
     record.doc["cdi"] = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
-    spec = spec_of(record)
-    assert spec
-    specs.write(uid, spec)
+    specs.write(uid, record.doc["cdi"])
+    specs.write_note(uid, note_of(record))
     return record
 
 

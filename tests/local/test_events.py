@@ -4,41 +4,102 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
+import pyudev
 
+from dra_kubeletplugin import Device
+from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.host import described
-from dra_kubeletplugin.host.events import changes
+from dra_kubeletplugin.host.events import kernel_events
+from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.scanning import DeviceScan, Pace
 from dra_kubeletplugin.testing import node_with
-from tests.drivers import toy
+from tests.drivers import Toy, toy
 
 UEVENT = Path("/sys/class/mem/null/uevent")
+real_events = pytest.mark.skipif(not os.access(UEVENT, os.W_OK), reason="needs root and a writable /sys")
 
 
-@pytest.mark.skipif(not os.access(UEVENT, os.W_OK), reason="needs root and a writable /sys")
-async def test_a_real_kernel_event_is_a_reason_to_look() -> None:
+@real_events
+async def test_a_real_kernel_event_is_told_to_who_asked_for_its_subsystem_only() -> None:
     """The event is made by writing to the null device's uevent file, which changes nothing."""
-    reasons = changes(Path("/sys"), interval=30, subsystems=("mem",))
-    waiting = asyncio.ensure_future(anext(reasons))
-    async with asyncio.timeout(10):
-        while not waiting.done():
+    told, others = asyncio.Event(), asyncio.Event()
+    sysfs = Path("/sys")
+    with (
+        kernel_events(sysfs, others.set, ("vfio-dev",)) as first,
+        kernel_events(sysfs, told.set, ("mem",)) as second,
+    ):
+        assert (first, second) == (True, True)
+        UEVENT.write_text("change")
+        async with asyncio.timeout(10):
+            await told.wait()
+        await asyncio.sleep(0)
+        assert not others.is_set()
+
+
+@real_events
+async def test_events_that_were_lost_are_a_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without CAP_NET_ADMIN gets a small buffer; more than it holds comes before the loop reads any."""
+    start = pyudev.Monitor.start
+
+    def small(self: pyudev.Monitor) -> None:
+        start(self)
+        self.set_receive_buffer_size(4096)
+
+    monkeypatch.setattr(pyudev.Monitor, "start", small)
+    told = asyncio.Event()
+    with kernel_events(Path("/sys"), told.set, ("vfio-dev",)):
+        for _ in range(200):
             UEVENT.write_text("change")
-            await asyncio.wait({waiting}, timeout=0.3)
-    assert waiting.result() == "event"
-    await reasons.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(10):
+            await told.wait()
 
 
-async def test_without_events_the_interval_is_the_reason(tmp_path: Path) -> None:
+@real_events
+async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> None:
+    """Events were listened for after the first look only: a device that came during it was missing for a minute."""
+
+    class Slow(Toy):
+        looking = threading.Event()
+        go_on = threading.Event()
+        looks = 0
+
+        def devices(self) -> list[Device]:  # type: ignore[override]
+            Slow.looks += 1
+            self.looking.set()
+            self.go_on.wait(30)
+            return [Device(f"look-{Slow.looks}")]
+
+    async def held() -> set[str]:
+        return set()
+
+    inventory = Inventory("node")
+    scan = DeviceScan(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Pace(interval=60), ("mem",))
+    task = asyncio.create_task(scan.run())
+    await asyncio.to_thread(Slow.looking.wait, 10)
+    UEVENT.write_text("change")
+    await asyncio.sleep(0.1)
+    Slow.go_on.set()
+    async with asyncio.timeout(10):
+        while inventory.get("look-2") is None:
+            await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_described_host_has_no_events(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", {"functions": []})
-    reasons = changes(root, interval=0.01)
-    assert await anext(reasons) == "interval"
-    await reasons.aclose()  # type: ignore[attr-defined]
+    with kernel_events(root, lambda: None) as works:
+        assert not works
 
 
 async def test_a_device_that_is_plugged_in_is_published_within_the_interval() -> None:
     cls = toy()
-    async with node_with(cls, host={"functions": []}, rescan_interval=0.05) as node:
+    async with node_with(cls, host={"functions": []}, rescan_interval=0.1) as node:
         cls.count = 6
 
         async def published() -> bool:
@@ -55,7 +116,7 @@ async def test_a_device_that_is_plugged_in_is_published_within_the_interval() ->
         assert generation == 1
 
 
-async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force() -> None:
+async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force_and_are_told() -> None:
     cls = toy()
     async with node_with(cls) as node:
 
@@ -64,7 +125,17 @@ async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force() ->
 
         original = cls.devices
         cls.devices = broken  # type: ignore[assignment]
-        await node.plugin._scan_again()
+        node.plugin.scan.request()
+
+        async def told() -> bool:
+            return any("the bus is gone" in f for f in await node.plugin.not_ready())
+
+        await node.cluster.wait("the fault in readiness", told)
         assert len(node.plugin.inventory) == 4
         cls.devices = original  # type: ignore[method-assign]
+
+        async def well() -> bool:
+            return not await node.plugin.not_ready()
+
+        await node.cluster.wait("readiness", well)
         await node.run_pod()

@@ -159,6 +159,29 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
         await asyncio.gather(*(get(client, timeout=3) for _ in range(6)))
 
 
+async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_lost() -> None:
+    async with Peer(soon(30)) as peer:
+        transport = Transport(peer.url, connections=1)
+        first, second = (asyncio.create_task(transport.request("GET", "/x", {})) for _ in range(2))
+        while not peer.requests:
+            await asyncio.sleep(0.01)
+        first.cancel()  # which hands its place on
+        asyncio.get_running_loop().call_soon(second.cancel)  # after that, and before the second wakes up
+        await asyncio.gather(first, second, return_exceptions=True)
+        peer.reply = soon(0)
+        async with asyncio.timeout(3):
+            await transport.request("GET", "/x", {})
+        await transport.close()
+
+
+async def test_a_connection_that_the_server_wants_no_more_is_not_used_again() -> None:
+    last = answer({"kind": "X"}, headers="Connection: close\r\n")
+    async with serving(last, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        await get(client)
+        await get(client)
+        assert peer.accepted == 2
+
+
 async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
     async with Peer(soon()) as peer:
         transport = Transport(peer.url, connections=4, idle_seconds=0.05)
@@ -243,6 +266,25 @@ async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_n
     file.write_bytes(ca.cert.read_bytes())
     async with serving(OBJECT, tls=server_side(server_pair)) as peer, KubeClient(ApiConfig(peer.url, tls)) as client:
         await get(client)
+
+
+def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
+    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("dra_kubeletplugin.kube.tls.time.monotonic", lambda: clock)
+    file = tmp_path / "ca.crt"
+    file.write_bytes(ca.cert.read_bytes())
+    tls = trusting(file)
+    first = tls.context()
+    file.write_bytes(ca.cert.read_bytes())  # touched, and the same
+    clock += 61
+    assert tls.context() is first
+    file.write_bytes(authority(tmp_path, "next").cert.read_bytes())
+    clock += 59
+    assert tls.context() is first
+    clock += 2
+    assert tls.context() is not first
 
 
 async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
@@ -557,3 +599,68 @@ async def test_only_a_404_of_the_whole_resource_forgets_the_version() -> None:
                 await client.get(CLAIMS, "c", "default")
             assert await client.dra_version() == left
         assert len(peer.requests) == 4
+
+
+NO_OBJECTS: list[Any] = [
+    {},
+    {"metadata": None},
+    {"metadata": {"name": "c", "uid": "", "resourceVersion": "1"}},
+    {"metadata": {"name": 7, "uid": "u", "resourceVersion": "1"}},
+    {"metadata": {"name": "c", "uid": "u", "resourceVersion": 1}},
+]
+
+
+@pytest.mark.parametrize("body", NO_OBJECTS)
+async def test_an_object_without_its_identity_is_none(body: Any) -> None:
+    claim = {"metadata": {"name": "c", "namespace": "default"}}
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        for asked in (
+            client.get(CLAIMS, "c", "default"),
+            client.create(CLAIMS, claim),
+            client.update(CLAIMS, claim),
+            client.patch(CLAIMS, "c", {}, "default"),
+        ):
+            with pytest.raises(ApiError, match="no object with name, UID and resourceVersion") as e:
+                await asked
+            assert e.value.unreachable
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"items": [], "metadata": {"resourceVersion": 1}},
+        {"items": [], "metadata": {"resourceVersion": "1", "continue": 1}},
+        {"items": {}, "metadata": "x"},
+        {"items": {"a": 1}, "metadata": {"resourceVersion": "1"}},
+        *({"items": [o], "metadata": {"resourceVersion": "1"}} for o in (*NO_OBJECTS, None, "x")),
+    ],
+)
+async def test_a_list_of_no_objects_is_none(body: Any) -> None:
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        with pytest.raises(ApiError, match=r"GET /apis.*: the answer is no") as e:
+            await client.list(CLAIMS)
+        assert e.value.unreachable
+
+
+async def test_a_list_of_nothing_may_be_null() -> None:
+    body = {"items": None, "metadata": {"resourceVersion": "1"}}
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        assert (await client.list(CLAIMS))["items"] == []
+
+
+async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_time(ca: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, nobody accepts
+        port = server.getsockname()[1]
+        for config in (
+            ApiConfig(f"https://127.0.0.1:{port}", trusting(ca.cert)),
+            ApiConfig("https://10.0.0.1", trusting(ca.cert), proxy=Proxy("127.0.0.1", port)),
+        ):
+            async with KubeClient(config, timeout=0.3) as client:
+                started = time.monotonic()
+                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                    await get(client)
+                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                    async with client.stream("/x", {}, 5, lambda: None):
+                        pass
+                assert time.monotonic() - started < 3

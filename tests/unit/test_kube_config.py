@@ -283,6 +283,24 @@ async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
                 pass
 
 
+async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 0.2)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._ABANDON", 1.0)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._LEAST", 0.0)
+    first = tmp_path / "first"
+    body = f"import os\nif not os.path.exists({str(first)!r}):\n    open({str(first)!r}, 'w')\n    time.sleep(8)\ngive(token='t')"
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    async with asyncio.timeout(7):
+        while True:
+            try:
+                assert await credentials.header() == "Bearer t"
+                break
+            except ApiError as e:
+                assert "takes longer" in str(e)
+
+
 async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
     credentials = load_config(written(tmp_path, config_of({"token": "one"}))).credentials

@@ -11,8 +11,6 @@ from dra_kubeletplugin.errors import InvalidObjectError
 from dra_kubeletplugin.resources import quantity, schema, version
 from dra_kubeletplugin.resources.names import LABEL, sanitize
 from dra_kubeletplugin.resources.slice_rules import validate_spec
-from dra_kubeletplugin.slices.pack import pack
-from dra_kubeletplugin.slices.plan import make_plan
 
 
 @pytest.mark.parametrize(
@@ -101,81 +99,3 @@ def test_a_device_has_the_api_s_form() -> None:
 @given(st.text(max_size=100))
 def test_any_text_can_be_made_a_device_name(text: str) -> None:
     assert LABEL.fullmatch(sanitize(text))
-
-
-# --- packing and planning -------------------------------------------------------------------------
-
-names = st.lists(st.integers(0, 400).map(lambda i: f"d{i}"), unique=True, max_size=300)
-
-
-def devices(of: list[str], tainted: set[str]) -> list[dict[str, object]]:
-    taint = [{"key": "k", "effect": "NoSchedule"}]
-    return [{"name": n, "taints": taint} if n in tainted else {"name": n} for n in of]
-
-
-@given(names, names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20))
-def test_slices_respect_limits_hold_every_device_once_and_keep_it_in_place(
-    first: list[str], second: list[str], tainted: set[str]
-) -> None:
-    before = {f"s{i}": [d["name"] for d in c.devices] for i, c in enumerate(pack(devices(first, set())))}
-    contents = pack(devices(second, tainted), (), before)
-    assert sorted(d["name"] for c in contents for d in c.devices) == sorted(second)
-    for content in contents:
-        limit = 64 if any(d.get("taints") for d in content.devices) else 128
-        assert len(content.devices) <= limit
-    if not tainted & set(second):
-        where = {n: key for key, group in before.items() for n in group}
-        for content in contents:
-            assert all(where.get(d["name"], content.key) == content.key for d in content.devices)
-
-
-def test_an_empty_pool_is_one_slice_without_devices() -> None:
-    (content,) = pack([])
-    assert content.devices == []
-
-
-def stored(plan: object, existing: list[dict[str, object]]) -> list[dict[str, object]]:
-    """What the server has after a plan."""
-    names_gone = {o["metadata"]["name"] for o in plan.delete}  # type: ignore[attr-defined]
-    updated = {o["metadata"]["name"]: o for o in plan.update}  # type: ignore[attr-defined]
-    out = [updated.get(o["metadata"]["name"], o) for o in existing if o["metadata"]["name"] not in names_gone]  # type: ignore[index]
-    for i, o in enumerate(plan.create):  # type: ignore[attr-defined]
-        out.append(
-            {
-                **o,
-                "metadata": {
-                    "name": f"{o['metadata']['generateName']}{len(existing)}{i}",
-                    "uid": "u",
-                    "resourceVersion": "1",
-                },
-            }
-        )
-    return sorted(out, key=lambda o: o["metadata"]["name"])  # type: ignore[index]
-
-
-@given(st.lists(names, min_size=1, max_size=5))
-def test_any_sequence_of_changes_leaves_one_complete_generation(history: list[list[str]]) -> None:
-    existing: list[dict[str, object]] = []
-    generation = 0
-    for step in history:
-        before = {o["metadata"]["name"]: [d["name"] for d in o["spec"].get("devices", [])] for o in existing}  # type: ignore[index]
-        contents = pack(devices(step, set()), (), before)
-        existing = stored(make_plan(contents, existing, "d.example.com", "n"), existing)
-        pools = [o["spec"]["pool"] for o in existing]  # type: ignore[index]
-        assert {p["generation"] for p in pools} == {pools[0]["generation"]}
-        assert {p["resourceSliceCount"] for p in pools} == {len(existing)}
-        assert pools[0]["generation"] >= generation
-        generation = pools[0]["generation"]
-        assert make_plan(pack(devices(step, set()), (), {o["metadata"]["name"]: [d["name"] for d in o["spec"].get("devices", [])] for o in existing}), existing, "d.example.com", "n").writes == 0  # type: ignore[index]  # fmt: skip
-
-
-def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
-    first = pack(devices(["a", "b"], {"a"}))
-    existing = stored(make_plan(first, [], "d.example.com", "n"), [])
-    existing[0]["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"  # type: ignore[index]
-    contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: ["a", "b"]})  # type: ignore[index]
-    plan = make_plan(contents, existing, "d.example.com", "n")
-    assert (len(plan.update), len(plan.create), len(plan.delete)) == (1, 0, 0)
-    spec = plan.update[0]["spec"]
-    assert spec["pool"]["generation"] == 1
-    assert spec["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"

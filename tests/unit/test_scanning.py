@@ -156,7 +156,7 @@ async def test_events_every_100_ms_neither_put_looks_off_for_ever_nor_cause_one_
             await asyncio.sleep(0.1)
         looks = [t for t in driver.looks if t > started]
         assert 2 <= len(looks) <= 6
-        assert all(later - earlier >= 0.5 for earlier, later in zip(looks, looks[1:], strict=False))
+        assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise(looks))
 
 
 async def test_an_event_during_a_look_is_followed_by_another_look(tmp_path: Path) -> None:

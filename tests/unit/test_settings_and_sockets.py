@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,18 +12,21 @@ import pytest
 from dra_kubeletplugin import Driver
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, SocketError
-from dra_kubeletplugin.kubelet.sockets import MAX_PATH, UnixServer, socket_paths
+from dra_kubeletplugin.kubelet.sockets import MAX_PATH, hidden_name, socket_paths
+from dra_kubeletplugin.mounts import in_container, on_root
 from dra_kubeletplugin.settings import Settings, load
 from tests.drivers import Toy
 
 
 def good(tmp_path: Path, **changes: object) -> Settings:
-    (tmp_path / "plugins_registry").mkdir(exist_ok=True)
+    for folder in ("plugins_registry", "plugins"):
+        (tmp_path / folder).mkdir(exist_ok=True)
     values: dict[str, object] = {
         "driver_name": "d.example.com",
         "node_name": "n",
         "kubelet_root": tmp_path,
         "cdi_root": tmp_path / "cdi",
+        "local_cluster": True,  # so that a test in a container is not told to mount the host's folders
     }
     return Settings(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -52,6 +55,90 @@ def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
 def test_a_flag_beats_the_environment() -> None:
     assert load({"node_name": "flag"}, {"NODE_NAME": "env", "CALL_TIMEOUT": "500ms"}).node_name == "flag"
     assert load({}, {"CALL_TIMEOUT": "500ms"}).call_timeout == 0.5
+
+
+DURATIONS = ["call_timeout", "api_timeout", "start_timeout", "scan_timeout", "lock_wait", "rescan_interval", "health_interval", "reconcile_interval"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+@pytest.mark.parametrize("value", [0.0, 0.05, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_duration_that_makes_no_sense_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    faults = good(tmp_path, **{name: value}).faults()
+    assert any(f"--{name.replace('_', '-')} ({name.upper()})" in f for f in faults)
+
+
+def test_an_interval_of_zero_is_refused_however_it_is_given(tmp_path: Path) -> None:
+    told = load({"rescan_interval": "0"}, {"HEALTH_INTERVAL": "0s", "RECONCILE_INTERVAL": "99ms"}).faults()
+    for flag in ("--rescan-interval", "--health-interval", "--reconcile-interval"):
+        assert any(f.startswith(f"{flag} (") and "must be at least 0.1s" in f for f in told)
+    with pytest.raises(SettingsError, match="not a duration"):
+        load({"rescan_interval": "9" * 400}, {})
+
+
+@pytest.mark.parametrize("missing", [["plugins"], ["plugins_registry"], ["plugins", "plugins_registry"]])
+def test_a_folder_that_is_missing_is_a_mount_that_is_missing_and_is_not_made(
+    tmp_path: Path, missing: list[str]
+) -> None:
+    settings = good(tmp_path)
+    for name in missing:
+        (tmp_path / name).rmdir()
+    (fault,) = settings.faults()
+    assert all(f"no folder {name}" in fault for name in missing)
+    assert not any((tmp_path / name).exists() for name in missing)
+
+
+def test_folders_above_the_cdi_root_are_not_made(tmp_path: Path) -> None:
+    (fault,) = good(tmp_path, cdi_root=tmp_path / "nowhere" / "cdi").faults()
+    assert fault.startswith("--cdi-root (CDI_ROOT): ")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_driver_name_that_is_a_path_makes_no_folder(tmp_path: Path) -> None:
+    assert good(tmp_path, driver_name="../../escaped").faults()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cdi", "plugins", "plugins_registry"]
+
+
+OVERLAY = "1 0 0:30 / / rw - overlay overlay rw,lowerdir=/a:/b\n2 1 0:31 / /proc rw - proc proc rw\n"
+HOST = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:30 / /var/lib/x/merged rw - overlay overlay rw\n"
+
+
+@pytest.mark.parametrize(
+    ("mountinfo", "inside"),
+    [(OVERLAY, True), (HOST, False), (HOST + OVERLAY, True), ("", False), ("nonsense\n- -\n1 0 0 / /\n", False)],
+)
+def test_a_container_is_told_by_its_root_file_system(tmp_path: Path, mountinfo: str, *, inside: bool) -> None:
+    (tmp_path / "mountinfo").write_text(mountinfo)
+    assert in_container(tmp_path / "mountinfo") == inside
+    assert not in_container(tmp_path / "nowhere")
+
+
+def test_a_path_is_on_the_root_file_system_where_its_nearest_folder_is(tmp_path: Path) -> None:
+    assert on_root(tmp_path / "not" / "yet" / "made", root=tmp_path)
+    assert not on_root(Path("/proc/self"), root=tmp_path)
+
+
+IN_A_CONTAINER = """
+import sys
+from pathlib import Path
+from dra_kubeletplugin import mounts, settings
+settings.in_container = lambda: True
+settings.on_root = lambda path: "cdi" in str(path) or path.name == "plugins"
+root = Path(sys.argv[1])
+s = settings.Settings(driver_name="d.example.com", node_name="n", kubelet_root=root, cdi_root=root / "cdi")
+print("\\n".join(s.faults()))
+"""
+
+
+def test_in_a_container_what_is_not_mounted_is_told_with_the_host_path_and_nothing_is_made(tmp_path: Path) -> None:
+    good(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CONTAINER, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    plugins, cdi = done.stdout.splitlines()
+    assert plugins.startswith("--kubelet-root (KUBELET_ROOT): ")
+    assert plugins.endswith(f"mount the host's with hostPath {tmp_path / 'plugins'}")
+    assert cdi.endswith(f"mount the host's with hostPath {tmp_path / 'cdi'}")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plugins", "plugins_registry"]
 
 
 def test_a_driver_with_a_bad_name_cannot_be_defined() -> None:
@@ -96,48 +183,11 @@ def test_every_driver_name_fits_below_the_usual_root(length: int) -> None:
         paths = socket_paths(root / "plugins_registry", root / "plugins" / name, name, uid)
         assert len(os.fsencode(paths.registration)) <= MAX_PATH
         assert len(os.fsencode(paths.dra)) <= MAX_PATH
+        # So does the name beside it under which a socket is bound, with the largest process id that Linux gives.
+        for path in (paths.registration, paths.dra):
+            assert len(os.fsencode(path.with_name(hidden_name("4194304-01234567", 0)))) <= MAX_PATH
 
 
 def test_a_root_that_is_too_long_is_explained() -> None:
     with pytest.raises(SocketError, match="holds 107 bytes"):
         socket_paths(Path("/" + "r" * 100) / "plugins_registry", Path("/" + "r" * 100), "d.example.com")
-
-
-async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "x.sock"
-    stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(path))
-    stale.close()
-    first = UnixServer(path)
-    await first.start()
-    with pytest.raises(SocketError, match="is served by another process"):
-        await UnixServer(path).start()
-    await first.stop()
-    assert not path.exists()
-
-
-async def test_stopping_leaves_another_instance_s_socket_alone(tmp_path: Path) -> None:
-    path = tmp_path / "x.sock"
-    first = UnixServer(path)
-    await first.start()
-    path.unlink()
-    second = UnixServer(path)
-    await second.start()
-    await first.stop()
-    _, writer = await asyncio.open_unix_connection(str(path))
-    writer.close()
-    await writer.wait_closed()
-    await second.stop()
-
-
-async def test_a_file_in_the_way_is_named_and_kept(tmp_path: Path) -> None:
-    path = tmp_path / "x.sock"
-    path.write_text("precious")
-    with pytest.raises(SocketError, match="is no socket"):
-        await UnixServer(path).start()
-    assert path.read_text() == "precious"
-
-
-async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SocketError, match="nowhere is not a folder"):
-        await UnixServer(tmp_path / "nowhere" / "x.sock").start()

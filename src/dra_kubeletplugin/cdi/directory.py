@@ -1,7 +1,8 @@
-"""The folder that runtimes read: one file a claim, written whole or not at all.
+"""The folder that runtimes read: one spec a claim, and beside it a note that only we read, each written whole or not at all.
 
 Kind ``k8s.<driver>/claim``, file ``<vendor>-<class>_<claimUID>.json``, device ``<claimUID>-<device>[-<shareID>]``: the
-convention of Go drivers. Names are never used again, because runtimes cache.
+convention of Go drivers. Names are never used again, because runtimes cache. A note is hidden and of another ending, so that
+no runtime looks at it; annotations of the spec would need CDI 0.6, which runtimes in use do not have.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 
 import msgspec
 
-from .spec import minimum_version, validate_spec
+from ..errors import InvalidSpecError
+from .spec import minimum_version, validate_device_name, validate_kind
 
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
+_SPEC, _NOTE = ".json", ".record"
 _MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
 
 
@@ -36,6 +39,8 @@ class ClaimSpecs:
         self.driver = driver
         self.token = token or str(os.getpid())
         self.vendor = f"k8s.{driver}"
+        if driver:
+            validate_kind(self.kind)
         self._prefix = f"{self.vendor}-{CLASS}_"
 
     @property
@@ -51,58 +56,93 @@ class ClaimSpecs:
         return f"{self.kind}={self.device_name(uid, device, share_id)}"
 
     def path(self, uid: str) -> Path:
-        return self.root / f"{self._prefix}{uid}.json"
+        return self.root / f"{self._prefix}{uid}{_SPEC}"
+
+    def note_path(self, uid: str) -> Path:
+        return self.root / f".{self._prefix}{uid}{_NOTE}"
 
     def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
         """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
 
-        Raises :class:`InvalidSpecError`.
+        ``edits`` are those of :class:`ContainerEdits`, which were checked when they were made, and not empty.
+
+        Raises :class:`InvalidSpecError` for a wrong name, or one that comes twice.
         """
+        seen: set[str] = set()
+        for name, _ in devices:
+            validate_device_name(name)
+            if name in seen:
+                raise InvalidSpecError(f'invalid spec, multiple device "{name}"')
+            seen.add(name)
         spec: dict[str, Any] = {"cdiVersion": "", "kind": self.kind}
-        spec["devices"] = [{"name": name, "containerEdits": dict(edits)} for name, edits in devices]
+        spec["devices"] = [{"name": name, "containerEdits": edits} for name, edits in devices]
         spec["cdiVersion"] = minimum_version(spec)
-        validate_spec(spec)
         return spec
 
     def write(self, uid: str, spec: Mapping[str, Any]) -> None:
-        """Writes the spec of a claim, whole or not at all, mode 0644 whatever the umask.
+        """Writes a claim's spec, for everybody, whatever the umask.
 
         It survives the death of this process and not a power failure, after which everything is prepared afresh.
 
         Raises ``OSError``.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._write(self.path(uid), encoded(spec), 0o644)
+
+    def write_note(self, uid: str, note: bytes) -> None:
+        """Writes a claim's note, for the owner alone.
+
+        Raises ``OSError``.
+        """
+        self._write(self.note_path(uid), note, 0o600)
+
+    def _write(self, path: Path, data: bytes, mode: int) -> None:
+        self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
         # Scanners read .json and .yaml only, so a half-written file is never seen.
-        temporary = self.root / f".{self._prefix}{uid}{_TEMPORARY}{self.token}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        temporary = self.root / f".{path.name.removeprefix('.')}{_TEMPORARY}{self.token}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             try:
-                _write_all(fd, encoded(spec))
-                os.fchmod(fd, 0o644)
+                _write_all(fd, data)
+                os.fchmod(fd, mode)
             finally:
                 os.close(fd)
-            temporary.rename(self.path(uid))
+            temporary.rename(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
 
     def remove(self, uid: str) -> None:
-        """Removes the file of a claim; one that is not there is no fault.
+        """Removes the spec of a claim; one that is not there is no fault.
 
         Raises ``OSError``.
         """
         self.path(uid).unlink(missing_ok=True)
 
+    def remove_note(self, uid: str) -> None:
+        """Removes the note of a claim; one that is not there is no fault.
+
+        Raises ``OSError``.
+        """
+        self.note_path(uid).unlink(missing_ok=True)
+
     def exists(self, uid: str) -> bool:
         return self.path(uid).exists()
 
-    def holds(self, uid: str, spec: Mapping[str, Any]) -> bool:
-        """Whether the file of a claim is there and says exactly ``spec``."""
+    def holds(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
+        """Whether the files of a claim are there and say exactly this."""
         try:
-            return _content(self.path(uid)) == encoded(spec)
+            same = spec is None or _content(self.path(uid)) == encoded(spec)
+            return same and _content(self.note_path(uid)) == note
         except (OSError, ValueError):
             return False
+
+    def note(self, uid: str) -> bytes:
+        """The note of a claim.
+
+        Raises ``OSError``, or ``ValueError`` where it is no such file.
+        """
+        return _content(self.note_path(uid))
 
     def read(self, uid: str) -> dict[str, Any]:
         """The spec of a claim.
@@ -120,9 +160,11 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        suffix = ".json"
-        found = [n[len(self._prefix) : -len(suffix)] for n in self._names(self._prefix) if n.endswith(suffix)]
-        return [uid for uid in found if uid and uid.isprintable()]
+        specs = (n for n in self._names(self._prefix) if n.endswith(_SPEC))
+        notes = (n for n in self._names(f".{self._prefix}") if n.endswith(_NOTE))
+        found = {n[len(self._prefix) : -len(_SPEC)] for n in specs}
+        found |= {n[1 + len(self._prefix) : -len(_NOTE)] for n in notes}
+        return sorted(uid for uid in found if uid and uid.isprintable())
 
     def clean(self, alive: Callable[[str], bool]) -> None:
         """Takes away what interrupted writes left; ``alive`` tells whether the writer of a token still lives.
@@ -130,8 +172,8 @@ class ClaimSpecs:
         Raises ``OSError``.
         """
         for name in self._names(f".{self._prefix}"):
-            token = name.rpartition(_TEMPORARY)[2]
-            if token != self.token and not alive(token):
+            _, temporary, token = name.rpartition(_TEMPORARY)
+            if temporary and token != self.token and not alive(token):
                 with contextlib.suppress(IsADirectoryError, PermissionError):  # not made by us
                     (self.root / name).unlink(missing_ok=True)
 
@@ -149,7 +191,7 @@ def encoded(spec: Mapping[str, Any]) -> bytes:
 def _content(path: Path) -> bytes:
     """Never waits for a pipe, nor reads a device or a file without end.
 
-    Raises ``OSError``, or ``ValueError`` for what no spec is.
+    Raises ``OSError``, or ``ValueError`` for what no file of ours is.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:

@@ -72,7 +72,7 @@ def minimum_version(spec: JSON) -> str:
             used.append("0.6.0")
         used += _edits_versions(device.get("containerEdits") or {})
     used += _edits_versions(spec.get("containerEdits") or {})
-    return max(used, key=version_key)
+    return max(used, key=VERSIONS.index)
 
 
 def _edits_versions(edits: JSON) -> list[str]:

@@ -6,67 +6,142 @@ A call for 32 claims is one transaction, and so are 100 calls that come together
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+_QUIET = 1.0  # seconds
+_MANY = 2000  # batches
 
 
 class Batcher(Generic[Item]):
     """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item.
 
-    ``between`` runs in that thread when no item waits, at most once after each batch: for what nobody has to wait for.
+    ``idle`` runs in that thread after a second without work, or after very many batches without one: for what nobody should
+    have to wait for. Used from one event loop; the thread is made with the first item, and holds up no end of the process.
     """
 
     def __init__(
         self,
         name: str,
         work: Callable[[Sequence[Item]], Sequence[Any]],
-        between: Callable[[], None] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
+        self._name = name
         self._work = work
-        self._between = between
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._idle = idle
         self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
-        self._drain: asyncio.Task[None] | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._quiet = asyncio.Event()  # set while the thread has nothing to do
+        self._quiet.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._since_idle = 0
+        self._closed = False
         self.batches = 0
 
     async def submit(self, item: Item) -> Any:
         """Waits for the item's result, or raises its exception. A cancelled wait does not stop the work."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._drain is None or self._drain.done():
-            self._drain = asyncio.create_task(self._run())
-        return await future
+        return await self._add(item)
 
-    async def _run(self) -> None:
+    def post(self, item: Item) -> None:
+        """As :meth:`submit`, for an item whose result nobody needs and which raises nothing."""
+        self._add(item)
+
+    def _add(self, item: Item) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            await asyncio.sleep(0)  # everything that is ready in this turn of the loop goes together
-            batch, self._waiting = self._waiting, []
-            self.batches += 1
+        future: asyncio.Future[Any] = loop.create_future()
+        if self._closed:
+            future.set_exception(RuntimeError(f"{self._name} is closed"))
+            return future
+        self._waiting.append((item, future))
+        if self._quiet.is_set():
+            self._quiet.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+            loop.call_soon(self._send, loop)  # everything that is ready in this turn of the loop goes together
+        return future
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch, self._waiting = self._waiting, []
+        self.batches += 1
+        self._since_idle += 1
+        items = [item for item, _ in batch]
+
+        def job() -> None:
             try:
-                results = await loop.run_in_executor(self._thread, self._work, [item for item, _ in batch])
-            except Exception as e:
-                results = [e] * len(batch)
-            for (_, future), result in zip(batch, results, strict=True):
-                if future.cancelled():
-                    continue
-                if isinstance(result, StopIteration):  # which no future takes
-                    future.set_exception(RuntimeError("the work raised StopIteration"))
-                elif isinstance(result, BaseException):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
-            if self._between is not None and not self._waiting:
-                await loop.run_in_executor(self._thread, self._between)
+                results = self._work(items)
+            except BaseException as e:  # nothing may end the thread
+                results = [e] * len(items)
+            self._hand_over(loop, lambda: self._deliver(loop, batch, results))
+
+        self._run(job)
+
+    def _deliver(
+        self, loop: asyncio.AbstractEventLoop, batch: Sequence[tuple[Item, asyncio.Future[Any]]], results: Sequence[Any]
+    ) -> None:
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.cancelled():
+                continue
+            if isinstance(result, StopIteration):  # which no future takes
+                future.set_exception(RuntimeError("the work raised StopIteration"))
+            elif isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+        if self._idle is not None and self._since_idle >= _MANY:
+            self._rest(loop, self._idle)
+        else:
+            self._next(loop)
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiting:
+            self._send(loop)
+            return
+        self._quiet.set()
+        if self._idle is not None and self._since_idle and not self._closed:
+            self._timer = loop.call_later(_QUIET, self._rest, loop, self._idle)
+
+    def _rest(self, loop: asyncio.AbstractEventLoop, idle: Callable[[], None]) -> None:
+        self._quiet.clear()
+        self._since_idle = 0
+
+        def job() -> None:
+            with contextlib.suppress(Exception):  # who waits for nothing is told nothing
+                idle()
+            self._hand_over(loop, lambda: self._next(loop))
+
+        self._run(job)
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    @staticmethod
+    def _hand_over(loop: asyncio.AbstractEventLoop, done: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(done)
 
     async def close(self, timeout: float) -> None:
         """Waits up to ``timeout`` seconds for what is under way, then lets the thread end by itself."""
-        if self._drain:
-            await asyncio.wait([self._drain], timeout=timeout)
-        self._thread.shutdown(wait=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._quiet.wait()
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._jobs.put(None)
 
 
 class Rendezvous:

@@ -35,7 +35,7 @@ from .batch import Rendezvous
 from .files import Files
 from .flights import Flights, Work
 from .judge import Busy, Fresh, Judge, Nothing, Repeat, Stale, Undo, Verdict
-from .record import InFlight, Record, State, allocated_json
+from .record import Fence, InFlight, Record, State, allocated_json
 from .store import Mode, Store
 from .undo import RecordUndo, run_undo
 from .verify import ClaimRef, Verified, Verifier
@@ -145,7 +145,7 @@ class Engine:
             verified = await self._look_up(ref)
             if isinstance(verified, Record):
                 return await self._repeat(verified)
-            if not verified.results:
+            if not verified.devices:
                 return ()  # another driver's claim: nothing of it is ours
             await meeting.meet(ref.uid)
         finally:
@@ -220,7 +220,7 @@ class Engine:
             name=ref.name,
             uid=ref.uid,
             devices=tuple(verified.devices),
-            reserved_for=(verified.object.get("status") or {}).get("reservedFor") or (),
+            reserved_for=verified.reserved_for,
             object=verified.object,
             operation=operation_id(),
             _undo=undo,
@@ -243,6 +243,7 @@ class Engine:
             if found := await self._take_back(record, error):
                 return await self._repeat(found)
             raise error from e
+        self.files.note(record)
         self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()
@@ -319,7 +320,7 @@ class Engine:
                     log.info("unprepared claim %s", found.shown)
                     return
                 case _:
-                    await self.files.remove(ref.uid)
+                    await self.files.remove_all(ref.uid)
                     return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
@@ -330,6 +331,11 @@ class Engine:
             self.judge.remember_end(db, uid)
         return verdict
 
+    def _drop(self, db: Connection, fence: Fence) -> bool:
+        """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
+        self.files.forget(fence.uid)
+        return rows.delete(db, fence)
+
     async def _undo(self, record: Record) -> None:
         """CDI file, hardware, record. The record is marked as ours.
 
@@ -338,12 +344,11 @@ class Engine:
         fence = record.fence
         self.in_flight.put(record)
         try:
-            if record.doc.get("cdi") or not record.doc.get("complete"):
-                await self.files.remove(record.uid)
+            await self.files.remove(record.uid)
             await run_undo(
                 self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
             )
-            await self.store.do(lambda db: rows.delete(db, fence))
+            await self.store.do(lambda db: self._drop(db, fence))
         except Exception as e:
             self.metrics.inc("undo_failures_total")
             error = self._own(e)
@@ -391,7 +396,7 @@ class Engine:
         async def work() -> bool:
             if await self.store.get(uid) is not None:
                 return False
-            await self.files.remove(uid)
+            await self.files.remove_all(uid)
             return True
 
         done: bool = await self._run(uid, work)

@@ -1,6 +1,6 @@
-"""A claim's CDI file as a second record: its annotations carry all that the record would need, should the database be lost.
+"""A claim's files: the CDI spec, and a note with all that its record needs, should the database be lost.
 
-So no name has to be parsed, and a driver's undo steps survive too. Source of the annotation rules: CDI specification 1.1.0.
+So no name has to be parsed, and requests, admin access and a driver's undo steps survive too.
 """
 
 from __future__ import annotations
@@ -8,116 +8,87 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from ..cdi import ClaimSpecs
-from ..cdi.spec import minimum_version
-from ..errors import RecordsError, printable
+from ..errors import RecordsError, describe, printable
 from .batch import Batcher
 from .record import Record, State, check_doc
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
-ANNOTATION = "dra-kubeletplugin.dev/record"
-_MAX = 240 * 1024  # bytes; CDI takes 256 KiB of annotations in all
 
 
-def spec_of(record: Record) -> JSON | None:
-    """The CDI spec that belongs to a record, as the file has it; None where the claim needs none.
-
-    The same record gives the same bytes, so that a repetition can compare.
-    """
-    spec = record.doc.get("cdi")
-    if not spec:
-        return None
-    out: JSON = {**spec, "annotations": {ANNOTATION: _annotation(record)}}
-    out["cdiVersion"] = minimum_version(out)
-    # The order of the specification, whatever the record's was.
-    return {key: out[key] for key in ("cdiVersion", "kind", "annotations", "devices", "containerEdits") if key in out}
+class _Note(msgspec.Struct):
+    uid: str
+    namespace: str
+    name: str
+    boot: str
+    created: float
+    doc: msgspec.Raw
 
 
-def _annotation(record: Record) -> str:
-    known: JSON = {
-        "uid": record.uid,
-        "namespace": record.namespace,
-        "name": record.name,
-        "boot": record.boot_id,
-        "created": record.created,
-        "devices": record.devices,
-        "undo": record.steps,
-    }
-    text = msgspec.json.encode(known).decode()
-    if len(text) > _MAX:
-        # What the driver itself wrote is too large for a file that every runtime reads; devices always fit.
-        known |= {"devices": [{k: v for k, v in d.items() if k != "data"} for d in record.devices], "undo": []}
-        text = msgspec.json.encode(known).decode()
-    return text
+def note_of(record: Record) -> bytes:
+    """What a prepared claim's note says. The same record gives the same bytes, so that a repetition can compare."""
+    doc = msgspec.Raw(msgspec.json.encode(record.doc))
+    return msgspec.json.encode(_Note(record.uid, record.namespace, record.name, record.boot_id, record.created, doc))
 
 
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
-    """The record that a claim's file tells of; None where there is no file or it cannot be understood."""
+    """The record that a claim's note tells of; None where there is none or it cannot be understood."""
     try:
-        spec = specs.read(uid)
-        known = msgspec.json.decode(spec["annotations"][ANNOTATION], type=dict)
-        plain = {k: v for k, v in spec.items() if k != "annotations"}
-        doc = check_doc(
-            {"devices": known["devices"], "undo": known["undo"], "cdi": plain, "complete": True, "rebuilt": True}
-        )
-        for key in ("namespace", "name", "boot"):
-            if not isinstance(known[key], str):
-                raise ValueError(f"{key} is no text")
-        if known["uid"] != uid:
-            raise ValueError(f"it is of claim {known['uid']}")
-        return Record(
-            uid,
-            known["namespace"],
-            known["name"],
-            State.PREPARED,
-            known["boot"],
-            "",
-            doc,
-            created=float(known["created"]),
-        )
-    except FileNotFoundError:
+        note = msgspec.json.decode(specs.note(uid), type=_Note)
+        if note.uid != uid:
+            raise ValueError(f"it is of claim {note.uid}")
+        doc = check_doc(msgspec.json.decode(note.doc)) | {"complete": True}
+    except (OSError, ValueError, RecursionError) as e:
+        log.error("the note beside %s tells nothing of its claim (%s)", specs.path(uid), printable(e))
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-        log.error(
-            "CDI file %s tells nothing of its claim (%s): its devices are not known", specs.path(uid), printable(e)
-        )
-        return None
+    return Record(uid, note.namespace, note.name, State.PREPARED, note.boot, "", doc, created=note.created)
 
 
 class Files:
-    """The CDI files of claims, written in one thread of their own. ``specs`` names them."""
+    """The files of claims, written in one thread of their own. ``specs`` names them."""
 
     def __init__(self, specs: ClaimSpecs) -> None:
         self.specs = specs
         self._batcher: Batcher[Callable[[], object]] = Batcher("cdi", self._work)
 
     async def put(self, record: Record) -> None:
-        """Writes the file of a prepared claim, if it needs one.
+        """Writes the spec of a prepared claim, if it has one.
 
         Raises :class:`RecordsError`.
         """
-        spec = spec_of(record)
-        if spec is not None:
+        if spec := record.doc.get("cdi"):
             await self._do(functools.partial(self.specs.write, record.uid, spec))
 
+    def note(self, record: Record) -> None:
+        """Has the note of a prepared claim written; nobody waits for it.
+
+        What is asked for later comes later. A note that a death prevents is written when the next start mends files; only a
+        database lost in the same moment would miss it.
+        """
+        self._batcher.post(functools.partial(self._write_note, record))
+
+    def _write_note(self, record: Record) -> None:
+        try:
+            self.specs.write_note(record.uid, note_of(record))
+        except (OSError, ValueError) as e:
+            log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
+
     async def mend(self, record: Record) -> bool:
-        """Writes the file again where it is missing, cut or changed; True where it was.
+        """Writes the files again where one is missing, cut or changed; True where one was.
 
         Raises :class:`RecordsError`.
         """
-        spec = spec_of(record)
-        if spec is None:
-            return False
+        spec, note = record.doc.get("cdi"), note_of(record)
 
         def compare() -> bool:
-            if self.specs.holds(record.uid, spec):
+            if self.specs.holds(record.uid, spec, note):
                 return False
-            self.specs.write(record.uid, spec)
+            if spec:
+                self.specs.write(record.uid, spec)
+            self.specs.write_note(record.uid, note)
             return True
 
         return bool(await self._do(compare))
@@ -127,8 +98,26 @@ class Files:
         return record_of(self.specs, uid)
 
     async def remove(self, uid: str) -> None:
-        """Raises :class:`RecordsError`; a file that is not there is no fault."""
+        """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.
+
+        Raises :class:`RecordsError`; a file that is not there is no fault.
+        """
         await self._do(functools.partial(self.specs.remove, uid))
+
+    def forget(self, uid: str) -> None:
+        """Takes the note away: what it tells is undone. Blocks; a failure is logged, and the next pass finds an orphan."""
+        try:
+            self.specs.remove_note(uid)
+        except OSError as e:
+            log.warning("%s cannot be removed: %s", self.specs.note_path(uid), e.strerror or e)
+
+    async def remove_all(self, uid: str) -> None:
+        """Both, for a claim that has no record.
+
+        Raises :class:`RecordsError`.
+        """
+        await self.remove(uid)
+        await self._do(functools.partial(self.specs.remove_note, uid))
 
     async def close(self, timeout: float) -> None:
         await self._batcher.close(timeout)
@@ -144,5 +133,3 @@ class Files:
             return item()
         except OSError as e:
             return RecordsError(f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space")
-        except ValueError as e:  # a name that no file can have
-            return RecordsError(f"{self.specs.root} cannot have the file of such a claim: {printable(e)}")

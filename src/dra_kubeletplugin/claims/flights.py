@@ -38,7 +38,7 @@ class Flights:
     """Flights outlive the calls that began them; only :meth:`end` ends one early."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.metrics = metrics
+        metrics.measure("in_flight", lambda: len(self._last))
         self._last: dict[str, _Flight] = {}  # the newest of each claim; earlier ones are waited for by it
         self._all: set[asyncio.Task[Any]] = set()
 
@@ -77,16 +77,11 @@ class Flights:
             self._all.discard(done)
             if self._last.get(uid) is flight:
                 del self._last[uid]
-            self._count()
             if not done.cancelled():
                 done.exception()  # retrieved, so that an answer nobody waits for is no warning
 
         task.add_done_callback(landed)
-        self._count()
         return task, before is None
-
-    def _count(self) -> None:
-        self.metrics.set("in_flight", len(self._last))
 
     async def end(self, grace: float) -> None:
         """Waits up to ``grace`` seconds for what is under way, then cancels the rest: the next process undoes it.

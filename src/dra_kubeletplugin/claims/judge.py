@@ -187,4 +187,4 @@ class Judge:
     def _mark(self, db: sqlite3.Connection, found: Record) -> Verdict:
         fence = found.fence
         found.state, found.owner = State.UNPREPARING, self.process.id
-        return Undo(found) if rows.update(db, found, fence) else Nothing()
+        return Undo(found) if rows.mark(db, found, fence) else Nothing()

@@ -6,13 +6,15 @@ A pass waits a bounded time for each claim's work; what takes longer goes on in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ..errors import ApiUnavailableError, ClaimError, DraError, RecordsError
+from ..errors import ApiUnavailableError, DraError, RecordsError
 from ..observe.log import operation
 from ..observe.metrics import Metrics
 from .engine import Engine
@@ -24,6 +26,7 @@ from .store import Store
 from .verify import ClaimRef, Verifier
 
 log = logging.getLogger(__name__)
+_FAILURES = 3  # questions to the API server that fail before a pass asks no more
 _ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
 
 
@@ -112,7 +115,7 @@ class Reconciler:
 
     async def _files(self, records: list[Record], report: Report) -> None:
         """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
-        prepared = [r.uid for r in records if self.judge.answers(r) and r.doc.get("cdi")]
+        prepared = [r.uid for r in records if self.judge.answers(r)]
         await self._all(prepared, self.engine.mend_file, report.files_restored, report)
         if await self.store.recovering():
             return  # the driver has not told yet which claims it knows: no file is an orphan
@@ -127,21 +130,27 @@ class Reconciler:
         specs = self.files.specs
         specs.clean(self.judge.process.alive)
         # A clock that was set back leaves files from the future.
-        return [uid for uid in specs.uids() if uid not in known and abs(_age(specs.path(uid))) > _ORPHAN_AGE]
+        return [
+            uid
+            for uid in specs.uids()
+            if uid not in known and abs(_age(specs.note_path(uid), specs.path(uid))) > _ORPHAN_AGE
+        ]
 
     async def _claims(self, records: list[Record], report: Report) -> None:
         """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
         now = time.monotonic()
         over: dict[str, Record] = {}
+        failures = 0
         for record in records:
             if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
                 continue
             try:
                 claim = await self.verifier.fetch(ClaimRef(record.namespace, record.name, record.uid))
-            except ApiUnavailableError:
-                return
-            except ClaimError as e:
-                log.warning("cannot reconcile claim %s: %s", record.shown, e)
+            except ApiUnavailableError as e:
+                log.warning("what became of claim %s is not known: %s", record.shown, e)
+                failures += 1
+                if failures == _FAILURES:
+                    break  # the server is away, and each question waits for it
                 continue
             if claim is not None and self.verifier.has(claim, record):
                 self._gone_since.pop(record.uid, None)
@@ -160,7 +169,7 @@ class Reconciler:
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report
     ) -> None:
         """Works on claims side by side, but for those that are worked on already."""
-        tasks: Mapping[str, asyncio.Future[bool]] = {
+        tasks: Mapping[str, asyncio.Task[Any]] = {
             uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.flights
         }
         if not tasks:
@@ -173,13 +182,17 @@ class Reconciler:
             elif (error := task.exception()) is None:
                 if task.result():
                     done.append(uid)
-            else:
+            elif isinstance(error, DraError):
                 log.error("reconciling claim %s: %s", uid, error)
                 report.undo_failed.append(uid)
+            else:
+                raise error
 
 
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.lstat().st_mtime
-    except OSError:
-        return 0.0
+def _age(*paths: Path) -> float:
+    """Seconds since the newest of these files was written."""
+    written = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            written.append(path.lstat().st_mtime)
+    return time.time() - max(written)

@@ -15,6 +15,7 @@ from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
 from ..errors import InvalidSpecError, clip
 
 JSON = dict[str, Any]
+_NO_EDITS = ContainerEdits()
 
 
 class State(enum.StrEnum):
@@ -93,7 +94,7 @@ class Record:
                 name=d["device"],
                 share_id=d.get("shareID"),
                 admin_access=bool(d.get("adminAccess")),
-                edits=ContainerEdits(),
+                edits=_NO_EDITS,
                 data=d.get("data"),
             )
             for d in self.devices

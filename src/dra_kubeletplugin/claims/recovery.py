@@ -12,7 +12,6 @@ from ..driver import Driver, PreparedDevice, RecoveredClaim
 from ..driver.calls import Calls
 from ..driver.data import plain_json
 from ..errors import DraError, DriverError, printable
-from ..observe.metrics import Metrics
 from . import rows
 from .judge import ENDED, RECOVER
 from .record import Record, State, allocated_json, identity
@@ -25,12 +24,11 @@ _SLOW = 10.0  # seconds until a driver that does not answer is told of
 class Recovery:
     """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
 
-    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str, metrics: Metrics) -> None:
+    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str) -> None:
         self.driver = driver
         self.calls = calls
         self.store = store
         self.boot_id = boot_id
-        self.metrics = metrics
         self.report: list[str] = []
         self.fault = ""  # why it is not known what the hardware knows
         self._asking: asyncio.Task[Sequence[RecoveredClaim]] | None = None
@@ -98,7 +96,7 @@ class Recovery:
 
     def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
-        doc = {"devices": devices, "cdi": None, "complete": True, "rebuilt": True}
+        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
         # What the kubelet has unprepared meanwhile is left for the next pass to undo.
         state = State.UNPREPARING if over else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)

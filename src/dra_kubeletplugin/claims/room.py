@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from ..cdi import ClaimSpecs
 from ..driver import Driver
@@ -73,7 +74,8 @@ class Claims:
             self.engine, self.store, self.files, self.flights, judge, verifier, metrics,
             grace=settings.reconcile_grace, patience=settings.call_timeout,
         )  # fmt: skip
-        self.recovery = Recovery(driver, calls, self.store, boot_id, metrics)
+        self.recovery = Recovery(driver, calls, self.store, boot_id)
+        self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
@@ -92,15 +94,22 @@ class Claims:
 
         Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
         """
-        try:
-            async with asyncio.timeout(_START):
-                await self.recovery.once()
-                if report := await self.reconciler.once(ask_server=False):
-                    log.info("start: %s", report)
-        except TimeoutError:
-            log.warning("undoing what a crash left takes long; it goes on")
-        except DraError as e:
-            log.error("no claim can be prepared or unprepared until this is mended: %s", e)
+        await self._begin("what the driver's hardware knows", self.recovery.once())
+        await self._begin("undoing what a crash left", self._tidy())
+
+    async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work, name=what)
+        self._first.append(task)
+        done, _ = await asyncio.wait([task], timeout=_START)
+        if not done:
+            log.warning("%s takes long; it goes on", what)
+            task.add_done_callback(_tell)
+        else:
+            _tell(task)
+
+    async def _tidy(self) -> None:
+        if report := await self.reconciler.once(ask_server=False):
+            log.info("start: %s", report)
 
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Tasks by name; none of them ever ends."""
@@ -135,6 +144,8 @@ class Claims:
         await self.engine.stop(grace)
 
     async def close(self) -> None:
+        for task in self._first:
+            task.cancel()
         await self.store.close()
 
     # --- what is so now -------------------------------------------------------------------------
@@ -170,3 +181,12 @@ class Claims:
             async with asyncio.timeout(_MEASURE):
                 self.metrics.set("prepared_claims", await self.store.prepared())
         self.metrics.set("records_healthy", int(not self.store.fault))
+
+
+def _tell(task: asyncio.Task[object]) -> None:
+    """How a part of the start ended."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, DraError):
+        log.error("%s: %s: no claim can be worked on until this is mended", task.get_name(), error)
+    elif error is not None:
+        log.critical("%s failed", task.get_name(), exc_info=error)

@@ -122,6 +122,18 @@ def update(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
     )
 
 
+def mark(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+    """Writes a record's state and owner alone. False, and no effect, where the fence does not hold."""
+    record.updated = time.time()
+    return (
+        db.execute(
+            "UPDATE claims SET state = ?, owner = ?, updated = ? WHERE uid = ? AND owner = ? AND state = ?",
+            (record.state.value, record.owner, record.updated, fence.uid, fence.owner, fence.state.value),
+        ).rowcount
+        == 1
+    )
+
+
 def delete(db: sqlite3.Connection, fence: Fence) -> bool:
     """Drops a record with its holds. False, and no effect, where the fence does not hold."""
     return (

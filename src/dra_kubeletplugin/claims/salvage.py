@@ -1,4 +1,4 @@
-"""What can be known of claims when their database cannot be used: the damaged file's own rows, then CDI files."""
+"""What can be known of claims when their database cannot be used: the damaged file's own rows, then notes beside CDI files."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import difflib
 import functools
 import inspect
 import logging
@@ -210,6 +209,8 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
 
 
 def _near(word: str, known: Sequence[str]) -> str:
+    import difflib  # for this sentence alone
+
     near = difflib.get_close_matches(word, known, 1)
     return f", did you mean {near[0]!r}?" if near else ""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ..driver import AllocatedDevice, Driver
+from ..driver import AllocatedDevice, Config, Driver
 from ..driver.config import resolve
 from ..errors import (
     ApiError,
@@ -28,11 +27,13 @@ from ..errors import (
 from ..inventory import Inventory
 from ..kube import KubeClient
 from ..resources import quantity
-from ..resources.convert import convert
+from ..resources.convert import GROUP, convert
 from ..resources.types import Device
 from .record import Record, identity
 
-JSON = Mapping[str, Any]
+JSON = dict[str, Any]
+_GET = 10.0  # seconds for one claim
+_UNKNOWN = Device("unknown")
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,64 @@ class Verified:
     """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care."""
 
     object: JSON
-    results: Sequence[JSON]
+    reserved_for: Sequence[JSON]
     devices: Sequence[AllocatedDevice]
     fault: ClaimError | None = None
+
+
+class Result(msgspec.Struct, rename="camel"):
+    """One allocated device, as in ``status.allocation.devices.results`` of a ResourceClaim, the same in every version."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str | int | float] | None = None
+    tolerations: list[JSON] | None = None
+
+
+class _Devices(msgspec.Struct):
+    results: list[Result] | None = None
+    config: list[JSON] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[JSON] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    uid: str
+
+
+class _Fields(msgspec.Struct):
+    metadata: _Metadata
+    status: _Status | None = None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A claim as the API server answered, and what of it matters here, of known shape."""
+
+    object: JSON
+    uid: str
+    allocation: _Allocation | None
+    reserved_for: Sequence[JSON]
+
+    def results(self, driver: str) -> list[Result]:
+        """The allocated devices of one driver."""
+        devices = self.allocation.devices if self.allocation else None
+        return [r for r in (devices.results if devices else None) or () if r.driver == driver]
+
+    def config(self) -> Sequence[JSON]:
+        devices = self.allocation.devices if self.allocation else None
+        return (devices.config if devices else None) or ()
 
 
 class Verifier:
@@ -69,40 +125,35 @@ class Verifier:
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
 
-    async def fetch(self, ref: ClaimRef) -> JSON | None:
+    async def fetch(self, ref: ClaimRef) -> Fetched | None:
         """The claim; None where it is gone.
 
-        Raises :class:`ApiUnavailableError` where the server may be away, :class:`ClaimError` where it refuses.
+        Raises :class:`ApiUnavailableError` where the server does not tell, whatever it answers.
         """
         try:
             resource = await self.client.dra("resourceclaims")
-            found = await self.client.get(resource, ref.name, ref.namespace, timeout=10)
+            found = await self.client.get(resource, ref.name, ref.namespace, timeout=_GET)
         except ApiError as e:
             if e.status == 404 and e.names(ref.name):
                 return None
-            if e.status == 404:
-                # Not the claim is missing but the whole resource: another server, or a version that it no longer has.
-                self.client.forget_version()
-            if e.unreachable or e.status == 404:
-                raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-            raise ClaimError(f"claim {ref} cannot be read: {e}") from None
+            # A refusal is no word on the claim: a token that was rotated, a permission, a version that is served no more.
+            raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
         try:
-            claim = convert({"apiVersion": resource.api_version, "kind": "ResourceClaim", **found}, "v1")
-            _check_shape(claim)
-        except (ValueError, TypeError, AttributeError, KeyError) as e:
+            fields = msgspec.convert(found, _Fields)
+            obj: JSON = {**found, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim"}
+            if resource.version == "v1beta1":  # the only one of another shape
+                obj = convert({**obj, "apiVersion": resource.api_version}, "v1")
+        except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
             raise ApiUnavailableError(
-                f"claim {ref} cannot be read now: the API server's answer is no ResourceClaim ({describe(e)})"
+                f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
             ) from None
-        return claim
+        status = fields.status or _Status()
+        return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())
 
-    def has(self, claim: JSON, record: Record) -> bool:
+    def has(self, claim: Fetched, record: Record) -> bool:
         """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
-        if claim["metadata"]["uid"] != record.uid:
-            return False
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        results = (allocation.get("devices") or {}).get("results") or []
-        now = {(r["pool"], r["device"], r.get("shareID") or "") for r in results if r["driver"] == self.name}
-        return now >= {identity(d) for d in record.devices}
+        now = {(r.pool, r.device, r.share_id or "") for r in claim.results(self.name)}
+        return claim.uid == record.uid and now >= {identity(d) for d in record.devices}
 
     async def verify(self, ref: ClaimRef) -> Verified:
         """Reads the claim and resolves its devices.
@@ -112,33 +163,28 @@ class Verifier:
         claim = await self.fetch(ref)
         if claim is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
-        uid = claim["metadata"]["uid"]
-        if uid != ref.uid:
-            raise ClaimReplacedError(f"claim {ref} has UID {uid}, not {ref.uid}: it was deleted and created again")
-        allocation = (claim.get("status") or {}).get("allocation")
-        if allocation is None:
-            raise ClaimNotAllocatedError(
-                f"claim {ref} (UID {uid}) is not allocated: the scheduler has not chosen devices"
+        if claim.uid != ref.uid:
+            raise ClaimReplacedError(
+                f"claim {ref} has UID {claim.uid}, not {ref.uid}: it was deleted and created again"
             )
-        devices = allocation.get("devices") or {}
-        results = [r for r in devices.get("results") or [] if r["driver"] == self.name]
+        if claim.allocation is None:
+            raise ClaimNotAllocatedError(
+                f"claim {ref} (UID {claim.uid}) is not allocated: the scheduler has not chosen devices"
+            )
+        results = claim.results(self.name)
         for r in results:
-            if r["pool"] != self.inventory.pool:
+            if r.pool != self.inventory.pool:
                 raise WrongNodeError(
-                    f"claim {ref}: device {r['device']} is of pool {r['pool']}, and this node has pool {self.inventory.pool}"
+                    f"claim {ref}: device {r.device} is of pool {r.pool}, and this node has pool {self.inventory.pool}"
                 )
-        fault: ClaimError | None = None
-        allocated: list[AllocatedDevice] = []
         try:
-            for r in results:
-                allocated.append(self._device(ref, r, devices.get("config") or []))
+            devices = [self._device(ref, r, claim.config()) for r in results]
+            return Verified(claim.object, claim.reserved_for, devices)
         except ClaimError as e:
-            fault = e
-            allocated = [_bare(r) for r in results]
-        return Verified(claim, results, allocated, fault)
+            return Verified(claim.object, claim.reserved_for, [_allocated(r) for r in results], e)
 
-    def _device(self, ref: ClaimRef, result: JSON, config: Sequence[JSON]) -> AllocatedDevice:
-        name = result["device"]
+    def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON]) -> AllocatedDevice:
+        name = result.device
         device = self.inventory.get(name)
         if device is None:
             if not self.inventory.known:
@@ -147,71 +193,36 @@ class Verifier:
                     "the kubelet tries again; see the plugin's readiness"
                 )
             raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
-        if self.refuse_unhealthy and not self.inventory.healthy(name) and not result.get("adminAccess"):
+        if self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name):
             reason = self.inventory.unhealthy_reason(name)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         try:
-            chosen, source = resolve(config, self.driver.config_kinds(), self.name, result["request"])
+            chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
+            consumed = {k: quantity.parse(str(v)) for k, v in (result.consumed_capacity or {}).items()}
         except ConfigError as e:
             raise ConfigError(f"claim {ref}, device {name}: {e}") from None
-        bare = _bare(result)
-        return dataclasses.replace(bare, device=device, config=chosen, config_source=source)
+        except ValueError as e:
+            raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
+        return _allocated(result, device, chosen, source, consumed)
 
 
-def _check_shape(claim: JSON) -> None:
-    """What is read of a claim has the types of its API.
-
-    Raises ``ValueError``.
-    """
-    msgspec.convert(claim, _Claim)
-
-
-class _Metadata(msgspec.Struct):
-    uid: str
-
-
-class _Result(msgspec.Struct, rename="camel"):
-    request: str
-    driver: str
-    pool: str
-    device: str
-    share_id: str | None = msgspec.field(name="shareID", default=None)
-    admin_access: bool | None = None
-    consumed_capacity: dict[str, str | int | float] | None = None
-    tolerations: list[dict[str, Any]] | None = None
-
-
-class _Devices(msgspec.Struct):
-    results: list[_Result] | None = None
-    config: list[dict[str, Any]] | None = None
-
-
-class _Allocation(msgspec.Struct):
-    devices: _Devices | None = None
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    allocation: _Allocation | None = None
-    reserved_for: list[dict[str, Any]] | None = None
-
-
-class _Claim(msgspec.Struct):
-    metadata: _Metadata
-    status: _Status | None = None
-
-
-def _bare(result: JSON) -> AllocatedDevice:
-    """A result without what the inventory and the configuration add."""
-    consumed = {k: quantity.parse(str(v)) for k, v in (result.get("consumedCapacity") or {}).items()}
+def _allocated(
+    result: Result,
+    device: Device = _UNKNOWN,
+    config: Config | None = None,
+    source: str = "",
+    consumed: Mapping[str, quantity.Quantity] | None = None,
+) -> AllocatedDevice:
+    """A result, with what the inventory and the configuration add where they can."""
     return AllocatedDevice(
-        request=result["request"],
-        pool=result["pool"],
-        name=result["device"],
-        share_id=result.get("shareID"),
-        admin_access=bool(result.get("adminAccess")),
-        consumed_capacity=consumed,
-        config=None,
-        config_source="",
-        device=Device("unknown"),
-        tolerations=result.get("tolerations") or (),
+        request=result.request,
+        pool=result.pool,
+        name=result.device,
+        share_id=result.share_id,
+        admin_access=bool(result.admin_access),
+        consumed_capacity=consumed or {},
+        config=config,
+        config_source=source,
+        device=device,
+        tolerations=result.tolerations or (),
     )

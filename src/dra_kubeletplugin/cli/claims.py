@@ -92,7 +92,9 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         if not args.yes and (not sys.stdin.isatty() or input("Forget it? [y/N] ").strip().lower() != "y"):
             print("Nothing was changed. Use --yes where nobody can be asked.")
             return 1
-        ClaimSpecs(settings.cdi_root, driver).remove(record.uid)
+        specs = ClaimSpecs(settings.cdi_root, driver)
+        specs.remove(record.uid)
+        specs.remove_note(record.uid)
         forget(path, settings.lock_wait, record.uid)
         print("forgotten")
         return 0

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ..cdi import ClaimSpecs
 from ..claims.offline import read_rows
+from ..claims.processes import ProcessLock
 from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
-from ..kubelet.sockets import is_live, socket_paths
+from ..kubelet.sockets import is_live, remove_stale, socket_paths
 from ..settings import Settings, load
 from .options import given
 
@@ -22,8 +23,10 @@ def cleanup(args: argparse.Namespace) -> int:
     needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
     if missing := [name for name, value in needed.items() if not value]:
         raise SettingsError(*(f"{name} is needed: what is to be cleaned up?" for name in missing))
+    if faults := settings.name_faults():  # a name such as ../x is somebody else's folder
+        raise SettingsError(*faults)
     sockets = list(_sockets(settings))
-    if alive := [p for p in sockets if is_live(p)]:
+    if alive := [*(p for p in sockets if is_live(p)), *_alive(settings)]:
         raise SettingsError(f"{alive[0]} is served by a living plugin: delete its DaemonSet first")
     held = _held(settings)
     if held and not args.force:
@@ -32,14 +35,19 @@ def cleanup(args: argparse.Namespace) -> int:
             "which frees their devices without undoing anything"
         )
     slices = asyncio.run(_delete_slices(settings))
-    for path in sockets:
-        path.unlink(missing_ok=True)
+    removed = sum(remove_stale(path) for path in sockets)
     specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
     files = specs.uids()
     for uid in files:
         specs.remove(uid)
-    shutil.rmtree(settings.plugin_dir, ignore_errors=True)
-    print(f"removed {slices} ResourceSlices, {len(sockets)} sockets, {len(files)} CDI files and {settings.plugin_dir}")
+        specs.remove_note(uid)
+    try:
+        shutil.rmtree(settings.plugin_dir)
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise SettingsError(f"{e.filename or settings.plugin_dir} cannot be removed: {e.strerror}") from None
+    print(f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {settings.plugin_dir}")
     return 0
 
 
@@ -60,6 +68,12 @@ def _sockets(settings: Settings) -> Iterator[Path]:
     yield from sorted(p for p in seen if p.is_socket())
 
 
+def _alive(settings: Settings) -> list[Path]:
+    """Marks of life of plugins that live, also of one that has no sockets yet."""
+    processes = ProcessLock(settings.plugin_dir / "processes")
+    return [p for p in processes.folder.glob("*.lock") if processes.alive(p.stem)]
+
+
 def _held(settings: Settings) -> list[str]:
     if not settings.records_path.exists():
         return []
@@ -70,7 +84,10 @@ async def _delete_slices(settings: Settings) -> int:
     async with KubeClient(load_config(settings.kubeconfig)) as client:
         resource = await client.dra("resourceslices")
         fields = f"spec.driver={settings.driver_name},spec.nodeName={settings.node_name}"
-        found = (await client.list(resource, fields=fields))["items"]
+        listed = (await client.list(resource, fields=fields)).get("items") or []
+        # A server that ignores field selectors must not make us touch what is not ours.
+        wanted = (settings.driver_name, settings.node_name)
+        found = [s for s in listed if (s["spec"]["driver"], s["spec"].get("nodeName")) == wanted]
         for obj in found:
             try:
                 await client.delete(resource, obj["metadata"]["name"], uid=obj["metadata"]["uid"])

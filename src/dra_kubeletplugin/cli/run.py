@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ..driver import Driver, load_driver
 from ..errors import DraError, describe
-from ..host.memory import trim
+from ..host.memory import keep_trimmed
 from ..observe.log import configure
 from ..plugin import Plugin
 from ..settings import Settings, load
@@ -108,6 +108,6 @@ def _report(e: DraError) -> None:
 
 
 async def _tidy(plugin: Plugin) -> None:
-    """An idle plugin is small: what starting needed goes back to the machine."""
+    """An idle plugin is small: what starting and bursts needed goes back to the machine."""
     await plugin.ready()
-    trim()
+    await keep_trimmed()

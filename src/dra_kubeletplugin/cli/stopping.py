@@ -36,12 +36,25 @@ class Stop:
         self._cut: threading.Timer | None = None
 
     def handle(self) -> None:
-        """Takes the signals over; main thread only."""
-        for number in SIGNALS:
-            signal.signal(number, self._signalled)
+        """Takes the signals over; main thread only.
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
+        A thread hears of them: Python's own handlers run when the main thread comes back, which may be never.
+        """
+        heard, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, _heard_elsewhere)
+        forking = _Forking()
+        os.register_at_fork(before=forking.hold, after_in_parent=forking.go_on, after_in_child=forking.let_go)
+        threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
+
+    def _listen(self, heard: int) -> None:
+        while number := os.read(heard, 1):
+            if number[0] in SIGNALS:
+                self._signalled(signal.Signals(number[0]).name)
+
+    def _signalled(self, name: str) -> None:
         if self.asked:
             _say(f"{name} again: ended at once, {self.hanging()}")
             self._end(CUT)
@@ -75,8 +88,8 @@ class Stop:
 
     def attach(self) -> None:
         """From now on a signal is told to the running event loop."""
-        self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
 
     async def wait(self, body: asyncio.Task[Any]) -> None:
         """Waits until somebody asks, after :meth:`attach`; ``body`` is what :meth:`hanging` looks at."""
@@ -104,6 +117,29 @@ class Stop:
         return "; ".join(dict.fromkeys(out)) or "nothing of it hangs"
 
 
+def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
+    """A handler must be there, or the signal would do what it does by default."""
+
+
+class _Forking:
+    """A child that a driver forks ends by its own signals, which must not be told to us, not even those of its first moment."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def hold(self) -> None:
+        self._of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def go_on(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.mask)
+
+    def let_go(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        self.go_on()
+
+
 def _innermost(task: asyncio.Task[Any]) -> str:
     """The chain of coroutines that a task waits in, the innermost last."""
     names = []
@@ -124,7 +160,7 @@ def _in_loop(frame: FrameType) -> bool:
 
 
 def _say(text: str) -> None:
-    """One log line, from a signal handler or a thread: a lock of the logging module must not hold it up for ever."""
+    """One log line, from a thread: a lock of the logging module that the main one holds must not hold it up for ever."""
     handler = logging.getLogger().handlers
     if handler and handler[0].lock is not None and handler[0].lock.acquire(timeout=0.2):
         try:

@@ -6,7 +6,6 @@ Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -129,6 +128,8 @@ def _explain(message: str, cls: type[Config]) -> str:
     path = "parameters" + path.rstrip("`").removeprefix("$") if path else "parameters"
     unknown = re.search(r"unknown field `(.+)`", text)
     if unknown:
+        import difflib  # for this sentence alone
+
         near = difflib.get_close_matches(unknown[1], sorted(_names(cls)), 1)
         return f"{path}: unknown field {unknown[1]!r}" + (f", did you mean {near[0]!r}?" if near else "")
     return f"{path}: {text}"

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,6 +139,8 @@ def remove_function(root: Path, address: str) -> None:
     link.unlink()
     for member in (root / "kernel/iommu_groups").glob(f"*/devices/{address}"):
         member.unlink()
+    import shutil  # brings every archive format
+
     shutil.rmtree(folder)
 
 

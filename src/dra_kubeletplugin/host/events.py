@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 from . import described
 
 log = logging.getLogger(__name__)
+_SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number is what was dropped
 SUBSYSTEMS = (
     "accel",
     "auxiliary",
@@ -51,11 +55,17 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: tuple[str
         yield False
         return
 
+    lost = _lost(monitor.fileno())
+
     def readable() -> None:
-        with contextlib.suppress(OSError):  # ENOBUFS: events were lost, which is a reason to look as well
-            while monitor.poll(timeout=0) is not None:
-                pass
-        notify()
+        nonlocal lost
+        heard = False
+        with contextlib.suppress(OSError):  # such as ENOBUFS
+            while monitor.poll(timeout=0) is not None:  # events of other subsystems wake us too, and are none
+                heard = True
+        before, lost = lost, _lost(monitor.fileno())
+        if heard or lost != before:  # what was lost may have been one of ours
+            notify()
 
     loop = asyncio.get_running_loop()
     loop.add_reader(monitor.fileno(), readable)
@@ -63,3 +73,12 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: tuple[str
         yield True
     finally:
         loop.remove_reader(monitor.fileno())
+
+
+def _lost(fd: int) -> int:
+    """How many events did not fit into the socket's buffer. libudev keeps that to itself. Source: socket(7), sock_diag(7)."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return int(struct.unpack("=9I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36))[8])
+    except (OSError, struct.error):
+        return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +89,7 @@ class Host:
             if path.is_file():
                 return path.read_text().strip()
         # Not Linux: there is no boot id, and no container runtime either; one id a machine will do.
-        return str(uuid.uuid5(uuid.NAMESPACE_DNS, platform.node()))
+        return str(uuid.uuid5(uuid.NAMESPACE_DNS, os.uname().nodename))
 
     def write(self, path: str, text: str) -> None:
         """Writes a sysfs attribute, e.g. ``bus/pci/drivers_probe``; on a described host with the kernel's effect.

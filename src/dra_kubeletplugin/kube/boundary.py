@@ -58,6 +58,73 @@ def object_of(answer: HttpResponse, what: str) -> JSON:
     return out
 
 
+class _Metadata(msgspec.Struct, rename="camel"):
+    resource_version: str
+    name: str = ""  # a list has none
+    uid: str = ""
+
+
+class _Item(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Page(msgspec.Struct):
+    metadata: _Metadata
+    items: list[msgspec.Raw] | None = None
+
+
+def items_of(answer: HttpResponse, what: str) -> list[msgspec.Raw]:
+    """The items of a list, each as it came: decoded one at a time, a long list is never in memory whole.
+
+    Raises :class:`ApiError` as :func:`object_of` does, and where an item is no object of an API server.
+    """
+    if answer.status >= 300 or not answer.body:
+        object_of(answer, what)
+    try:
+        items = msgspec.json.decode(answer.body, type=_Page).items or []
+        for item in items:
+            meta = msgspec.json.decode(item, type=_Item).metadata
+            if not (meta.name and meta.uid):
+                raise ValueError("an item without name or UID")
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"{what}: the answer is no list of objects ({printable(e)}): {_excerpt(answer)}") from None
+    return items
+
+
+def identity(obj: Any) -> tuple[str, str]:
+    """UID and resource version.
+
+    Raises ``ValueError`` for what is no object of an API server.
+    """
+    meta = obj.get("metadata") if isinstance(obj, dict) else None
+    if isinstance(meta, dict):
+        name, uid, version = meta.get("name"), meta.get("uid"), meta.get("resourceVersion")
+        if isinstance(name, str) and isinstance(uid, str) and isinstance(version, str) and name and uid:
+            return uid, version
+    raise ValueError(f"no object with name, UID and resourceVersion: {clip(printable(obj), _SHOWN)}")
+
+
+def identified(obj: JSON, what: str) -> JSON:
+    """``obj``. Raises :class:`ApiError` where it is no object of an API server."""
+    try:
+        identity(obj)
+    except ValueError as e:
+        raise ApiError(f"{what}: the answer is {e}") from None
+    return obj
+
+
+def listed(page: JSON, what: str) -> JSON:
+    """``page`` with its items, which may have been null. Raises :class:`ApiError` where it is no list of objects."""
+    items, meta = page.get("items") or [], page.get("metadata")
+    if not isinstance(items, list) or not isinstance(meta, dict):
+        raise ApiError(f"{what}: the answer is no list: {clip(printable(page), _SHOWN)}")
+    if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
+        raise ApiError(f"{what}: the answer is no list that can be followed: {clip(printable(meta), _SHOWN)}")
+    for item in items:
+        identified(item, what)
+    return {**page, "items": items}
+
+
 def refusal(answer: HttpResponse, what: str) -> ApiError:
     """The error of a refusal, with the Status object where there is one."""
     try:

@@ -7,20 +7,21 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from ..errors import ApiError
 from ..resources.convert import GROUP
-from .boundary import object_of, refusal, translated
+from .boundary import identified, items_of, listed, object_of, refusal, translated
 from .config import ApiConfig
 from .discovery import Discovery
 from .http1 import HttpResponse
 from .transport import CONNECTIONS, Transport
 
 JSON = dict[str, Any]
+T = TypeVar("T")
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 _RETRIES = 4
@@ -85,7 +86,8 @@ class KubeClient:
         await self.close()
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> JSON:
-        return await self.call("GET", resource.path(namespace, name), timeout=timeout)
+        path = resource.path(namespace, name)
+        return identified(await self.call("GET", path, timeout=timeout), f"GET {path}")
 
     async def list(
         self,
@@ -98,16 +100,24 @@ class KubeClient:
         cont: str = "",
     ) -> JSON:
         query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
-        return await self.call("GET", resource.path(namespace), query=query)
+        path = resource.path(namespace)
+        return listed(await self.call("GET", path, query=query), f"GET {path}")
+
+    async def items(self, resource: Resource, *, fields: str = "") -> Sequence[msgspec.Raw]:
+        """A whole list, its items as they came. Decode one at a time: together they may be many megabytes."""
+        path = resource.path()
+        return await self._call("GET", path, items_of, query={"fieldSelector": fields})
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
-        return await self.call("POST", resource.path(namespace), obj)
+        path = resource.path(namespace)
+        return identified(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
         """Raises :class:`ApiError` 409 where the object changed since it was read."""
         meta = obj["metadata"]
-        return await self.call("PUT", resource.path(meta.get("namespace", ""), meta["name"], sub), obj)
+        path = resource.path(meta.get("namespace", ""), meta["name"], sub)
+        return identified(await self.call("PUT", path, obj), f"PUT {path}")
 
     async def patch(
         self,
@@ -119,7 +129,8 @@ class KubeClient:
     ) -> JSON:
         """A merge patch, or a JSON patch where ``patch`` is a list."""
         kind = JSON_PATCH if isinstance(patch, Sequence) else MERGE_PATCH
-        return await self.call("PATCH", resource.path(namespace, name, sub), patch, content_type=kind)
+        path = resource.path(namespace, name, sub)
+        return identified(await self.call("PATCH", path, patch, content_type=kind), f"PATCH {path}")
 
     async def delete(
         self,
@@ -154,6 +165,19 @@ class KubeClient:
 
         Raises :class:`ApiError`.
         """
+        return await self._call(method, path, object_of, body, query=query, content_type=content_type, timeout=timeout)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[HttpResponse, str], T],
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        timeout: float | None = None,
+    ) -> T:
         target = _target(path, query)
         payload = b"" if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
@@ -163,7 +187,7 @@ class KubeClient:
             async with asyncio.timeout(limit) as scope:
                 answer = await self._answer(method, target, payload, content_type if payload else "", scope.when())
             try:
-                return object_of(answer, what)
+                return read(answer, what)
             except ApiError as e:
                 if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _about_object(e):
                     self.forget_version()  # not an object is missing but the whole resource: the server has changed

@@ -25,14 +25,14 @@ class ApiConfig:
     proxy: Proxy | None = None
 
 
-def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path = SERVICE_ACCOUNT) -> ApiConfig:
+def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | None = None) -> ApiConfig:
     """From a kubeconfig where one is named (or several, as in KUBECONFIG), else from the pod's service account.
 
     No request is sent and no exec plugin is run yet: what those lack is an :class:`ApiError` of the first request.
     Raises :class:`SettingsError` with what is missing and how to give it.
     """
     if not kubeconfig:
-        return _in_cluster(service_account)
+        return _in_cluster(service_account or SERVICE_ACCOUNT)
     from .kubeconfig import Kubeconfig
 
     loaded = Kubeconfig(kubeconfig, context)

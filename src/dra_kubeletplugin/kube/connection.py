@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from typing import cast
 
 from .http1 import Answer, BadAnswerError, HttpResponse, header_block, request_bytes
@@ -57,7 +56,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("socket")
         for level, option, value in KEEPALIVE:
             peer.setsockopt(level, option, value)
-        self._poll.register(peer.fileno(), select.POLLIN | select.POLLRDHUP)
+        self._poll.register(peer.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
@@ -142,8 +141,9 @@ class Connection(asyncio.Protocol):
             if answer.done:
                 self._lines.end(None)
         elif answer.done:
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._settle(replace(answer.head, body=body))
+            pieces, self._body = self._body, []  # a connection that is kept keeps no answer
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._settle(HttpResponse(answer.head.status, answer.head.headers, body))
 
     def _take(self, data: bytes) -> None:
         self._size += len(data)

@@ -136,7 +136,8 @@ class Answer:
             return b""
         lines = data[:end].split(b"\r\n")
         first = _STATUS.fullmatch(lines[0])
-        if not first or _FORBIDDEN.search(data, 0, end):
+        feeds = data.count(b"\n", 0, end), data.count(b"\r", 0, end)
+        if not first or feeds != (len(lines) - 1, len(lines) - 1) or _FORBIDDEN.search(data, 0, end):
             raise BadAnswerError(f"the answer begins with {data[:40]!r}")
         status = int(first[2])
         headers = _fields(lines[1:])
@@ -213,7 +214,7 @@ class Answer:
             if not line:
                 self._state = _State.DONE
             else:
-                if _FORBIDDEN.search(line):
+                if _FORBIDDEN.search(line) or b"\n" in line or b"\r" in line:
                     raise BadAnswerError("a trailer of the answer is no header")
                 _fields([line])
         return rest
@@ -223,13 +224,26 @@ def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
     """By name in lower case; what is there more than once is joined with a comma, as RFC 9110 reads it."""
     out: dict[bytes, bytes] = {}
     for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.fullmatch(name) or b"\n" in value or b"\r" in value:
+        given, colon, value = line.partition(b":")
+        name = _NAMES.get(given) or _name(given)
+        if not colon or not name:
             raise BadAnswerError(f"{line[:40]!r} is no header of an answer")
-        name, value = name.lower(), value.strip(b" \t")
+        value = value.strip(b" \t")
         if name in out:
             if name == b"content-length" and out[name] == value:
                 continue
             value = out[name] + b", " + value
         out[name] = value
     return out
+
+
+_NAMES: dict[bytes, bytes] = {}  # as sent → in lower case; a server sends the same few again and again
+
+
+def _name(given: bytes) -> bytes:
+    """In lower case; empty for what is no name."""
+    if not _TOKEN.fullmatch(given):
+        return b""
+    if len(_NAMES) < 100:
+        _NAMES[given] = given.lower()
+    return given.lower()

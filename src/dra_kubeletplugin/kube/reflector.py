@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, printable
-from .boundary import translated
+from .boundary import identity, translated
 from .client import KubeClient, Resource
 
 log = logging.getLogger(__name__)
@@ -153,17 +153,14 @@ class Reflector:
         cont, out = "", []
         while True:
             page = await self.client.list(resource, self.namespace, fields=fields, labels=labels, limit=500, cont=cont)
-            with self._understood(f"list {self.plural}"):
-                for item in page.get("items") or []:
-                    uid, version = _identity(item)
-                    if version != self._known.get(uid):
-                        out.append(Event("MODIFIED" if uid in self._known else "ADDED", item))
-                    known[uid] = version
-                    if self._copies:
-                        found[uid] = item
-                position, cont = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
-                if not isinstance(position, str) or not isinstance(cont, str):
-                    raise TypeError("resourceVersion and continue must be text")
+            for item in page["items"]:
+                uid, version = identity(item)
+                if version != self._known.get(uid):
+                    out.append(Event("MODIFIED" if uid in self._known else "ADDED", item))
+                known[uid] = version
+                if self._copies:
+                    found[uid] = item
+            position, cont = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
             if not cont:
                 break
         for uid in self._known:
@@ -173,12 +170,9 @@ class Reflector:
         self._alive()
         return out
 
-    def _understood(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return translated(what, self.client.transport.server, lambda: "")
-
     def _take(self, line: bytes) -> Event | None:
         what = f"watch {self.plural}"
-        with self._understood(what):
+        with translated(what, self.client.transport.server, lambda: ""):
             raw = msgspec.json.decode(line)
             kind, obj = raw["type"], raw["object"]
             if kind == "ERROR":
@@ -189,7 +183,7 @@ class Reflector:
                 return None
             if kind not in {"ADDED", "MODIFIED", "DELETED"}:
                 raise ValueError(f"an event of type {clip(printable(kind), 100)!r}")
-            uid, version = _identity(obj)
+            uid, version = identity(obj)
             self._position = version
         if kind == "DELETED":
             self.items.pop(uid, None)
@@ -199,15 +193,3 @@ class Reflector:
             if self._copies:
                 self.items[uid] = obj
         return Event(kind, obj)
-
-
-def _identity(obj: JSON) -> tuple[str, str]:
-    """UID and resource version.
-
-    Raises ``KeyError`` or ``TypeError`` for what is no object with a name.
-    """
-    meta = obj["metadata"]
-    for key in ("uid", "resourceVersion", "name"):
-        if not isinstance(meta[key], str):
-            raise TypeError(f"metadata.{key} is no text")
-    return meta["uid"], meta["resourceVersion"]

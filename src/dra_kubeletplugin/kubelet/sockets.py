@@ -79,11 +79,14 @@ _HIDDEN = re.compile(r"\.(\d+-[0-9a-f]{8})[a-z]")
 
 
 def remove_hidden(folder: Path, alive: Callable[[str], bool]) -> list[Path]:
-    """Removes the hidden sockets of instances that are not ``alive``, which is asked with their token; answers which."""
+    """Removes the hidden sockets of instances that are not ``alive``, which is asked with their token; answers which.
+
+    Another driver's instance may be about to name its socket in the same folder: where somebody listens, it stays.
+    """
     out = []
     for path in folder.iterdir() if folder.is_dir() else []:
         match = _HIDDEN.fullmatch(path.name)
-        if match and not alive(match[1]) and path.is_socket():
+        if match and not alive(match[1]) and path.is_socket() and not is_live(path):
             path.unlink(missing_ok=True)
             out.append(path)
     return out

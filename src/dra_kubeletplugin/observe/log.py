@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import json
 import logging
-import secrets
+import random
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ def operation_id() -> str:
 @contextlib.contextmanager
 def operation(id: str = "") -> Iterator[str]:
     """Everything logged inside, in tasks and threads started there too, carries one id: that of an operation around, if any."""
-    id = id or _operation.get() or secrets.token_hex(4)
+    id = id or _operation.get() or f"{random.getrandbits(32):08x}"
     token = _operation.set(id)
     try:
         yield id

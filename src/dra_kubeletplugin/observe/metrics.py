@@ -29,6 +29,7 @@ _COUNTERS = {
     "undo_failures_total": ("Undo steps that failed and will be tried again.", []),
     "records_damaged_total": ("Times that the record database was set aside.", []),
     "scan_failures_total": ("Looks at the devices that failed.", []),
+    "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
     "kubelet_calls_total": ("Calls of the kubelet, by method.", ["method"]),
 }

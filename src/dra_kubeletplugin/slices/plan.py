@@ -2,103 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ..resources.convert import GROUP
 from .pack import SliceContent
+from .sameness import device_digest, digest, spec_digest
 
 JSON = dict[str, Any]
 
 
-class Plan:
-    """Writes that turn what exists into what is wanted."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is remembered of a slice of the server's while others are looked at: its devices are not."""
 
-    def __init__(self, existing: list[JSON]) -> None:
-        self.existing = existing
-        self.delete: list[JSON] = []
-        self.update: list[JSON] = []
-        self.create: list[JSON] = []
-        self.total = 0
+    metadata: JSON
+    pool: str
+    generation: int
+    count: int
+    devices: tuple[str, ...]  # names, in order
+    timed: Mapping[str, list[JSON]]  # device → its taints, where one has a time
+    digest: bytes
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata["name"])
+
+    @property
+    def version(self) -> str:
+        return str(self.metadata["resourceVersion"])
+
+
+def found(obj: JSON) -> Found:
+    """A slice in v1. Raises ``KeyError``, ``TypeError`` or ``AttributeError`` where it has not what we read of one."""
+    spec, meta = obj["spec"], obj["metadata"]
+    pool = spec["pool"]
+    texts = (pool["name"], meta["name"], meta["uid"], meta["resourceVersion"])
+    numbers = (pool["generation"], pool["resourceSliceCount"])
+    if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) for n in numbers):
+        raise TypeError(f"{meta['name']!r} has fields of other types")
+    devices = spec.get("devices") or []
+    names = tuple(d["name"] for d in devices)
+    if not all(isinstance(n, str) for n in names):
+        raise TypeError(f"{meta['name']!r} has devices without a name")
+    return Found(
+        metadata={k: v for k, v in meta.items() if k != "managedFields"},
+        pool=pool["name"],
+        generation=pool["generation"],
+        count=pool["resourceSliceCount"],
+        devices=names,
+        timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
+        digest=digest(spec),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the slices of a pool have in common."""
+
+    driver: str
+    node: str
+    generation: int
+    count: int
+
+    def _head(self) -> JSON:
+        pool = {"name": self.node, "generation": self.generation, "resourceSliceCount": self.count}
+        return {"driver": self.driver, "nodeName": self.node, "pool": pool}
+
+    def digest(self, content: SliceContent) -> bytes:
+        """Of the spec that ``content`` would be sent as. One device is decoded at a time."""
+        devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
+        return spec_digest(self._head(), devices, content.counter_sets)
+
+    def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
+        """As it is sent. A taint that stays keeps the time at which it was added, as ``timed`` has it."""
+        if content.counter_sets:
+            return {**self._head(), "sharedCounters": content.counter_sets}
+        devices = [msgspec.json.decode(d.encoded) for d in content.devices]
+        for device in devices:
+            if device.get("taints"):
+                device["taints"] = [_timed(t, timed.get(device["name"], [])) for t in device["taints"]]
+        return {**self._head(), "devices": devices}
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A slice to send: over ``over``, or as a new one. ``index`` is its place in the pool."""
+
+    content: SliceContent
+    over: Found | None
+    index: int
+
+    def object(self, frame: Frame) -> JSON:
+        """The whole slice, made when it is sent: one is held at a time."""
+        if self.over is None:
+            metadata: JSON = {"generateName": f"{self.index:05x}-{frame.driver}-{frame.node}-"}
+        else:
+            metadata = dict(self.over.metadata)
+        spec = frame.spec(self.content, self.over.timed if self.over else {})
+        return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Writes that turn what exists into what is wanted; ``version`` is the inventory's from which that was made."""
+
+    existing: Sequence[Found]
+    frame: Frame
+    delete: Sequence[Found]
+    update: Sequence[Write]
+    create: Sequence[Write]
+    devices: int
+    version: int = 0
 
     @property
     def writes(self) -> int:
         return len(self.delete) + len(self.update) + len(self.create)
 
 
-def as_wanted(have: JSON, want: JSON) -> bool:
-    return comparable(have["spec"]) == comparable(want)
+def first_frame(
+    contents: Sequence[SliceContent], existing: Sequence[Found], driver: str, node: str, least_generation: int = 1
+) -> Frame:
+    """With the generation that stays where at most one slice changes: what exists is compared with this."""
+    return Frame(driver, node, max(newest(existing, node), 1, least_generation), len(contents))
 
 
 def make_plan(
-    contents: list[SliceContent],
-    existing: list[JSON],
-    driver: str,
-    node: str,
+    contents: Sequence[SliceContent],
+    existing: Sequence[Found],
+    frame: Frame,
+    changed: Collection[str],
     least_generation: int = 1,
-    same: Callable[[JSON, JSON], bool] = as_wanted,
+    version: int = 0,
 ) -> Plan:
-    """Pure. The generation stays when at most one slice changes and none is new; otherwise it grows on every slice."""
-    plan = Plan(existing)
-    plan.total = len(contents)
-    by_name = {s["metadata"]["name"]: s for s in existing}
-    generation = max(
-        (s["spec"]["pool"]["generation"] for s in existing if s["spec"]["pool"]["name"] == node), default=0
-    )
+    """Pure. The generation stays when at most one slice changes and none is new; otherwise it grows on every slice.
+
+    Args:
+        frame: of :func:`first_frame`.
+        changed: the slices that are not as ``contents`` would make them in this frame.
+    """
+    by_name = {s.name: s for s in existing}
     keys = {c.key for c in contents if c.key}
-    plan.delete = [s for name, s in sorted(by_name.items()) if name not in keys]
-    wanted = [(c, _spec(c, driver, node, len(contents), max(generation, 1, least_generation))) for c in contents]
-    changed = [c for c, spec in wanted if c.key and not same(by_name[c.key], spec)]
-    fresh = [c for c, _ in wanted if not c.key]
-    if generation and (len(changed) > 1 or fresh):
-        generation = max(generation + 1, least_generation)
-        wanted = [(c, _spec(c, driver, node, len(contents), generation)) for c in contents]
-    for index, (content, spec) in enumerate(wanted):
-        if content.key is None:
-            name = f"{index:05x}-{driver}-{node}-"
-            plan.create.append(_object({"generateName": name}, spec))
-        elif not same(by_name[content.key], spec):
-            old = by_name[content.key]
-            _keep_times(old["spec"], spec)
-            plan.update.append(_object({**old["metadata"]}, spec))
-    return plan
+    generation = newest(existing, frame.node)
+    if generation and (len(changed) > 1 or any(not c.key for c in contents)):
+        frame = Frame(frame.driver, frame.node, max(generation + 1, least_generation), frame.count)
+        changed = keys
+    return Plan(
+        existing=existing,
+        frame=frame,
+        delete=[s for name, s in sorted(by_name.items()) if name not in keys],
+        update=[Write(c, by_name[c.key], i) for i, c in enumerate(contents) if c.key in changed and c.key],
+        create=[Write(c, None, i) for i, c in enumerate(contents) if not c.key],
+        devices=sum(len(c.devices) for c in contents),
+        version=version,
+    )
 
 
-def _object(metadata: JSON, spec: JSON) -> JSON:
-    metadata.pop("managedFields", None)
-    return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+def newest(existing: Sequence[Found], pool: str) -> int:
+    """The newest generation of a pool; 0 where it has no slices."""
+    return max((s.generation for s in existing if s.pool == pool), default=0)
 
 
-def _spec(content: SliceContent, driver: str, node: str, count: int, generation: int) -> JSON:
-    pool = {"name": node, "generation": generation, "resourceSliceCount": count}
-    spec: JSON = {"driver": driver, "nodeName": node, "pool": pool}
-    if content.counter_sets:
-        spec["sharedCounters"] = content.counter_sets
-    else:
-        spec["devices"] = [{**d} for d in content.devices]
-    return spec
-
-
-def comparable(spec: Mapping[str, Any]) -> JSON:
-    """A spec without times of taints and without empty fields."""
-    out = dict(spec)
-    devices = []
-    for device in spec.get("devices") or []:
-        d = {k: v for k, v in device.items() if v not in (None, [], {}, False)}
-        if "taints" in d:
-            d["taints"] = [{k: v for k, v in t.items() if k != "timeAdded"} for t in d["taints"]]
-        devices.append(d)
-    out["devices"] = devices
-    out["sharedCounters"] = spec.get("sharedCounters") or []
-    return out
-
-
-def _keep_times(old: Mapping[str, Any], new: JSON) -> None:
-    """A taint that stays keeps the time at which it was added."""
-    before = {d["name"]: d.get("taints") or [] for d in old.get("devices") or []}
-    for device in new.get("devices") or []:
-        if device.get("taints"):
-            device["taints"] = [_timed(t, before.get(device["name"], [])) for t in device["taints"]]
+def is_complete(existing: Sequence[Found], pool: str) -> bool:
+    """Whether the newest generation of a pool has all its slices."""
+    generation = newest(existing, pool)
+    current = [s for s in existing if s.pool == pool and s.generation == generation]
+    return bool(current) and len(current) == current[0].count
 
 
 def _timed(taint: Mapping[str, Any], before: list[JSON]) -> JSON:
@@ -107,11 +179,3 @@ def _timed(taint: Mapping[str, Any], before: list[JSON]) -> JSON:
         if [old.get(k, "") for k in ("key", "value", "effect")] == identity and old.get("timeAdded"):
             return {**taint, "timeAdded": old["timeAdded"]}
     return dict(taint)
-
-
-def is_complete(existing: list[JSON], pool: str) -> bool:
-    """Whether the newest generation of a pool has all its slices."""
-    pools = [s["spec"]["pool"] for s in existing if s["spec"]["pool"]["name"] == pool]
-    newest = max((p["generation"] for p in pools), default=0)
-    current = [p for p in pools if p["generation"] == newest]
-    return bool(current) and len(current) == current[0]["resourceSliceCount"]

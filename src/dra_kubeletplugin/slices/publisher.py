@@ -21,11 +21,13 @@ from ..inventory import Inventory
 from ..kube import KubeClient, Resource
 from ..kube.client import NODES
 from ..observe.metrics import Metrics
-from ..resources.convert import convert
+from ..publishable import decoded
+from ..resources.convert import GROUP, convert
 from ..resources.schema import dropped
 from .contention import Contention, Undone
 from .pack import SliceContent, pack
-from .plan import Plan, comparable, is_complete, make_plan
+from .plan import Found, Frame, Plan, Write, first_frame, found, is_complete, make_plan, newest
+from .sameness import digest
 from .watch import SliceWatch
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,8 @@ class Publisher:
         self._fault = ""
         self._failures = 0
         self._reported: set[str] = set()
-        self._echoes: dict[str, tuple[JSON, JSON]] = {}  # slice → what was sent, what the server made of it
+        # slice → digests of what was sent, and what the server made of it
+        self._echoes: dict[str, tuple[bytes, bytes]] = {}
         self._settled: dict[str, str] = {}  # slice → its resource version when all was as wanted
         self._settled_at = -1  # the inventory's version then
         self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
@@ -175,10 +178,10 @@ class Publisher:
 
     def _undone(self, plan: Plan) -> Undone | None:
         """What somebody did to our slices since they were as wanted; None where our own devices changed."""
-        if not plan.writes or self._settled_at != self.inventory.version:
+        if not plan.writes or self._settled_at != plan.version:
             return None
-        found = {s["metadata"]["name"]: s["metadata"]["resourceVersion"] for s in plan.existing}
-        return Undone.MISSING if found.items() <= self._settled.items() else Undone.CHANGED
+        now = {s.name: s.version for s in plan.existing}
+        return Undone.MISSING if now.items() <= self._settled.items() else Undone.CHANGED
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -229,91 +232,85 @@ class Publisher:
     async def _plan(self) -> Plan:
         resource = await self.client.dra("resourceslices")
         existing = await self._existing(resource)
-        desired = self._desired(existing)
-        names = {s["metadata"]["name"] for s in existing}
-        self._echoes = {n: e for n, e in self._echoes.items() if n in names}
-        return make_plan(desired, existing, self.driver, self.node, self.least_generation, self._as_wanted)
+        by_name = {s.name: s for s in existing}
+        self._echoes = {n: e for n, e in self._echoes.items() if n in by_name}
+        version, contents = self.inventory.version, self._desired(existing)
+        frame = first_frame(contents, existing, self.driver, self.node, self.least_generation)
+        changed = set()
+        for content in contents:
+            if content.key and not self._as_wanted(by_name[content.key], frame.digest(content)):
+                changed.add(content.key)
+            await asyncio.sleep(0)
+        return make_plan(contents, existing, frame, changed, self.least_generation, version)
 
-    async def _existing(self, resource: Resource) -> list[JSON]:
-        """Our slices as the server has them, in v1."""
-        listed = await self.client.list(resource, fields=self._fields)
-        try:
-            found = [
-                convert({"apiVersion": resource.api_version, "kind": "ResourceSlice", **s}, "v1")
-                for s in listed.get("items") or []
-            ]
-            # A server that ignores field selectors must not make us touch what is not ours.
-            return [
-                _checked(s)
-                for s in found
-                if s["spec"]["driver"] == self.driver and s["spec"].get("nodeName") == self.node
-            ]
-        except (KeyError, TypeError, AttributeError, ValueError) as e:
-            raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
+    async def _existing(self, resource: Resource) -> list[Found]:
+        """Our slices as the server has them. They are decoded one at a time, and others have their turn between."""
+        out = []
+        for item in await self.client.items(resource, fields=self._fields):
+            try:
+                obj = _in_v1(decoded(item), resource)
+                # A server that ignores field selectors must not make us touch what is not ours.
+                if obj["spec"]["driver"] == self.driver and obj["spec"].get("nodeName") == self.node:
+                    out.append(found(obj))
+            except (KeyError, TypeError, AttributeError, ValueError) as e:
+                raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
+            del obj
+            await asyncio.sleep(0)
+        return out
 
     async def _carry_out(self, plan: Plan) -> None:
-        version = self.inventory.version
-        settled = {s["metadata"]["name"]: s["metadata"]["resourceVersion"] for s in plan.existing}
+        settled = {s.name: s.version for s in plan.existing}
         if plan.writes:
             resource = await self.client.dra("resourceslices")
             owner = await self._owner()
-            for obj in plan.delete:
-                await self._delete(resource, obj)
-                del settled[obj["metadata"]["name"]]
-            for obj in plan.update:
-                await self._write("update", resource, obj, owner, settled)
-            for obj in plan.create:
-                await self._write("create", resource, obj, owner, settled)
+            for slice_ in plan.delete:
+                await self._delete(resource, slice_)
+                del settled[slice_.name]
+            for write in (*plan.update, *plan.create):
+                await self._write(resource, write, plan.frame, owner, settled)
             log.info(
                 "published %d devices in %d slices (%d created, %d updated, %d deleted)",
-                len(self.inventory.published()), plan.total, len(plan.create), len(plan.update), len(plan.delete),
+                plan.devices, plan.frame.count, len(plan.create), len(plan.update), len(plan.delete),
             )  # fmt: skip
-        self._settled, self._settled_at = settled, version
-        self.metrics.set("slices", plan.total)
+        self._settled, self._settled_at = settled, plan.version
+        self.metrics.set("slices", plan.frame.count)
 
-    def _as_wanted(self, have: JSON, want: JSON) -> bool:
+    def _as_wanted(self, have: Found, want: bytes) -> bool:
         """Whether a slice needs no write. One that came out different from what we sent is left alone."""
-        wanted, found = comparable(want), comparable(have["spec"])
-        return wanted == found or self._echoes.get(have["metadata"]["name"]) == (wanted, found)
+        return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
 
-    def _desired(self, existing: list[JSON]) -> list[SliceContent]:
-        newest = max(
-            (s["spec"]["pool"]["generation"] for s in existing if s["spec"]["pool"]["name"] == self.node), default=0
-        )
+    def _desired(self, existing: list[Found]) -> list[SliceContent]:
+        generation = newest(existing, self.node)
         current = sorted(
-            (
-                s
-                for s in existing
-                if s["spec"]["pool"]["name"] == self.node and s["spec"]["pool"]["generation"] == newest
-            ),
-            key=lambda s: s["metadata"]["name"],
+            (s for s in existing if s.pool == self.node and s.generation == generation), key=lambda s: s.name
         )
-        before = {s["metadata"]["name"]: [d["name"] for d in s["spec"].get("devices") or []] for s in current}
-        return pack(self.inventory.published(), self.inventory.published_sets(), before)
+        return pack(self.inventory.parcels(), self.inventory.published_sets(), {s.name: s.devices for s in current})
 
     async def _owner(self) -> JSON:
         node = await self.client.get(NODES, self.node)
         uid = node["metadata"]["uid"]
         return {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid, "controller": True}
 
-    async def _write(self, verb: str, resource: Resource, obj: JSON, owner: JSON, settled: dict[str, str]) -> None:
+    async def _write(
+        self, resource: Resource, write: Write, frame: Frame, owner: JSON, settled: dict[str, str]
+    ) -> None:
+        obj = write.object(frame)
         obj["metadata"]["ownerReferences"] = [owner]
-        sent = convert(obj, resource.version)
+        sent = obj if resource.version == "v1" else convert(obj, resource.version)
         try:
-            answer = await (
-                self.client.create(resource, sent) if verb == "create" else self.client.update(resource, sent)
-            )
+            answer = await (self.client.update(resource, sent) if write.over else self.client.create(resource, sent))
         except ApiError as e:
             if reasons := refused_devices(e, obj):
                 await self.inventory.refuse(reasons)
             raise
-        self.metrics.inc("slice_writes_total", verb=verb)
-        echo = convert({"apiVersion": resource.api_version, "kind": "ResourceSlice", **answer}, "v1")
+        del sent
+        self.metrics.inc("slice_writes_total", verb="update" if write.over else "create")
+        echo = _in_v1(answer, resource)
         settled[echo["metadata"]["name"]] = echo["metadata"]["resourceVersion"]
         self._check_echo(obj, echo)
 
-    async def _delete(self, resource: Resource, obj: JSON) -> None:
-        meta = obj["metadata"]
+    async def _delete(self, resource: Resource, slice_: Found) -> None:
+        meta = slice_.metadata
         try:
             await self.client.delete(resource, meta["name"], uid=meta["uid"], version=meta["resourceVersion"])
             self.metrics.inc("slice_writes_total", verb="delete")
@@ -323,7 +320,7 @@ class Publisher:
 
     def _check_echo(self, sent: JSON, echo: JSON) -> None:
         """A server with a feature gate off drops fields silently; say so once, and do not fight it."""
-        self._echoes[echo["metadata"]["name"]] = (comparable(sent["spec"]), comparable(echo["spec"]))
+        self._echoes[echo["metadata"]["name"]] = (digest(sent["spec"]), digest(echo["spec"]))
         lost = dropped(sent["spec"], echo["spec"], "spec")
         fresh = sorted({_without_indexes(p) for p in lost} - self._reported)
         if fresh:
@@ -336,16 +333,10 @@ class Publisher:
             )
 
 
-def _checked(obj: JSON) -> JSON:
-    """A slice that has what we read of one. Raises ``KeyError`` or ``TypeError``."""
-    pool, meta = obj["spec"]["pool"], obj["metadata"]
-    texts = (pool["name"], meta["name"], meta["uid"], meta["resourceVersion"])
-    numbers = (pool["generation"], pool["resourceSliceCount"])
-    if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) for n in numbers):
-        raise TypeError(f"{meta['name']!r} has fields of other types")
-    for device in obj["spec"].get("devices") or []:
-        _ = device["name"]
-    return obj
+def _in_v1(obj: JSON, resource: Resource) -> JSON:
+    """An item of ``resource`` as an object in v1. Raises ``ValueError`` where its own version is none that is known."""
+    whole = {"apiVersion": resource.api_version, "kind": "ResourceSlice", **obj}
+    return whole if whole["apiVersion"] == f"{GROUP}/v1" else convert(whole, "v1")
 
 
 def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:

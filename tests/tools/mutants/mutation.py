@@ -112,12 +112,12 @@ class _Finder(ast.NodeVisitor):
         self._names: list[str] = []  # of the classes and functions around
         self._functions = 0  # how many of them are functions
         self._lines: tuple[int, ...] = ()
-        self._tree: ast.Module = ast.Module([], [])
+        self._users: list[tuple[set[str], range]] = []  # of each function: the names in it, its lines
 
     # --- where we are ---------------------------------------------------------------------------
 
     def visit_Module(self, node: ast.Module) -> None:
-        self._tree = node
+        self._users = [(_names_in(f), _body(f)) for f in ast.walk(node) if isinstance(f, Function)]
         self.generic_visit(node)
 
     def visit(self, node: ast.AST) -> None:
@@ -135,9 +135,8 @@ class _Finder(ast.NodeVisitor):
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         names = {t.id for t in targets if isinstance(t, ast.Name)}
-        functions = [f for f in ast.walk(self._tree) if isinstance(f, Function)]
-        users = [f for f in functions if names & _names_in(f)]
-        return tuple(sorted({n for f in users or functions for n in _body(f)}))
+        users = [lines for used, lines in self._users if names & used] or [lines for _, lines in self._users]
+        return tuple(sorted({n for lines in users for n in lines}))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._names.append(node.name)
@@ -306,6 +305,11 @@ def _body(node: Function) -> range:
 
 def _header(node: ast.stmt) -> tuple[int, ...]:
     """The lines of a statement without those of the statements in it."""
-    inner = [s.lineno for s in ast.walk(node) if isinstance(s, ast.stmt | ast.ExceptHandler) and s is not node]
+    inner = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler):
+            inner.append(child.lineno)
+        elif isinstance(child, ast.match_case):
+            inner.append(child.pattern.lineno)
     last = min(inner) - 1 if inner else _end(node)
     return tuple(range(node.lineno, max(last, node.lineno) + 1))

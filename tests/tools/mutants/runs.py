@@ -141,6 +141,9 @@ class Tree:
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(self._compiled),
         }
+        generator = ROOT / ".venv-proto/bin/python"
+        if generator.exists():
+            env["PROTO_PYTHON"] = str(generator)  # else each copy installs its own
         command = [
             sys.executable,
             "-m",

@@ -28,7 +28,8 @@ _SERVICES: dict[str, tuple[Any, Any]] = {
 def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
     """A channel to a Unix socket. Kubelets up to 1.33 sent the path as authority, later ones ``localhost`` or ``unix:<path>``."""
     escaped = str(path).replace("%", "%25")
-    return grpc.aio.insecure_channel(f"unix:{escaped}", options=[("grpc.default_authority", authority)])
+    options = [("grpc.default_authority", authority), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(f"unix:{escaped}", options=options)
 
 
 @dataclass(eq=False)
@@ -130,13 +131,18 @@ class PluginWatcher:
             stub = pb_grpc.RegistrationStub(channel)
             info = await stub.GetInfo(pb.InfoRequest(), timeout=1)
             error, version = self._validate(info)
-            status = pb.RegistrationStatus(plugin_registered=not error, error=error)
-            if not error:
-                connection = self._connect(path, info, version)
-            await stub.NotifyRegistrationStatus(status, timeout=5)
             if error:
+                await stub.NotifyRegistrationStatus(
+                    pb.RegistrationStatus(plugin_registered=False, error=error), timeout=5
+                )
                 log.warning("kubelet: %s refused: %s", path.name, error)
                 return None
+            connection = self._connect(path, info, version)
+            try:
+                await stub.NotifyRegistrationStatus(pb.RegistrationStatus(plugin_registered=True), timeout=5)
+            except grpc.aio.AioRpcError as e:
+                # It stays registered and is not told again, as by a real kubelet.
+                log.warning("kubelet: %s was not told that it is registered: %s", path.name, e.code())
             return connection
         except grpc.aio.AioRpcError as e:
             log.debug("kubelet: %s does not answer: %s", path.name, e.code())

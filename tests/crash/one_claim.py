@@ -1,0 +1,61 @@
+"""Prepares a claim, repeats that, and unprepares it, telling which it does: run under strace by test_power_failure."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, PreparedDevice
+from dra_kubeletplugin.claims import ClaimRef, Claims
+from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.settings import Settings
+
+NAME = "one.example.com"
+
+
+class One(Driver):
+    name = NAME
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"ONE": d.name})) for d in claim.devices]
+
+
+class Api:
+    async def dra(self, plural: str) -> Resource:
+        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
+        result = {"request": "r", "driver": NAME, "pool": "node", "device": "d"}
+        return {
+            "metadata": {"name": name, "namespace": namespace, "uid": "uid"},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        }
+
+
+async def main(root: Path) -> None:
+    settings = Settings(driver_name=NAME, node_name="node", kubelet_root=root, cdi_root=root / "cdi")
+    driver, inventory, process = One(), Inventory("node"), ProcessLock(settings.plugin_dir / "processes")
+    driver.bind(Host(), settings)
+    await inventory.update([Device("d")])
+    process.acquire()
+    api: Any = Api()
+    claims = Claims(driver, Calls(), api, inventory, settings, process, "boot", Metrics())
+    await claims.open()
+    ref = ClaimRef("ns", "claim", "uid")
+    for phase, call in (("prepare", claims.prepare), ("repeat", claims.prepare), ("unprepare", claims.unprepare)):
+        os.write(1, f"PHASE {phase}\n".encode())
+        answer = (await call([ref]))["uid"]
+        assert not isinstance(answer, DraError), answer
+    os.write(1, b"PHASE end\n")
+    await claims.close()
+
+
+asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,117 @@
+"""An API server as it is on a bad day: a proxy before the real one that is slow, silent, answers HTML or hangs up.
+
+It speaks HTTPS to the plugin, as in a pod, and plain HTTP to the local API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.apiserver import make_certificate
+
+CHUNK = 64 * 1024  # bytes
+PAGE = b"<html><body>Please log in to the network of the hotel</body></html>"
+
+
+class Mode(enum.Enum):
+    PASS = enum.auto()
+    SLOW = enum.auto()  # every chunk, either way, comes late
+    SILENT = enum.auto()  # accepts, takes requests, and answers nothing
+    HTML = enum.auto()  # 200 OK, text/html, to everything
+    RESET = enum.auto()  # hangs up
+
+
+class Proxy:
+    """Use with ``async with``. ``account`` is laid out like the folder of a pod's service account.
+
+    Args:
+        server: URL of the API server, plain HTTP.
+        account: a folder to be made.
+        delay: seconds for each chunk, where slow.
+    """
+
+    def __init__(self, server: str, account: Path, delay: float = 0.3) -> None:
+        url = urlsplit(server)
+        self._upstream = (url.hostname, url.port)
+        self.account = account
+        self.delay = delay
+        self.mode = Mode.PASS
+        self.port = 0
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._broken: set[asyncio.StreamWriter] = set()  # bytes of these were lost: they can never work again
+
+    async def __aenter__(self) -> Proxy:
+        self.account.mkdir()
+        make_certificate(self.account)
+        (self.account / "token").write_text("crash")
+        (self.account / "namespace").write_text("dra-system")
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(self.account / "ca.crt", self.account / "ca.key")
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        for task in [*self._connections]:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def turn(self, mode: Mode) -> None:
+        """From now on, also on connections that are open."""
+        self.mode = mode
+        for writer in [*self._connections.values()]:
+            if mode is Mode.RESET or (mode is Mode.PASS and writer in self._broken):
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._connections[task] = writer
+        try:
+            if self.mode is not Mode.RESET:
+                await self._relay(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # one of both hung up, or the test is over: a task of the server has nobody to tell
+        finally:
+            del self._connections[task]
+            self._broken.discard(writer)
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(*self._upstream)
+        pumps = [
+            asyncio.create_task(self._pump(reader, up_writer, writer, asks=True)),
+            asyncio.create_task(self._pump(up_reader, writer, writer, asks=False)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            up_writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await up_writer.wait_closed()
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, client: asyncio.StreamWriter, *, asks: bool
+    ) -> None:
+        while data := await source.read(CHUNK):
+            if self.mode is Mode.SLOW:
+                await asyncio.sleep(self.delay)
+            if self.mode in {Mode.SILENT, Mode.HTML}:
+                self._broken.add(client)
+                if self.mode is Mode.HTML and asks:
+                    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(PAGE)}\r\n\r\n"
+                    client.write(head.encode() + PAGE)
+                    await client.drain()
+                continue
+            sink.write(data)
+            await sink.drain()

@@ -1,0 +1,155 @@
+"""On a node: what the kubelet and the API server are told of devices, while a driver reports, hangs and errs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Device, Health, Taint
+from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc
+from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.drivers import Sick, Toy, toy
+
+HEALTHY, UNHEALTHY, UNKNOWN = health_v1_pb2.HEALTHY, health_v1_pb2.UNHEALTHY, health_v1_pb2.UNKNOWN
+
+
+async def reports(node: DriverNode) -> AsyncIterator[dict[str, int]]:
+    async with dial(node.plugin.paths.dra) as channel:
+        stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
+        async for message in stub.NodeWatchResources(health_v1_pb2.NodeWatchResourcesRequest()):
+            yield {d.device.device_name: d.health for d in message.devices}
+
+
+async def reported(node: DriverNode, device: str, health: int, timeout: float = 10) -> None:
+    async with asyncio.timeout(timeout):
+        async for report in reports(node):
+            if report.get(device) == health:
+                return
+
+
+async def test_health_that_was_never_reported_is_unknown_however_long_the_driver_hangs() -> None:
+    class Hanging(Toy):
+        go_on = threading.Event()
+
+        def health(self) -> dict[str, Health]:
+            self.go_on.wait(30)
+            return {"toy-0": Health(False, "hot")}
+
+    async with node_with(Hanging, health_interval=0.1) as node:
+        async for report in reports(node):
+            assert set(report.values()) == {UNKNOWN}
+            break
+        await node.run_pod()
+        Hanging.go_on.set()
+        await reported(node, "toy-0", UNHEALTHY)
+
+
+async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_with_it() -> None:
+    class Failing(Sick):
+        fails = False
+
+        def health(self) -> dict[str, Health]:
+            if Failing.fails:
+                raise OSError("the bus is gone")
+            return {}
+
+    async with node_with(Failing, health_interval=0.1) as node:
+        node.plugin.inventory.health_timeout = 0.5
+        await reported(node, "toy-0", HEALTHY)
+        Failing.fails = True
+        await asyncio.sleep(0.6)
+        await reported(node, "toy-0", UNKNOWN)
+        Failing.fails = False
+        await reported(node, "toy-0", HEALTHY)
+
+
+async def test_a_driver_without_health_has_no_health_service() -> None:
+    async with node_with(toy()) as node:
+        services = node.kubelet.plugins.newest("toy.example.com").services
+        assert services == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+
+
+async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_its_claim_ends() -> None:
+    class Vanishing(Sick):
+        pass
+
+    async with node_with(Vanishing, health_interval=0.1) as node:
+        await node.run_pod()
+        (device,) = await node.plugin.claims.held()
+        Vanishing.devices = lambda self: [d for d in _toys() if d.name != device]  # type: ignore[assignment, method-assign, return-value]
+        node.plugin.scan.request()
+        await reported(node, device, UNHEALTHY)
+        await node.delete_pod()
+        async with asyncio.timeout(10):
+            async for report in reports(node):
+                if device not in report:
+                    break
+
+
+def _toys() -> list[Device]:
+    return [Device(f"toy-{i}", {"index": i}, {"memory": "1Gi"}) for i in range(4)]
+
+
+async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
+    class Tainting(Toy):
+        bad: Any = ()
+
+        async def devices(self) -> list[Device]:
+            out = _toys()
+            object.__setattr__(out[0], "taints", Tainting.bad)
+            return out
+
+    async with node_with(Tainting) as node:
+        for bad in ([Taint(key="not valid!")], [Taint(key=f"k{i}") for i in range(17)], "nonsense"):
+            Tainting.bad = bad
+            node.plugin.scan.request()
+
+            async def told() -> bool:
+                return any(n.startswith("toy-0 is not published: ") for n in await node.plugin.notes())
+
+            await node.cluster.wait("the note in readiness", told)
+
+            async def three() -> bool:
+                return [d["name"] for s in node.cluster.slices() for d in s["spec"]["devices"]] == [
+                    "toy-1",
+                    "toy-2",
+                    "toy-3",
+                ]
+
+            await node.cluster.wait("three devices", three)
+        assert await node.plugin.not_ready() == []
+        await node.run_pod()
+
+
+async def test_a_registration_socket_that_somebody_removes_is_told_and_the_kubelet_finds_the_plugin_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node_with(toy()) as node:
+        first = node.kubelet.plugins.newest("toy.example.com").order
+        node.plugin.paths.registration.unlink()
+
+        async def again() -> bool:
+            newest = node.kubelet.plugins.newest("toy.example.com")
+            return newest is not None and newest.order > first and not await node.plugin.not_ready()
+
+        await node.cluster.wait("the second registration", again)
+        # Told once when it went: readiness and metric were false until the kubelet came again.
+        assert sum("the registration socket was removed" in r.getMessage() for r in caplog.records) == 1
+        await node.run_pod()
+
+
+async def test_a_dra_socket_that_somebody_removes_is_restored_and_pods_start() -> None:
+    async with node_with(toy()) as node:
+        node.plugin.paths.dra.unlink()
+
+        async def back() -> bool:
+            return node.plugin.paths.dra.exists()
+
+        await node.cluster.wait("the socket", back)
+        await node.kubelet.restart()
+        await node.run_pod()

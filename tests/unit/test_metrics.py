@@ -1,0 +1,138 @@
+"""/metrics is what Prometheus reads: its own parser gives back what was counted."""
+
+from __future__ import annotations
+
+import ast
+import math
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+import dra_kubeletplugin
+from dra_kubeletplugin.observe.metrics import Metrics
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"))
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+@given(st.dictionaries(TEXT, st.integers(1, 5), max_size=5))
+def test_whatever_a_label_says_comes_back_with_its_count(counts: dict[str, int]) -> None:
+    metrics = Metrics()
+    for method, n in counts.items():
+        for _ in range(n):
+            metrics.inc("kubelet_calls_total", method=method)
+    found = {k: v for k, v in samples(metrics).items() if k[0] == "dra_kubelet_calls_total"}
+    assert found == {("dra_kubelet_calls_total", (("method", m),)): n for m, n in counts.items()}
+
+
+@given(st.floats(allow_nan=False))
+def test_a_gauge_comes_back_as_it_was_set(value: float) -> None:
+    metrics = Metrics()
+    metrics.set("slices", value)
+    assert samples(metrics)["dra_slices", ()] == value
+
+
+@given(st.lists(st.floats(0, 100)))
+def test_buckets_are_cumulative_and_agree_with_sum_and_count(values: list[float]) -> None:
+    metrics = Metrics()
+    for value in values:
+        metrics.observe("registration_seconds", value)
+    found = samples(metrics)
+    buckets = {dict(labels)["le"]: n for (name, labels), n in found.items() if name.endswith("_bucket")}
+    for bound, n in buckets.items():
+        assert n == sum(value <= float(bound) for value in values)
+    assert buckets["+Inf"] == found["dra_registration_seconds_count", ()] == len(values)
+    assert math.isclose(found["dra_registration_seconds_sum", ()], sum(values))
+
+
+def test_a_measured_gauge_tells_the_state_of_now() -> None:
+    metrics, state = Metrics(), [1.0]
+    metrics.set("devices", 7, health="healthy")
+    metrics.measure("devices", lambda: state[0], health="healthy")
+    key = "dra_devices", (("health", "healthy"),)
+    assert samples(metrics)[key] == 1
+    state[0] = 2
+    assert samples(metrics)[key] == 2
+
+
+def test_what_is_unknown_or_cannot_be_measured_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    metrics.measure("slices", lambda: None)
+    metrics.measure("registered", lambda: 1 / 0)
+    for _ in range(2):
+        assert not {"dra_slices", "dra_registered"} & {name for name, _ in samples(metrics)}
+    assert [r.getMessage() for r in caplog.records] == ["dra_registered cannot be measured: it is left out"]
+
+
+def test_what_has_not_happened_yet_is_zero() -> None:
+    assert b"\ndra_publish_errors_total 0.0\n" in Metrics().text()
+
+
+def test_text_that_cannot_be_encoded_hides_no_other_metric() -> None:
+    metrics = Metrics()
+    metrics.inc("kubelet_calls_total", method="\udc80")
+    assert samples(metrics)["dra_in_flight", ()] == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda m: m.inc("no_such_total"),
+        lambda m: m.set("requests_total", 1),
+        lambda m: m.inc("requests_total", operation="prepare"),
+    ],
+)
+def test_a_name_or_label_that_does_not_exist_is_an_error(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"no |labels"):
+        wrong(Metrics())  # type: ignore[operator]
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    metrics = Metrics()
+
+    def count() -> None:
+        for _ in range(2000):
+            metrics.inc("undo_failures_total")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert samples(metrics)["dra_undo_failures_total", ()] == 8000
+
+
+def test_every_metric_that_the_code_counts_exists_with_its_labels() -> None:
+    """A name that exists nowhere would end the task that counts, on the day that it has something to count."""
+    used = set()
+    for path in Path(dra_kubeletplugin.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+                continue
+            owner, name = ast.unparse(node.func.value).rpartition(".")[2], node.args[0]
+            if owner in {"metrics", "_metrics"} and isinstance(name, ast.Constant):
+                labels = frozenset(k.arg for k in node.keywords if k.arg != "amount")
+                used.add((path.name, node.func.attr, name.value, labels))
+    assert len(used) > 20
+    for where, method, name, labels in used:
+        given = dict.fromkeys(labels, "x")
+        metrics = Metrics()
+        match method:
+            case "inc":
+                metrics.inc(name, **given)
+            case "set":
+                metrics.set(name, 1, **given)
+            case "measure":
+                metrics.measure(name, float, **given)
+            case "observe" | "timed":
+                metrics.observe(name, 1, **given)
+            case _:
+                raise AssertionError(f"{where}: {method}")

@@ -1,0 +1,115 @@
+"""Every claim of the kubelet's call is answered, whatever happens behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from dra_kubeletplugin._proto import dra_v1_pb2 as v1
+from dra_kubeletplugin._proto import dra_v1beta1_pb2 as v1beta1
+from dra_kubeletplugin.claims import Answer, ClaimRef
+from dra_kubeletplugin.claims.answers import PreparedAnswer
+from dra_kubeletplugin.errors import RetryableError
+from dra_kubeletplugin.kubelet import NodeService
+from dra_kubeletplugin.observe.metrics import Metrics
+
+VERSIONS = pytest.mark.parametrize("pb", [v1, v1beta1])
+
+
+class Engine:
+    """Does what ``outcome`` is: raises it, or answers it."""
+
+    def __init__(self, outcome: BaseException | Mapping[str, Answer]) -> None:
+        self.outcome = outcome
+
+    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    unprepare = prepare
+
+
+def service(outcome: BaseException | Mapping[str, Answer]) -> NodeService:
+    return NodeService(cast(Any, Engine(outcome)), Metrics())
+
+
+def request(pb: Any, *uids: str) -> Any:
+    return pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace="n", name=f"c-{u}", uid=u) for u in uids])
+
+
+def device(**fields: Any) -> PreparedAnswer:
+    values: dict[str, Any] = {"requests": ["r"], "pool": "p", "device": "d", "cdi_ids": ["v/c=d"], "share_id": None}
+    return PreparedAnswer(**{**values, **fields})
+
+
+FAULTS = [
+    RuntimeError("broken"),
+    SystemExit(0),
+    KeyboardInterrupt(),
+    asyncio.CancelledError(),
+    StopAsyncIteration(),
+    RuntimeError("\ud800 cannot be printed"),
+    BaseExceptionGroup("many", [SystemExit(1), ValueError("x")]),
+]
+
+
+@VERSIONS
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: type(f).__name__)
+async def test_whatever_the_engine_raises_every_claim_is_answered(pb: Any, fault: BaseException) -> None:
+    answer = await service(fault).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    assert {u: bool(c.error) for u, c in answer.claims.items()} == {"u1": True, "u2": True}
+    assert type(fault).__name__ in answer.claims["u1"].error
+    answer = await service(fault).unprepare(request(pb, "u1"), pb.NodeUnprepareResourcesResponse)
+    assert answer.claims["u1"].error
+    assert answer.SerializeToString()
+
+
+@VERSIONS
+async def test_a_claim_that_the_engine_leaves_out_is_answered_too(pb: Any) -> None:
+    answer = await service({"u1": [], "other": []}).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    assert {u: bool(c.error) for u, c in answer.claims.items()} == {"u1": False, "u2": True}
+
+
+@VERSIONS
+async def test_an_answer_that_cannot_be_sent_fails_its_own_claim_only(pb: Any) -> None:
+    answers = {"u1": [device(), device(cdi_ids=["\ud800"])], "u2": [device()]}
+    answer = await service(answers).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    assert "cannot be sent" in answer.claims["u1"].error
+    assert not answer.claims["u1"].devices
+    assert [d.device_name for d in answer.claims["u2"].devices] == ["d"]
+    assert answer.SerializeToString()
+
+
+async def test_the_share_of_a_device_is_sent_where_the_version_has_it() -> None:
+    answers = {"u": [device(share_id="s")]}
+    new = await service(answers).prepare(request(v1, "u"), v1.NodePrepareResourcesResponse)
+    old = await service(answers).prepare(request(v1beta1, "u"), v1beta1.NodePrepareResourcesResponse)
+    assert isinstance(new, v1.NodePrepareResourcesResponse)
+    assert new.claims["u"].devices[0].share_id == "s"
+    assert old.claims["u"].devices[0].device_name == "d"
+
+
+async def test_the_same_error_has_the_same_text_each_time() -> None:
+    node = service({"u": RetryableError("the bus is busy")})
+    texts = {
+        (await node.prepare(request(v1, "u"), v1.NodePrepareResourcesResponse)).claims["u"].error for _ in range(5)
+    }
+    assert texts == {"RETRYABLE: the bus is busy [DRA-E101]"}
+
+
+async def test_a_call_that_the_kubelet_gave_up_ends() -> None:
+    class Hanging(Engine):
+        async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    node = NodeService(cast(Any, Hanging({})), Metrics())
+    call = asyncio.ensure_future(node.prepare(request(v1, "u"), v1.NodePrepareResourcesResponse))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call

@@ -1,0 +1,74 @@
+"""What a DaemonSet does not need is not loaded: each of these costs resident memory on every node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.apiserver import make_certificate
+from dra_kubeletplugin.kube import KubeClient, Resource, config
+from dra_kubeletplugin.local.apiserver import ApiServer
+
+LOADED = """
+import json, sys
+import dra_kubeletplugin.cli, dra_kubeletplugin.cli.run, dra_kubeletplugin.plugin
+print(json.dumps(sorted(sys.modules)))
+"""
+HEAVY = {
+    "prometheus_client": "the exposition format is written here",
+    "kubernetes": "its loader is for kubeconfigs",
+    "yaml": "is for kubeconfigs, manifests and described hosts",
+    "aiohttp": "the client is h11 on asyncio streams",
+    "http": "clients and servers of the standard library",
+    "email": "comes with http and importlib.metadata",
+    "html": "comes with http.server",
+    "importlib.metadata": "comes with email",
+    "urllib.request": "comes with http.client",
+    "shutil": "brings bz2 and lzma",
+    "tempfile": "brings shutil",
+    "difflib": "is for one sentence of an error",
+    "multiprocessing": "nothing here forks",
+    "pyudev": "the kernel's socket is enough",
+    "dra_kubeletplugin.local": "the local cluster is for development",
+    "dra_kubeletplugin.testing": "is for tests",
+}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    run = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True)
+    return set(json.loads(run.stdout))
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_plugin_loads_without(name: str, loaded: set[str]) -> None:
+    found = sorted(m for m in loaded if m == name or m.startswith(f"{name}."))
+    assert not found, f"{name} {HEAVY[name]}; find who imports it with python -X importtime"
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")
+async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred and forty authorities, none of which the API server's certificate is from."""
+    make_certificate(tmp_path)
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "namespace").write_text("default")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
+    loads: list[str] = []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: loads.append("default certificates"))
+    server = ApiServer(tls=tls)
+    host, _, port = (await server.start()).removeprefix("https://").rpartition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    async with KubeClient(config.load_config(service_account=tmp_path)) as client:
+        assert (await client.get(Resource("", "v1", "namespaces"), "default"))["metadata"]["name"] == "default"
+    await server.close()
+    assert not loads
