@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.files import ANNOTATION, record_of
+from dra_kubeletplugin.claims.files import record_of
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
 from tests.crash.rooms import Api, room, until
 from tests.crash.stores import DRIVER, with_file
@@ -37,6 +37,13 @@ class Plain(Driver):
 
 def path_of(folder: Path, uid: str) -> Path:
     return ClaimSpecs(folder / "cdi", DRIVER).path(uid)
+
+
+def note_of(folder: Path, uid: str) -> Path:
+    return ClaimSpecs(folder / "cdi", DRIVER).note_path(uid)
+
+
+Which = Callable[[Path, str], Path]
 
 
 # --- whole or not at all ----------------------------------------------------------------------------
@@ -65,7 +72,7 @@ async def test_a_full_tmpfs_fails_the_claim_leaves_no_part_of_a_file_and_heals(t
         answer = await one.prepare(second)
         assert isinstance(answer, RecordsError)
         assert "No space left" in str(answer)
-        assert sorted(p.name for p in small.iterdir()) == sorted([path_of(tmp_path, "a").name, "filler"])
+        assert [p.name for p in small.iterdir() if f"_{second.uid}." in p.name] == []
         assert await one.records() == {"a": "Prepared"}
         filler.unlink()
         assert not isinstance(await one.prepare(second), DraError)
@@ -113,15 +120,17 @@ def nowhere(path: Path) -> None:
 CHANGES = [cut, emptied, of_another, longer, huge, fifo, zeros, nowhere]
 
 
+@pytest.mark.parametrize("which", [path_of, note_of])
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_repetition_writes_the_file_again_unless_its_content_is_right(
-    tmp_path: Path, change: Callable[[Path], None]
+    tmp_path: Path, which: Which, change: Callable[[Path], None]
 ) -> None:
     api = Api()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Plain(), api) as one:
         first = await one.prepare(ref)
-        path = path_of(tmp_path, "a")
+        path = which(tmp_path, "a")
+        await until(path.exists)
         right = path.read_bytes()
         for ask in (lambda: one.prepare(ref), one.claims.reconciler.once):
             change(path)
@@ -177,22 +186,30 @@ async def test_a_copy_of_another_claim_s_file_tells_nothing_and_goes_without_tou
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Noting(), api) as one:
         await one.prepare(ref)
-        path_of(tmp_path, "copy").write_bytes(path_of(tmp_path, "a").read_bytes())
-        os.utime(path_of(tmp_path, "copy"), (1, 1))
+        for which in (path_of, note_of):
+            await until(which(tmp_path, "a").exists)
+            which(tmp_path, "copy").write_bytes(which(tmp_path, "a").read_bytes())
+            os.utime(which(tmp_path, "copy"), (1, 1))
     one.settings.records_path.write_bytes(b"")
     async with room(tmp_path, Noting(), api) as after:
         assert await after.records() == {"a": "Prepared"}
         await after.claims.reconciler.once()
-        assert not path_of(tmp_path, "copy").exists()
-        assert path_of(tmp_path, "a").exists()
+        for which in (path_of, note_of):
+            assert not which(tmp_path, "copy").exists()
+            assert which(tmp_path, "a").exists()
         assert undone == []
 
 
-def annotated(change: dict[str, Any]) -> Callable[[Path], None]:
+def noted(change: dict[str, Any]) -> Callable[[Path], None]:
+    """Fields of a note, or of the document in it."""
+
     def write(path: Path) -> None:
-        spec = json.loads(path.read_text())
-        spec["annotations"][ANNOTATION] = json.dumps(json.loads(spec["annotations"][ANNOTATION]) | change)
-        path.write_text(json.dumps(spec))
+        found = json.loads(path.read_text())
+        outer = {k: v for k, v in change.items() if k in found}
+        inner = {k: v for k, v in change.items() if k not in found}
+        if "doc" in found:
+            found["doc"] |= inner
+        path.write_text(json.dumps(found | outer))
 
     return write
 
@@ -201,16 +218,8 @@ def nested(path: Path) -> None:
     path.write_text("[" * 100_000)
 
 
-def deep_annotation(path: Path) -> None:
-    spec = json.loads(path.read_text())
-    spec["annotations"][ANNOTATION] = "[" * 100_000
-    path.write_text(json.dumps(spec))
-
-
-def no_annotation(path: Path) -> None:
-    spec = json.loads(path.read_text())
-    del spec["annotations"]
-    path.write_text(json.dumps(spec))
+def nested_inside(path: Path) -> None:
+    path.write_text('{"uid":"a","namespace":"","name":"","boot":"boot","created":1.0,"doc":' + "[" * 100_000)
 
 
 def a_directory(path: Path) -> None:
@@ -219,23 +228,25 @@ def a_directory(path: Path) -> None:
 
 
 ODD: list[Callable[[Path], None]] = [
-    *CHANGES[:2], *CHANGES[4:], nested, deep_annotation, no_annotation, a_directory,
-    annotated({"devices": None}), annotated({"devices": [1]}), annotated({"namespace": 5}), annotated({"created": "x"}),
-    annotated({"uid": "b"}), annotated({"undo": [{"step": 1}]}), annotated({"boot": []}),
+    *CHANGES[:2], *CHANGES[4:], nested, nested_inside, a_directory, noted({"devices": 5}), noted({"devices": [1]}),
+    noted({"namespace": 5}), noted({"created": "x"}), noted({"uid": "b"}), noted({"undo": [{"step": 1}]}), noted({"boot": []}),
+    noted({"doc": []}), noted({"cdi": {"devices": [None]}}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", ODD)
+@pytest.mark.parametrize("which", [path_of, note_of])
 @pytest.mark.parametrize("repair", [True, False])
 async def test_an_odd_file_ends_nothing_and_the_other_claims_are_known(
-    tmp_path: Path, change: Callable[[Path], None], repair: bool
+    tmp_path: Path, change: Callable[[Path], None], which: Which, repair: bool
 ) -> None:
     api = Api()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("a", "b"))]
     async with room(tmp_path, Plain(), api) as one:
         for ref in refs:
             await one.prepare(ref)
-    change(path_of(tmp_path, "a"))
+            await until(note_of(tmp_path, ref.uid).exists)
+    change(which(tmp_path, "a"))
     if repair:
         one.settings.records_path.write_bytes(b"")
     async with room(tmp_path, Plain(), api) as after:
@@ -252,12 +263,15 @@ async def test_odd_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
     async with room(tmp_path, Plain(), api) as one:
         await one.prepare(ref)
         prefix = path_of(tmp_path, "").name.removesuffix(".json")
-        whole = path_of(tmp_path, "a").read_bytes()
+        await until(note_of(tmp_path, "a").exists)
+        whole = note_of(tmp_path, "a").read_bytes()
         for name in (b"\xff\xfe", b"", b"a\nb", b"\xed\xa0\x80", b"x" * 150):
-            path = os.fsencode(tmp_path / "cdi" / prefix) + name + b".json"
-            with open(path, "wb") as f:  # noqa: ASYNC230, PTH123  (a name that is no text)
-                f.write(whole.replace(b'"uid":"a"', b'"uid":"' + name + b'"'))
-            os.utime(path, (1, 1))
+            for which in (path_of, note_of):
+                before, after = os.fsencode(which(tmp_path, "UID")).split(b"UID")
+                path = before + name + after
+                with open(path, "wb") as f:  # noqa: ASYNC230, PTH123  (a name that is no text)
+                    f.write(whole.replace(b'"uid":"a"', b'"uid":"' + name + b'"'))
+                os.utime(path, (1, 1))
         (tmp_path / "cdi" / f".{prefix}z.tmp-9-00000000").mkdir()
         await one.claims.reconciler.once()
     one.settings.records_path.write_bytes(b"")
