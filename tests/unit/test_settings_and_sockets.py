@@ -53,7 +53,7 @@ def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_ports_that_are_none_are_refused_with_their_names() -> None:
-    bad = {name: "x\udcff" for name in ("NODE_NAME", "KUBELET_ROOT", "CDI_ROOT", "POD_UID", "KUBECONFIG")}
+    bad = dict.fromkeys(("NODE_NAME", "KUBELET_ROOT", "CDI_ROOT", "POD_UID", "KUBECONFIG"), "x\udcff")
     with pytest.raises(SettingsError) as e:
         load({"http_address": ":65536"}, bad)
     assert {f.split()[0] for f in e.value.faults} == {*bad, "--http-address"}
