@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import fcntl
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import authority, signed
 from tests.crash.harness import ROOT
 
 pytestmark = pytest.mark.crash
@@ -303,6 +305,25 @@ async def test_a_driver_whose_event_loop_watches_a_signal_of_its_own_does_not_ta
     process.terminate()
     assert await p.ends(9) == 0
     assert "again" not in p.log
+
+
+async def test_what_a_kubeconfig_holds_inline_lies_in_no_file_after_the_end(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    p = Process(tmp_path, "def devices(self):\n    return []", TMPDIR=str(tmp_path / "tmp"))
+    ca = authority(tmp_path)
+    user = signed(tmp_path, ca, "user")
+    inline = [base64.b64encode(f.read_bytes()).decode() for f in (ca.cert, user.cert, user.key)]
+    (tmp_path / "kubeconfig").write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+        f"clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:9', certificate-authority-data: {inline[0]}}}}}]\n"
+        f"users: [{{name: u, user: {{client-certificate-data: {inline[1]}, client-key-data: {inline[2]}}}}}]\n"
+    )
+    process = await p.start("")
+    await p.logged("serves node")
+    assert list((tmp_path / "tmp").iterdir())
+    process.terminate()
+    assert await p.ends(8) == 0
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.fixture

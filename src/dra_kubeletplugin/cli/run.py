@@ -51,6 +51,10 @@ def run(target: str | type[Driver], options: Mapping[str, Any]) -> NoReturn:
     except (SystemExit, KeyboardInterrupt) as e:
         log.critical("ended by %s: only a signal ends a plugin", describe(e))
         code = FAILED
+    if settings.kubeconfig:
+        from ..kube.kubeconfig import remove_files  # where none is given, it is never needed
+
+        remove_files()
     # Threads of plain driver methods that still block must not keep the process.
     logging.shutdown()
     sys.stdout.flush()
