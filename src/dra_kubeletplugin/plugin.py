@@ -18,7 +18,7 @@ from .claims import Claims
 from .claims.processes import Owned, ProcessLock
 from .driver import Driver
 from .driver.calls import Calls
-from .errors import DraError, DriverError, SettingsError, describe
+from .errors import DraError, DriverError, SettingsError, describe, printable
 from .host import Host
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
@@ -27,8 +27,11 @@ from .kubelet import (
     NodeService,
     Registration,
     UnixServer,
+    lock_of,
+    remove_dead,
     remove_hidden,
     remove_stale,
+    remove_temporary,
     socket_paths,
 )
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
@@ -154,6 +157,8 @@ class Plugin:
             self.process.acquire()
             for left in self.process.bury():
                 remove_stale(Path(left.path), left.device or None, left.inode or None)
+                remove_dead(lock_of(Path(left.path), self.settings.plugin_dir))
+            remove_temporary(self.settings.plugin_dir, self.process.alive)
             for folder in (self.settings.plugin_dir, self.settings.registry_dir):
                 remove_hidden(folder, self.process.alive)
         except OSError as e:
@@ -166,10 +171,8 @@ class Plugin:
         server = HttpServer(self._http, self.settings.http_address, limits=PROBES)
         try:
             self.http_url = await server.start()
-        except OSError as e:
-            raise SettingsError(
-                f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {e.strerror or e}"
-            ) from None
+        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+            raise SettingsError(f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {describe(e)}") from None
         self._bounded(stack, "closing the probes", server.close)
         log.info("metrics and probes at %s", self.http_url)
 
@@ -248,7 +251,7 @@ class Plugin:
 
     async def notes(self) -> list[str]:
         """What keeps the plugin from nothing and should be known."""
-        out = [f"{name} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         age = self.inventory.health_age()
         if self._health_fault or (age is not None and age > self.settings.health_timeout):
             out.append(self._health_fault or f"health() of the driver has not answered for {age or 0:.0f} s")
