@@ -246,7 +246,8 @@ class Publisher:
     async def _existing(self, resource: Resource) -> list[Found]:
         """Our slices as the server has them. They are decoded one at a time, and others have their turn between."""
         out = []
-        for item in await self.client.items(resource, fields=self._fields):
+        page = await self.client.page(resource, fields=self._fields)
+        for item in page.items or []:
             try:
                 obj = _in_v1(decoded(item), resource)
                 # A server that ignores field selectors must not make us touch what is not ours.
