@@ -17,7 +17,7 @@ from .settings import HEALTH_TIMEOUT
 
 log = logging.getLogger(__name__)
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
-_BREATH = 64  # devices that are judged before others on the event loop have their turn
+_BREATH = 16  # devices that are judged before others on the event loop have their turn
 JSON = Mapping[str, Any]
 
 
@@ -142,16 +142,21 @@ class Inventory:
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
         now = self._clock()
-        missing = {**{n: _Entry(e.device, e.judged, now) for n, e in self._entries.items()}, **self._gone}
-        gone = {n: e for n, e in missing.items() if n not in fresh and (used is None or n in used)}
+        vanished = {n: _Entry(e.device, e.judged, now) for n, e in self._entries.items() if n not in fresh}
+        missing = {n: e for n, e in {**vanished, **self._gone}.items() if n not in fresh}
+        gone = {n: e for n, e in missing.items() if used is None or n in used}
         for name in gone.keys() - self._gone.keys():
             log.warning("device %s vanished while a claim uses it: it stays published with a taint", name)
-        before_shapes = self._shapes()
-        first, self.known = not self.known, True
+        changed = (
+            not self.known
+            or _differ(_judged(entries), _judged(self._entries))
+            or _differ(_judged(gone), _judged(self._gone))
+            or _differ(sets, self._sets)
+        )
+        self.known = True
         self._entries, self._gone, self._sets = entries, gone, sets
         self._reports = {n: r for n, r in self._reports.items() if n in entries}
         self._leave_out()
-        changed = first or self._shapes() != before_shapes
         if changed:
             await self._tell(published=True)
         return changed
@@ -172,13 +177,6 @@ class Inventory:
         self._leave_out()
         await self._tell(published=True)
         return True
-
-    def _shapes(self) -> object:
-        return (
-            [(n, e.judged.shape, e.judged.fault) for n, e in self._entries.items()],
-            list(self._gone),
-            [(n, j.shape, j.fault) for n, j in self._sets.items()],
-        )
 
     def _leave_out(self) -> None:
         out = {f"counter set {printable(n)}": j.fault for n, j in self._sets.items() if j.fault}
@@ -282,6 +280,15 @@ def _entry(device: Device, before: _Entry | None) -> _Entry:
         return _Entry(device, judge(device))
     judged = judge(device, before.judged)
     return before if judged is before.judged and _same(device, before.device) else _Entry(device, judged)
+
+
+def _judged(entries: Mapping[str, _Entry]) -> dict[str, Judged]:
+    return {n: e.judged for n, e in entries.items()}
+
+
+def _differ(now: Mapping[str, Judged], before: Mapping[str, Judged]) -> bool:
+    """Order counts."""
+    return list(now) != list(before) or any(now[n] is not before[n] and now[n] != before[n] for n in now)
 
 
 def _same(device: Device, before: Device) -> bool:

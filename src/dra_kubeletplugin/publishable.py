@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,7 @@ MAX_BYTES = 512 * 1024  # of one device or counter set as JSON: two in a slice s
 JSON = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """A device as it would be sent, as JSON text, and what it takes of a slice: a tenth of what its objects would hold."""
 
     name: str

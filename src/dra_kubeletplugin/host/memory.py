@@ -12,7 +12,7 @@ import gc
 import sys
 
 _SETTLED = 5.0  # seconds: what starting set off (the first events of watches, a second publishing) is over
-_INTERVAL = 300.0
+_INTERVAL = 60.0  # as often as devices are looked at, each time anew
 
 
 def trim() -> None:
@@ -27,6 +27,8 @@ async def keep_trimmed(settled: float = _SETTLED, interval: float = _INTERVAL) -
     """Trims now, after ``settled`` seconds, and then every ``interval`` seconds. Never returns."""
     trim()
     await asyncio.sleep(settled)
+    gc.collect()
+    gc.freeze()  # what is there now stays: later collections pass it over, and hold up nobody
     while True:
         trim()
         await asyncio.sleep(interval)

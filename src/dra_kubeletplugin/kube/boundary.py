@@ -58,37 +58,41 @@ def object_of(answer: HttpResponse, what: str) -> JSON:
     return out
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class Metadata(msgspec.Struct, rename="camel"):
+    """What of an object's or a list's metadata is read where nothing else is. A list has no name and no UID."""
+
     resource_version: str
-    name: str = ""  # a list has none
+    name: str = ""
     uid: str = ""
+    cont: str = msgspec.field(default="", name="continue")
 
 
-class _Item(msgspec.Struct):
-    metadata: _Metadata
+class Bare(msgspec.Struct):
+    """An object of which the metadata is read: the rest is passed over, and takes neither time nor memory."""
+
+    metadata: Metadata
 
 
-class _Page(msgspec.Struct):
-    metadata: _Metadata
+class Page(msgspec.Struct):
+    """A list, or a part of one, whose items are as they came: decoded one at a time, it is never in memory whole."""
+
+    metadata: Metadata
     items: list[msgspec.Raw] | None = None
 
 
-def items_of(answer: HttpResponse, what: str) -> list[msgspec.Raw]:
-    """The items of a list, each as it came: decoded one at a time, a long list is never in memory whole.
-
-    Raises :class:`ApiError` as :func:`object_of` does, and where an item is no object of an API server.
-    """
+def page_of(answer: HttpResponse, what: str) -> Page:
+    """Raises :class:`ApiError` as :func:`object_of` does, and where an item is no object of an API server."""
     if answer.status >= 300 or not answer.body:
         object_of(answer, what)
     try:
-        items = msgspec.json.decode(answer.body, type=_Page).items or []
-        for item in items:
-            meta = msgspec.json.decode(item, type=_Item).metadata
+        page = msgspec.json.decode(answer.body, type=Page)
+        for item in page.items or []:
+            meta = msgspec.json.decode(item, type=Bare).metadata
             if not (meta.name and meta.uid):
-                raise ValueError("an item without name or UID")
+                raise ValueError("an item has no name or no UID")
     except (ValueError, RecursionError) as e:
         raise ApiError(f"{what}: the answer is no list of objects ({printable(e)}): {_excerpt(answer)}") from None
-    return items
+    return page
 
 
 def identity(obj: Any) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import ApiError
 from ..resources.convert import GROUP
-from .boundary import identified, items_of, listed, object_of, refusal, translated
+from .boundary import Page, identified, listed, object_of, page_of, refusal, translated
 from .config import ApiConfig
 from .discovery import Discovery
 from .http1 import HttpResponse
@@ -103,10 +103,19 @@ class KubeClient:
         path = resource.path(namespace)
         return listed(await self.call("GET", path, query=query), f"GET {path}")
 
-    async def items(self, resource: Resource, *, fields: str = "") -> Sequence[msgspec.Raw]:
-        """A whole list, its items as they came. Decode one at a time: together they may be many megabytes."""
-        path = resource.path()
-        return await self._call("GET", path, items_of, query={"fieldSelector": fields})
+    async def page(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        fields: str = "",
+        labels: str = "",
+        limit: int = 0,
+        cont: str = "",
+    ) -> Page:
+        """As :meth:`list`, with its items as they came."""
+        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
+        return await self._call("GET", resource.path(namespace), page_of, query=query)
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")

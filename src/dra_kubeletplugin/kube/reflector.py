@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, printable
-from .boundary import identity, translated
+from .boundary import Bare, Page, identity, translated
 from .client import KubeClient, Resource
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ _SHORT = 5.0  # a watch that ends sooner than this is not healthy
 class Event:
     """``SYNCED`` after a list, with no object; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one.
 
-    A deletion that only a list showed comes with what is known of the object: without ``copies`` its UID alone.
+    A deletion that only a list showed comes with what is known of the object: without ``copies`` its UID alone. Other
+    events come without ``copies`` with name, UID and resource version alone.
     """
 
     type: str
@@ -53,7 +54,7 @@ class Reflector:
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
-        copies: whether ``items`` is kept.
+        copies: whether objects are read whole and ``items`` is kept.
         silence: seconds without a line after which a watch is begun again.
     """
 
@@ -149,18 +150,16 @@ class Reflector:
     async def _list(self, resource: Resource) -> list[Event]:
         found: dict[str, JSON] = {}
         known: dict[str, str] = {}
-        fields, labels = self.selectors.get("fieldSelector", ""), self.selectors.get("labelSelector", "")
         cont, out = "", []
         while True:
-            page = await self.client.list(resource, self.namespace, fields=fields, labels=labels, limit=500, cont=cont)
-            for item in page["items"]:
+            items, position, cont = await self._page(resource, cont)
+            for item in items:
                 uid, version = identity(item)
                 if version != self._known.get(uid):
                     out.append(Event("MODIFIED" if uid in self._known else "ADDED", item))
                 known[uid] = version
                 if self._copies:
                     found[uid] = item
-            position, cont = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
             if not cont:
                 break
         for uid in self._known:
@@ -170,11 +169,21 @@ class Reflector:
         self._alive()
         return out
 
+    async def _page(self, resource: Resource, cont: str) -> tuple[list[JSON], str, str]:
+        """Items, the list's resource version, and where it goes on."""
+        ask = self.client.list if self._copies else self.client.page
+        fields, labels = self.selectors.get("fieldSelector", ""), self.selectors.get("labelSelector", "")
+        page = await ask(resource, self.namespace, fields=fields, labels=labels, limit=500, cont=cont)
+        if isinstance(page, Page):
+            return [_bare(i) for i in page.items or []], page.metadata.resource_version, page.metadata.cont
+        return page["items"], page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+
     def _take(self, line: bytes) -> Event | None:
         what = f"watch {self.plural}"
         with translated(what, self.client.transport.server, lambda: ""):
-            raw = msgspec.json.decode(line)
-            kind, obj = raw["type"], raw["object"]
+            raw = msgspec.json.decode(line, type=_Line)
+            kind = raw.type
+            obj = msgspec.json.decode(raw.object) if self._copies or kind == "ERROR" else _bare(raw.object)
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
                 raise ApiError(f"{what}: {message}", status=int(obj.get("code") or 500), details=obj)
@@ -193,3 +202,13 @@ class Reflector:
             if self._copies:
                 self.items[uid] = obj
         return Event(kind, obj)
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+def _bare(encoded: msgspec.Raw) -> JSON:
+    meta = msgspec.json.decode(encoded, type=Bare).metadata
+    return {"metadata": {"name": meta.name, "uid": meta.uid, "resourceVersion": meta.resource_version}}

@@ -233,7 +233,9 @@ class Publisher:
         existing = await self._existing(resource)
         by_name = {s.name: s for s in existing}
         self._echoes = {n: e for n, e in self._echoes.items() if n in by_name}
-        version, contents = self.inventory.version, self._desired(existing)
+        version, parcels, sets = self.inventory.version, self.inventory.parcels(), self.inventory.published_sets()
+        await asyncio.sleep(0)
+        contents = pack(parcels, sets, self._current(existing))
         frame = first_frame(contents, existing, self.driver, self.node, self.least_generation)
         changed = set()
         for content in contents:
@@ -245,7 +247,8 @@ class Publisher:
     async def _existing(self, resource: Resource) -> list[Found]:
         """Our slices as the server has them. They are decoded one at a time, and others have their turn between."""
         out = []
-        for item in await self.client.items(resource, fields=self._fields):
+        page = await self.client.page(resource, fields=self._fields)
+        for item in page.items or []:
             try:
                 obj = _in_v1(decoded(item), resource)
                 # A server that ignores field selectors must not make us touch what is not ours.
@@ -278,12 +281,11 @@ class Publisher:
         """Whether a slice needs no write. One that came out different from what we sent is left alone."""
         return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
 
-    def _desired(self, existing: list[Found]) -> list[SliceContent]:
+    def _current(self, existing: list[Found]) -> dict[str, tuple[str, ...]]:
+        """The slices of the newest generation, with the names of their devices."""
         generation = newest(existing, self.node)
-        current = sorted(
-            (s for s in existing if s.pool == self.node and s.generation == generation), key=lambda s: s.name
-        )
-        return pack(self.inventory.parcels(), self.inventory.published_sets(), {s.name: s.devices for s in current})
+        current = (s for s in existing if s.pool == self.node and s.generation == generation)
+        return {s.name: s.devices for s in sorted(current, key=lambda s: s.name)}
 
     async def _owner(self) -> JSON:
         node = await self.client.get(NODES, self.node)
@@ -293,6 +295,7 @@ class Publisher:
     async def _write(
         self, resource: Resource, write: Write, frame: Frame, owner: JSON, settled: dict[str, str]
     ) -> None:
+        await asyncio.sleep(0)
         obj = write.object(frame)
         obj["metadata"]["ownerReferences"] = [owner]
         sent = obj if resource.version == "v1" else convert(obj, resource.version)
@@ -306,7 +309,8 @@ class Publisher:
         self.metrics.inc("slice_writes_total", verb="update" if write.over else "create")
         echo = _in_v1(answer, resource)
         settled[echo["metadata"]["name"]] = echo["metadata"]["resourceVersion"]
-        self._check_echo(obj, echo)
+        await asyncio.sleep(0)
+        self._check_echo(obj, echo, write.content, frame)
 
     async def _delete(self, resource: Resource, slice_: Found) -> None:
         meta = slice_.metadata
@@ -317,10 +321,11 @@ class Publisher:
             if e.status != 404:
                 raise
 
-    def _check_echo(self, sent: JSON, echo: JSON) -> None:
+    def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: Frame) -> None:
         """A server with a feature gate off drops fields silently; say so once, and do not fight it."""
-        self._echoes[echo["metadata"]["name"]] = (digest(sent["spec"]), digest(echo["spec"]))
-        lost = dropped(sent["spec"], echo["spec"], "spec")
+        want, same = frame.digest(content), sent["spec"] == echo["spec"]
+        self._echoes[echo["metadata"]["name"]] = (want, want if same else digest(echo["spec"]))
+        lost = [] if same else _dropped(sent["spec"], echo["spec"])
         fresh = sorted({_without_indexes(p) for p in lost} - self._reported)
         if fresh:
             self._reported.update(fresh)
@@ -354,6 +359,14 @@ def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
             told = f"{field[match.end() :].lstrip('.')}: {cause.get('message')}"
             out[name] = f"{out[name]}; {told}" if name in out else told
     return out
+
+
+def _dropped(sent: JSON, echo: JSON) -> list[str]:
+    """Fields of a spec that the server dropped. Only devices that came back differently are looked at."""
+    pairs = zip(sent.get("devices") or [], echo.get("devices") or [], strict=False)
+    lost = [p for a, b in pairs if a != b for p in dropped(a, b, "spec.devices[]")]
+    rest = {k: v for k, v in sent.items() if k != "devices" or k not in echo}
+    return lost + dropped(rest, echo, "spec")
 
 
 def _without_indexes(path: str) -> str:
