@@ -168,11 +168,12 @@ def knowing(answer: Any) -> Knowing:
 
 
 async def lost(folder: Path, api: Api) -> Room:
-    """A claim is prepared without CDI edits, and the database goes while nobody runs."""
+    """A claim is prepared without CDI edits, and the database and its note go while nobody runs."""
     async with room(folder, Knowing(), api) as before:
         assert not isinstance(await before.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
     for part in ("", "-wal", "-shm"):
         before.settings.records_path.with_name(f"records.db{part}").unlink(missing_ok=True)
+    before.claims.files.specs.remove_note("a")
     return before
 
 
@@ -286,11 +287,22 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_nothing_up(
         asking.cancel()
 
 
-async def test_what_the_kubelet_unprepared_before_the_driver_told_of_it_is_not_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_record", [True, False])
+async def test_what_the_kubelet_unprepared_before_the_driver_told_of_it_is_not_held(
+    tmp_path: Path, on_record: bool
+) -> None:
+    """A driver may have looked at its hardware before, and answer after."""
     api = Api()
-    await lost(tmp_path, api)
+    if on_record:
+        async with room(tmp_path, Knowing(), api) as before:
+            await before.prepare(api.allocate("a", "a", "d-0", DRIVER))
+            await until(lambda: before.claims.files.specs.note_path("a").exists())
+        before.settings.records_path.write_bytes(b"")
+    else:
+        await lost(tmp_path, api)
     driver = knowing(DriverError("not yet"))
     async with room(tmp_path, driver, api) as after:
+        assert ("a" in await after.records()) is on_record
         assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
         driver.answer = [known("a", a_device("d-0")), known("b", a_device("d-1"))]
         assert await after.claims.recovery.once()
