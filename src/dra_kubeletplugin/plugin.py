@@ -190,13 +190,19 @@ class Plugin:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
         # Noted before they are made: the next instance removes what one that is killed in between leaves.
-        self.process.own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
+        self._own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
             # Registered callbacks run in reverse: the kubelet loses the registration first.
             self._bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
-        self.process.own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
+        self._own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
+
+    def _own(self, sockets: list[Owned]) -> None:
+        try:
+            self.process.own(sockets)
+        except OSError as e:  # a full disk costs a stale socket after a kill, and no service
+            log.warning("%s cannot be written, so a kill would leave sockets: %s", self.process.folder, describe(e))
 
     def _background(self) -> dict[str, Job]:
         """Tasks by name; the plugin ends when one of them does."""
@@ -219,9 +225,11 @@ class Plugin:
                 await self.inventory.set_health(await self.calls(self.driver.health), asked)
                 self._health_fault = ""
             except DraError as e:
-                self._health_fault = f"health() of the driver failed, devices turn to unknown: {e}"
+                before = self._health_fault
+                self._health_fault = f"health() of the driver failed, devices turn to unknown: {printable(e)}"
                 self.metrics.inc("health_failures_total")
-                log.warning("%s", self._health_fault)
+                if self._health_fault != before:
+                    log.warning("%s", self._health_fault)
             await asyncio.sleep(interval)
 
     # --- what is so now -------------------------------------------------------------------------

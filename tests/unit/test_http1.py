@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import h11
 import pytest
@@ -122,22 +121,6 @@ def test_endless_heads_and_chunk_lines_are_refused() -> None:
         with pytest.raises(BadAnswerError):
             for _ in range(100_000):
                 answer.feed(more)
-
-
-def test_many_small_chunks_that_come_at_once_take_about_as_long_as_one_after_the_other() -> None:
-    data = b"1\r\na\r\n" * 43_690  # 256 KiB, what asyncio reads at once
-
-    def seconds(piece: int) -> float:
-        body: list[bytes] = []
-        answer = Answer(body.append)
-        answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        began = time.process_time()
-        for at in range(0, len(data), piece):
-            answer.feed(data[at : at + piece])
-        assert len(body) == 43_690
-        return time.process_time() - began
-
-    assert min(seconds(len(data)) for _ in range(3)) < 4 * min(seconds(4096) for _ in range(3))
 
 
 @pytest.mark.parametrize("text", ["a\r\nX: y", "a\nb", "ä", "\0", "\ud800"])

@@ -20,7 +20,6 @@ _FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[\t ]*;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _CHUNK_LINE = 4096
-_PIECE = 8192  # bytes of chunks that are looked at together
 
 
 class BadAnswerError(Exception):
@@ -92,14 +91,6 @@ class Answer:
 
     def feed(self, data: bytes) -> None:
         """Raises :class:`BadAnswerError`."""
-        if self._state is _State.LENGTH or len(data) <= _PIECE:
-            self._feed(data)
-            return
-        # Each chunk cuts itself off the bytes that came with it: of many bytes at once, many small ones took seconds.
-        for at in range(0, len(data), _PIECE):
-            self._feed(data[at : at + _PIECE])
-
-    def _feed(self, data: bytes) -> None:
         if self._held:
             data, self._held = self._held + data, b""
         while data:
