@@ -18,6 +18,7 @@ from dra_kubeletplugin.local.apiserver import ApiServer
 LOADED = """
 import json, sys
 import dra_kubeletplugin.cli, dra_kubeletplugin.cli.run, dra_kubeletplugin.plugin
+dra_kubeletplugin.cli.parser().parse_args(["run", "driver"])
 print(json.dumps(sorted(sys.modules)))
 """
 HEAVY = {
@@ -30,11 +31,10 @@ HEAVY = {
     "html": "comes with http.server",
     "importlib.metadata": "comes with email",
     "urllib.request": "comes with http.client",
-    "shutil": "brings bz2 and lzma",
+    "shutil": "brings bz2 and lzma; argparse loads it to know how wide a terminal is",
     "tempfile": "brings shutil",
     "difflib": "is for one sentence of an error",
     "multiprocessing": "nothing here forks",
-    "pyudev": "the kernel's socket is enough",
     "dra_kubeletplugin.local": "the local cluster is for development",
     "dra_kubeletplugin.testing": "is for tests",
 }

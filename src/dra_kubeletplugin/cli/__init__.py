@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from ..driver import Driver
 from ..errors import DraError, SettingsError
-from .options import add_settings, given
+from .options import Parser, add_settings, given
 
 
-def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(prog="dra", description="Kubernetes DRA drivers in Python.")
+def parser() -> Parser:
+    out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.")
     commands = out.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
     run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
@@ -93,7 +92,7 @@ def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
     """``dra run`` for a class at hand; options from the command line and the environment."""
     from .run import run
 
-    out = argparse.ArgumentParser(description=(driver.__doc__ or driver.__name__).strip().splitlines()[0])
+    out = Parser(description=(driver.__doc__ or driver.__name__).strip().splitlines()[0])
     add_settings(out)
     try:
         run(driver, given(out.parse_args(argv)))

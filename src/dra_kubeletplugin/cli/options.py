@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from dataclasses import fields
 from typing import Any
 
 from ..settings import Settings
+
+
+class Parser(argparse.ArgumentParser):
+    """Parsers of commands below it are of this class too."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, formatter_class=_Formatter)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Finds the terminal's width itself: argparse would load shutil for it, with three compressors, also where no help is shown."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):  # no terminal, or no output at all
+        return 80
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

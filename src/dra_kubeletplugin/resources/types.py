@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,9 @@ class Device:
             raise InvalidObjectError(f"device {self.name!r}: {e}") from None
         if faults:
             raise InvalidObjectError(f"device {self.name!r}: {'; '.join(faults)}")
+        # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
+        if type(self.attributes) is dict:
+            object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
 
     def json(self) -> dict[str, Any]:
         """The device as resource.k8s.io/v1 has it."""
