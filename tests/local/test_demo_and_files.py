@@ -175,7 +175,7 @@ def test_the_policy_pins_node_and_driver_in_all_versions() -> None:
     assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]
     expressions = " ".join(v["expression"] for v in policy["validations"])
     assert "userNode" in expressions
-    assert "spec.driver" in expressions
+    assert "spec.driver == variables.driver" in expressions
 
 
 @pytest.mark.kubectl
@@ -192,7 +192,24 @@ def test_the_kustomization_builds() -> None:
     built = {d["kind"]: d for d in yaml.safe_load_all(done.stdout)}
     env = {e["name"]: e.get("value") for e in built["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["DRIVER_NAME"] == "pci.dra-kubeletplugin.dev"
-    assert "DRIVER_NAME" not in str(built["ValidatingAdmissionPolicy"])
+    variables = {v["name"]: v["expression"] for v in built["ValidatingAdmissionPolicy"]["spec"]["variables"]}
+    assert variables["driver"] == '"pci.dra-kubeletplugin.dev"'
+    container = built["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["securityContext"] == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
+
+
+def test_overlays_patch_by_name_and_never_by_place() -> None:
+    """A second entry of a variable's name makes `kubectl apply` fail on an update."""
+    for path in ROOT.glob("drivers/*/deploy/kustomization.yaml"):
+        overlay = yaml.safe_load(path.read_text())
+        for patch in overlay.get("patches", []):
+            assert isinstance(yaml.safe_load(patch["patch"]), dict), f"{path}: a list of operations names places"
+    names = [e["name"] for m in manifests() if m["kind"] == "DaemonSet" for e in _container(m)["env"]]
+    assert len(names) == len(set(names))
+
+
+def _container(daemonset: Any) -> Any:
+    return daemonset["spec"]["template"]["spec"]["containers"][0]
 
 
 # --- README -------------------------------------------------------------------------------------------
