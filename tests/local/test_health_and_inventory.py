@@ -55,15 +55,15 @@ async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(Toy):
-        calls = 0
+        asked = 0
 
         def health(self) -> dict[str, Health]:
-            Failing.calls += 1
+            Failing.asked += 1
             raise RetryableError("the bus is gone")
 
     async with node_with(Failing, health_interval=0.1) as node:
         async with asyncio.timeout(10):
-            while Failing.calls < 5:
+            while Failing.asked < 5:
                 await asyncio.sleep(0.02)
         assert b"dra_health_failures_total 0" not in node.plugin.metrics.text()
     assert len([r for r in caplog.records if "health() of the driver failed" in r.getMessage()]) == 1
@@ -74,7 +74,7 @@ async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(ProcessLock, "own", full)
-    async with node_with(Toy) as node:
+    async with node_with(toy()) as node:
         await node.run_pod()
 
 

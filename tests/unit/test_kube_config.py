@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -324,6 +325,27 @@ async def test_a_token_file_of_a_kubeconfig_is_followed(tmp_path: Path) -> None:
     assert await config.credentials.header() == "Bearer one"
     config.credentials.rejected()
     assert await config.credentials.header() == "Bearer two"
+
+
+async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_followed(
+    tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
+    (tmp_path / "token").write_text("one")
+    user = {"tokenFile": "token", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere"}}
+    other = authority(tmp_path, "other")
+    async with serving(answer({}), tls=server_side(signed(tmp_path, ca, "server"))) as peer:
+        cluster = {"server": peer.url, "certificate-authority-data": b64(other.cert)}
+        async with KubeClient(load_config(written(tmp_path, config_of(user, **cluster))), timeout=5) as client:
+            with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.call("GET", "/x")
+            written(tmp_path, config_of(user, **{**cluster, "certificate-authority-data": b64(ca.cert)}))
+            async with asyncio.timeout(10):
+                while not peer.requests:
+                    with contextlib.suppress(ApiError):
+                        await client.call("GET", "/x")
+                    await asyncio.sleep(0.01)
+    assert b"Authorization: Bearer one" in peer.requests[0]
 
 
 # --- in a pod -------------------------------------------------------------------------------------------------

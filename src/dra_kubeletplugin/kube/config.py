@@ -37,7 +37,7 @@ def load_config(kubeconfig: str = "", context: str = "", *, service_account: Pat
 
     loaded = Kubeconfig(kubeconfig, context)
     proxy = loaded.proxy or _proxy(loaded.server)
-    return ApiConfig(loaded.server, loaded.tls, loaded.token_file or loaded, proxy)
+    return ApiConfig(loaded.server, loaded.tls, loaded, proxy)
 
 
 def _in_cluster(folder: Path) -> ApiConfig:

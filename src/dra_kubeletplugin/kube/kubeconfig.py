@@ -33,6 +33,7 @@ _PATIENCE = 8.0  # seconds that a request waits for an exec plugin, which goes o
 _ABANDON = 120.0  # seconds after which an exec plugin is taken to hang, and another one is started
 _LEAST = 5.0  # seconds between runs of an exec plugin, however often the server says 401
 _HEADER = re.compile(r"[ -~]+")
+_OVERRULED = {"tokenFile", "exec", "auth-provider"}  # where a token file is named, which we read ourselves
 _FOLDER: list[str] = []  # where the loader writes what a kubeconfig holds inline, private keys too
 
 
@@ -103,6 +104,11 @@ class Kubeconfig(Credentials):
             raise SettingsError(clip(f"{self._where} cannot be read: {describe(e)}")) from None
 
     async def header(self) -> str:
+        header = await self._current()
+        return await self.token_file.header() if self.token_file else header
+
+    async def _current(self) -> str:
+        """What the loader made of the files, which are looked at again when it is time."""
         now = time.monotonic()
         waits = self._loaded is None or self._stale
         if self._renewing is not None and now - self._started >= _ABANDON:
@@ -129,6 +135,8 @@ class Kubeconfig(Credentials):
 
     def rejected(self) -> None:
         self._stale = True
+        if self.token_file:
+            self.token_file.rejected()
 
     def _renew(self) -> _Loaded:
         """In a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
@@ -214,7 +222,7 @@ class _Chosen:
 
     def _slow_source(self) -> str:
         """What runs a program or asks a server for the credentials; empty where they are in the file."""
-        if self.user is None:
+        if self.user is None or self.token_file:
             return ""
         if self.user.safe_get("auth-provider"):
             return f"auth-provider {self.user['auth-provider'].safe_get('name')!r}"
@@ -271,7 +279,9 @@ class _Chosen:
             context["user"] = "user"
             user = self.user.value
             if fields is not None or self.token_file:
-                user = {k: v for k, v in user.items() if k in (fields or ()) or (fields is None and k != "tokenFile")}
+                user = {
+                    k: v for k, v in user.items() if k in (fields or ()) or (fields is None and k not in _OVERRULED)
+                }
             view["users"] = [node("user", {"name": "user", "user": user}, self.user.path)]
         view["contexts"] = [node("here", {"name": "here", "context": context}, self.cluster.path)]
         configuration = self.loader.Configuration()
