@@ -43,7 +43,7 @@ class AllocatedDevice:
         share_id: set when several claims share the device (KEP-5075).
         admin_access: for monitoring; the device may be in use by others at the same time.
         consumed_capacity: what this share has of the device.
-        config: typed parameters of the request, or the defaults, or None.
+        config: typed parameters of the request; where it has none, the defaults, or None if a field has no default.
         config_source: ``FromClass``, ``FromClaim``, or empty.
         device: as the driver published it, with its ``data``.
         tolerations: of the request.

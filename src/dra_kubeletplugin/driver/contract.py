@@ -114,7 +114,10 @@ class Driver:
         """
 
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
-        """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy."""
+        """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy.
+
+        An unhealthy device is published with the taint ``dra-kubeletplugin.dev/unhealthy`` (``NoSchedule``).
+        """
         return {}
 
     def recover(self) -> Answer[RecoveredClaim]:

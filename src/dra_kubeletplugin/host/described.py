@@ -17,6 +17,9 @@ A description::
         root: pci0000:16         # optional, else from the address
         vfs: {total: 4, device: 0x5001}   # optional
         links: {block: true}     # optional: it carries the boot disk
+        boot_vga: true           # optional: it carries the console
+
+``dev`` has the nodes of VFIO; a driver's own are made with :func:`add_device_node`.
 """
 
 from __future__ import annotations

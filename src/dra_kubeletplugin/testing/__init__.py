@@ -4,8 +4,8 @@ from dra_kubeletplugin.testing import node_with
 
 async def test_a_pod_gets_its_fpga():
     async with node_with(Fpga, host="hosts/two-fpgas.yaml") as node:
-        pod = await node.run_pod(node.claim_template(count=1))
-        assert "/dev/fpga0" in node.devices_of(pod)
+        pod = await node.run_pod(parameters={"image": "a.bit"})
+        assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
 """
 
 from .node import DriverNode, node_with
