@@ -316,7 +316,9 @@ def _checked(report: object) -> dict[str, Health]:
                 )
             if health.healthy not in {True, False, None}:
                 raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
-            out[name] = Health(health.healthy, printable(health.message))
+            # A vendor's library may say 0 for False: it must mean the same to all who look.
+            healthy = None if health.healthy is None else bool(health.healthy)
+            out[name] = Health(healthy, printable(health.message))
     except DriverError:
         raise
     except Exception as e:

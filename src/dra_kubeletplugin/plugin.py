@@ -18,7 +18,7 @@ from .claims import Claims
 from .claims.processes import Owned, ProcessLock
 from .driver import Driver
 from .driver.calls import Calls
-from .errors import DraError, DriverError, SettingsError, describe
+from .errors import DraError, DriverError, SettingsError, describe, printable
 from .host import Host
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
@@ -27,8 +27,11 @@ from .kubelet import (
     NodeService,
     Registration,
     UnixServer,
+    lock_of,
+    remove_dead,
     remove_hidden,
     remove_stale,
+    remove_temporary,
     socket_paths,
 )
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
@@ -154,6 +157,8 @@ class Plugin:
             self.process.acquire()
             for left in self.process.bury():
                 remove_stale(Path(left.path), left.device or None, left.inode or None)
+                remove_dead(lock_of(Path(left.path), self.settings.plugin_dir))
+            remove_temporary(self.settings.plugin_dir, self.process.alive)
             for folder in (self.settings.plugin_dir, self.settings.registry_dir):
                 remove_hidden(folder, self.process.alive)
         except OSError as e:
@@ -166,10 +171,8 @@ class Plugin:
         server = HttpServer(self._http, self.settings.http_address, limits=PROBES)
         try:
             self.http_url = await server.start()
-        except OSError as e:
-            raise SettingsError(
-                f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {e.strerror or e}"
-            ) from None
+        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+            raise SettingsError(f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {describe(e)}") from None
         self._bounded(stack, "closing the probes", server.close)
         log.info("metrics and probes at %s", self.http_url)
 
@@ -187,13 +190,19 @@ class Plugin:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
         # Noted before they are made: the next instance removes what one that is killed in between leaves.
-        self.process.own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
+        self._own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
             # Registered callbacks run in reverse: the kubelet loses the registration first.
             self._bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
-        self.process.own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
+        self._own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
+
+    def _own(self, sockets: list[Owned]) -> None:
+        try:
+            self.process.own(sockets)
+        except OSError as e:  # a full disk costs a stale socket after a kill, and no service
+            log.warning("%s cannot be written, so a kill would leave sockets: %s", self.process.folder, describe(e))
 
     def _background(self) -> dict[str, Job]:
         """Tasks by name; the plugin ends when one of them does."""
@@ -216,9 +225,11 @@ class Plugin:
                 await self.inventory.set_health(await self.calls(self.driver.health), asked)
                 self._health_fault = ""
             except DraError as e:
-                self._health_fault = f"health() of the driver failed, devices turn to unknown: {e}"
+                before = self._health_fault
+                self._health_fault = f"health() of the driver failed, devices turn to unknown: {printable(e)}"
                 self.metrics.inc("health_failures_total")
-                log.warning("%s", self._health_fault)
+                if self._health_fault != before:
+                    log.warning("%s", self._health_fault)
             await asyncio.sleep(interval)
 
     # --- what is so now -------------------------------------------------------------------------
@@ -248,7 +259,7 @@ class Plugin:
 
     async def notes(self) -> list[str]:
         """What keeps the plugin from nothing and should be known."""
-        out = [f"{name} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         age = self.inventory.health_age()
         if self._health_fault or (age is not None and age > self.settings.health_timeout):
             out.append(self._health_fault or f"health() of the driver has not answered for {age or 0:.0f} s")

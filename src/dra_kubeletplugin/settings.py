@@ -17,6 +17,8 @@ DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*
 MAX_DRIVER_NAME = 63
 HEALTH_TIMEOUT = 30.0  # seconds, the kubelet's own default
 MAX_DURATION = 30 * 86400.0
+_MAX_NODE_NAME = 253
+_UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 
 
 def _option(flag: str, env: str, default: Any, help: str, parse: Callable[[str], Any] = str) -> Any:
@@ -45,7 +47,8 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 
 def _address(text: str) -> str:
-    if text and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]*):\d{1,5}", text):
+    match = re.fullmatch(r"(?:\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})", text, re.ASCII)
+    if text and (not match or int(match[1]) > 65535):
         raise ValueError("not HOST:PORT or :PORT")
     return text
 
@@ -172,6 +175,12 @@ class Settings:
         out = self.name_faults()
         if not self.node_name:
             out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
+        elif len(self.node_name) > _MAX_NODE_NAME or not DNS_SUBDOMAIN.fullmatch(self.node_name):
+            out.append(
+                f"--node-name (NODE_NAME) {self.node_name!r} is no name of a Node object: see `kubectl get nodes`"
+            )
+        if self.pod_uid and not _UID.fullmatch(self.pod_uid):
+            out.append(f"--pod-uid (POD_UID) {self.pod_uid!r} is no UID: use the downward API field metadata.uid")
         out += self._folder_faults()
         if not self.sysfs_root.is_dir():
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
@@ -268,6 +277,8 @@ def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | No
         if raw is None:
             continue
         try:
+            if isinstance(raw, str):
+                _checked(raw)
             values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
         except ValueError as e:
             faults.append(f"{source} {raw!r} is {e}")
@@ -277,6 +288,14 @@ def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | No
         if name in values:
             values[name] = values[name].absolute()
     return Settings(**values)
+
+
+def _checked(text: str) -> None:
+    """Raises ``ValueError`` for bytes that are no text: the API server, gRPC and the records take none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid UTF-8") from None
 
 
 def page() -> str:

@@ -130,7 +130,9 @@ class Instance:
             task.cancel()
         await asyncio.wait(tasks) if tasks else None
         os.close(self.process._fd)
-        await self.claims.store.close()
+        await self.claims.store._batcher.close(10)
+        if self.claims.store._db is not None:
+            self.claims.store._drop()
 
 
 class Machine(RuleBasedStateMachine):

@@ -131,3 +131,27 @@ async def test_killed_in_a_migration_the_next_start_migrates(tmp_path: Path) -> 
             await b.start(KILL_AT=point, ready=False)
             await b.died()
         await check_nothing_is_lost(b)
+
+
+@pytest.mark.parametrize(
+    "point", ["prepare: between two steps of hardware", "prepare: before CDI file", "prepare: before commit"]
+)
+async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_half_of_its_device(
+    tmp_path: Path, point: str
+) -> None:
+    """The hardware knows of the claim, and nobody what its containers get: that is no claim to be answered for."""
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod")
+        await b.died()
+        removed(records(b))
+        for note in b.node.cdi_root.iterdir():  # they are written when nobody waits for them
+            note.unlink()
+        await b.start()
+        await b.cluster.wait_running("pod")
+        (claim,) = b.cluster.claims()
+        assert b.holders() == {"c-0": claim["metadata"]["uid"]}
+        assert [p.suffix for p in b.node.cdi_root.iterdir() if not p.name.startswith(".")] == [".json"]
+        await b.until("all stories to agree", lambda: is_quiet(b))
+        await b.cluster.delete_pod("pod")
+        await b.until("everything to be free", b.is_empty)

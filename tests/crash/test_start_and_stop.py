@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import fcntl
 import os
 import signal
+import struct
 import sys
+import tempfile
+import termios
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import authority, signed
 from tests.crash.harness import ROOT
 
 pytestmark = pytest.mark.crash
@@ -66,16 +72,21 @@ class Process:
     async def start(self, says: str) -> asyncio.subprocess.Process:
         """Waits until the driver, or the log, says a word."""
         with self.err.open("ab") as err:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "dra_kubeletplugin.cli", "run", f"{self.root / 'driver.py'}:Slow",
-                env=self.environment, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=err,
-            )  # fmt: skip
-        STARTED.append(self.process)
+            await self.start_with(err.fileno())
         assert self.process.stdout
         if says:  # a word of the driver's
             async with asyncio.timeout(20):
                 while (line := await self.process.stdout.readline()).strip() != says.encode():
                     assert line, self.log
+        return self.process
+
+    async def start_with(self, err: int) -> asyncio.subprocess.Process:
+        """Does not wait; ``err`` is where standard error goes."""
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dra_kubeletplugin.cli", "run", f"{self.root / 'driver.py'}:Slow",
+            env=self.environment, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=err,
+        )  # fmt: skip
+        STARTED.append(self.process)
         return self.process
 
     @property
@@ -93,6 +104,11 @@ class Process:
 
     def left(self) -> list[str]:
         return sorted(p.name for p in self.root.rglob("*") if p.is_socket() or p.name.endswith(".sock.lock"))
+
+
+def unread(pipe: int) -> int:
+    """Bytes."""
+    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
 
 
 HANGS_IN_START = "async def start(self):\n    say('in start')\n    await asyncio.sleep(600)"
@@ -222,6 +238,118 @@ async def test_a_driver_that_calls_sys_exit_does_not_end_the_plugin_with_0(tmp_p
     await p.start("")
     assert await p.ends(15) == 2
     assert "SystemExit" in p.log
+
+
+@pytest.mark.parametrize(
+    "driver", ["sys.exit(0)", "def __init__(self):\n    raise SystemExit(0)"], ids=["import", "made"]
+)
+async def test_a_driver_that_exits_before_it_is_started_is_a_failure(tmp_path: Path, driver: str) -> None:
+    p = Process(tmp_path, f"import sys\n{driver}")
+    await p.start("")
+    assert await p.ends(15) == 2
+    assert "only a signal ends a plugin" in p.log
+
+
+SAYS_ALL_THE_TIME = """
+async def start(self):
+    async def spam():
+        while True:
+            self.log.warning("y")
+            await asyncio.sleep(0)
+    self.spam = asyncio.create_task(spam())
+"""
+
+
+async def test_a_signal_ends_a_plugin_whose_log_nobody_reads(tmp_path: Path) -> None:
+    p = Process(tmp_path, SAYS_ALL_THE_TIME)
+    read, written = os.pipe()
+    try:
+        with contextlib.closing(os.fdopen(written, "wb", 0)) as err:
+            process = await p.start_with(err.fileno())
+        async with asyncio.timeout(20):
+            before = -1
+            while not before or before != unread(read):  # the process hangs in its own log line
+                before = unread(read)
+                await asyncio.sleep(0.3)
+        process.terminate()
+        assert await p.ends(9) == 3
+    finally:
+        os.close(read)
+
+
+async def test_a_signal_ends_a_plugin_whose_log_s_reader_is_gone(tmp_path: Path) -> None:
+    p = Process(tmp_path, SAYS_ALL_THE_TIME.replace("start(self):", "start(self):\n    say('in start')"))
+    read, written = os.pipe()
+    os.close(read)
+    with contextlib.closing(os.fdopen(written, "wb", 0)) as err:
+        process = await p.start_with(err.fileno())
+    assert process.stdout
+    assert (await process.stdout.readline()).strip() == b"in start"
+    process.terminate()
+    assert await p.ends(9) == 0
+
+
+WATCHES_SIGNALS = """
+async def start(self):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: say("reloading"))
+    say("in start")
+"""
+
+
+async def test_a_driver_whose_event_loop_watches_a_signal_of_its_own_does_not_take_ours(tmp_path: Path) -> None:
+    p = Process(tmp_path, WATCHES_SIGNALS)
+    process = await p.start("in start")
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout
+    assert (await process.stdout.readline()).strip() == b"reloading"
+    process.terminate()
+    assert await p.ends(9) == 0
+    assert "again" not in p.log
+
+
+async def test_what_a_kubeconfig_holds_inline_lies_in_no_file_after_the_end(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    p = Process(tmp_path, "def devices(self):\n    return []", TMPDIR=str(tmp_path / "tmp"))
+    ca = authority(tmp_path)
+    user = signed(tmp_path, ca, "user")
+    inline = [base64.b64encode(f.read_bytes()).decode() for f in (ca.cert, user.cert, user.key)]
+    (tmp_path / "kubeconfig").write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+        f"clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:9', certificate-authority-data: {inline[0]}}}}}]\n"
+        f"users: [{{name: u, user: {{client-certificate-data: {inline[1]}, client-key-data: {inline[2]}}}}}]\n"
+    )
+    process = await p.start("")
+    await p.logged("serves node")
+    assert list((tmp_path / "tmp").iterdir())
+    process.terminate()
+    assert await p.ends(8) == 0
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """For names of sockets with a pod's UID."""
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:
+        yield Path(folder)
+
+
+async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(short_path: Path) -> None:
+    p = Process(short_path, "def devices(self):\n    return []", POD_UID="11111111-1111-4111-8111-111111111111")
+    process = await p.start("")
+    await p.logged("serves node")
+    own = short_path / "plugins" / "slow.example.com"
+    (own / ".x.sock.lock.1-00000000").touch()  # of one that was killed between two lines
+    process.kill()
+    await process.wait()
+    assert len(p.left()) == 4  # two sockets and their locks
+    p.environment["POD_UID"] = "22222222-2222-4222-8222-222222222222"
+    p.err = short_path / "err2"
+    process = await p.start("")
+    await p.logged("serves node")
+    process.terminate()
+    assert await p.ends(8) == 0
+    assert p.left() == []
+    assert sorted(f.name for f in own.glob("*lock*")) == [".repair-lock"]
 
 
 async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_one_serves(tmp_path: Path) -> None:

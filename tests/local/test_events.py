@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import pyudev
 
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.driver.calls import Calls
@@ -41,10 +42,17 @@ async def test_a_real_kernel_event_is_told_to_who_asked_for_its_subsystem_only()
 
 
 @real_events
-async def test_events_that_were_lost_are_a_reason_to_look() -> None:
+async def test_events_that_were_lost_are_a_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container without CAP_NET_ADMIN gets a small buffer; more than it holds comes before the loop reads any."""
+    start = pyudev.Monitor.start
+
+    def small(self: pyudev.Monitor) -> None:
+        start(self)
+        self.set_receive_buffer_size(4096)
+
+    monkeypatch.setattr(pyudev.Monitor, "start", small)
     told = asyncio.Event()
-    with kernel_events(Path("/sys"), told.set, ("vfio-dev",), buffer=4096):
+    with kernel_events(Path("/sys"), told.set, ("vfio-dev",)):
         for _ in range(200):
             UEVENT.write_text("change")
         async with asyncio.timeout(10):

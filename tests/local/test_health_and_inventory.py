@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Device, Health, Taint
+from dra_kubeletplugin import Device, Health, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc
+from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.local.kubelet.plugins import dial
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Sick, Toy, toy
@@ -47,6 +49,33 @@ async def test_health_that_was_never_reported_is_unknown_however_long_the_driver
         await node.run_pod()
         Hanging.go_on.set()
         await reported(node, "toy-0", UNHEALTHY)
+
+
+async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Toy):
+        calls = 0
+
+        def health(self) -> dict[str, Health]:
+            Failing.calls += 1
+            raise RetryableError("the bus is gone")
+
+    async with node_with(Failing, health_interval=0.1) as node:
+        async with asyncio.timeout(10):
+            while Failing.calls < 5:
+                await asyncio.sleep(0.02)
+        assert b"dra_health_failures_total 0" not in node.plugin.metrics.text()
+    assert len([r for r in caplog.records if "health() of the driver failed" in r.getMessage()]) == 1
+
+
+async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: ProcessLock, sockets: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ProcessLock, "own", full)
+    async with node_with(Toy) as node:
+        await node.run_pod()
 
 
 async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_with_it() -> None:

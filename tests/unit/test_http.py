@@ -152,11 +152,12 @@ async def test_requests_that_come_at_once_on_one_connection_are_answered_in_orde
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("sent", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])  # fmt: skip
-async def test_what_is_no_http_ends_its_connection_only(sent: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET //[ HTTP/1.1\r\nHost: x\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n"])  # fmt: skip
+async def test_what_is_no_http_ends_its_connection_only(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(PROBES) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         assert await closed(reader)
         writer.transport.abort()
         assert (await get(port)).endswith(b"ok /healthz")
+    assert not caplog.records

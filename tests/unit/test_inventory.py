@@ -106,6 +106,20 @@ async def test_taints_follow_what_is_explicitly_unhealthy_only() -> None:
     assert told(inventory)["b"] == (v1.UNKNOWN, 1_000_000, "busy")
 
 
+async def test_what_a_library_says_for_false_means_the_same_to_slices_claims_and_kubelet() -> None:
+    inventory = await stocked("a", "b")
+    await inventory.set_health({"a": Health(0), "b": Health(1)}, at=1_000_000.0)  # type: ignore[arg-type]
+    assert published(inventory) == {"a": [UNHEALTHY.key], "b": []}
+    assert (inventory.healthy("a"), inventory.healthy("b")) == (False, True)
+    assert inventory.health_counts()["unhealthy"] == 1
+
+
+async def test_a_device_whose_name_became_no_text_ends_no_health_stream() -> None:
+    inventory = await stocked()
+    await inventory.update([Device("a"), broken("b", name="b\udcff")])
+    assert told(inventory).keys() == {"a", "b\ufffd"}
+
+
 async def test_a_report_that_changes_no_taint_writes_no_slice_and_still_reaches_the_stream() -> None:
     inventory = await stocked()
     version, health = inventory.version, inventory.health_version

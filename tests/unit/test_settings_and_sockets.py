@@ -52,6 +52,18 @@ def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
     assert [f.split()[0] for f in e.value.faults] == ["HTTP_ADDRESS", "LOG_FORMAT", "--log-level", "STOP_GRACE"]
 
 
+def test_bytes_that_are_no_text_and_ports_that_are_none_are_refused_with_their_names() -> None:
+    bad = dict.fromkeys(("NODE_NAME", "KUBELET_ROOT", "CDI_ROOT", "POD_UID", "KUBECONFIG"), "x\udcff")
+    with pytest.raises(SettingsError) as e:
+        load({"http_address": ":65536"}, bad)
+    assert {f.split()[0] for f in e.value.faults} == {*bad, "--http-address"}
+
+
+@pytest.mark.parametrize("wrong", [{"node_name": "node/../x"}, {"node_name": "Node_1"}, {"pod_uid": "../../x"}, {"pod_uid": "a b"}])  # fmt: skip
+def test_a_name_that_no_node_or_pod_has_is_refused(tmp_path: Path, wrong: dict[str, str]) -> None:
+    assert [next(iter(wrong)).upper() in f for f in good(tmp_path, **wrong).faults()] == [True]
+
+
 def test_a_flag_beats_the_environment() -> None:
     assert load({"node_name": "flag"}, {"NODE_NAME": "env", "CALL_TIMEOUT": "500ms"}).node_name == "flag"
     assert load({}, {"CALL_TIMEOUT": "500ms"}).call_timeout == 0.5

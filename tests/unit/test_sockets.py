@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -224,6 +225,48 @@ async def test_a_socket_whose_folder_went_is_a_fault_until_the_folder_is_back(tm
         folder.mkdir()
         await until(lambda: not s.fault)
         assert await name_at(folder / "x.sock") == "d.example.com"
+
+
+async def test_a_socket_that_cannot_be_restored_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kubelet.server._LOOK", 0.02)
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    async with kept(server(folder / "x.sock", lock_folder=tmp_path)) as s:
+        looks = itertools.count()
+        bind = s._bind
+
+        async def counted() -> None:
+            next(looks)
+            await bind()
+
+        monkeypatch.setattr(s, "_bind", counted)
+        (folder / "x.sock").unlink()
+        folder.rmdir()
+        await until(lambda: next(looks) > 20)
+    assert len([r for r in caplog.records if "cannot be restored" in r.getMessage()]) == 1
+
+
+async def test_a_start_that_is_cancelled_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+
+    def add(server: grpc.aio.Server) -> None:
+        start = server.start
+
+        async def slow() -> None:
+            await start()
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(server, "start", slow)
+
+    task = asyncio.create_task(UnixServer(tmp_path / "x.sock", INSTANCE, [add]).start())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_socket_that_another_process_took_is_told_and_not_fought_over(tmp_path: Path) -> None:

@@ -334,7 +334,10 @@ class Engine:
     def _drop(self, db: Connection, fence: Fence) -> bool:
         """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
         self.files.forget(fence.uid)
-        return rows.delete(db, fence)
+        dropped = rows.delete(db, fence)
+        if dropped:
+            self.judge.remember_end(db, fence.uid)
+        return dropped
 
     async def _undo(self, record: Record) -> None:
         """CDI file, hardware, record. The record is marked as ours.

@@ -108,8 +108,8 @@ class Files:
         """Takes the note away: what it tells is undone. Blocks; a failure is logged, and the next pass finds an orphan."""
         try:
             self.specs.remove_note(uid)
-        except OSError as e:
-            log.warning("%s cannot be removed: %s", self.specs.note_path(uid), e.strerror or e)
+        except (OSError, ValueError) as e:
+            log.warning("the note of claim %s cannot be removed: %s", printable(uid), describe(e))
 
     async def remove_all(self, uid: str) -> None:
         """Both, for a claim that has no record.
@@ -133,3 +133,5 @@ class Files:
             return item()
         except OSError as e:
             return RecordsError(f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space")
+        except ValueError as e:  # a name that no file can have
+            return RecordsError(f"{self.specs.root} cannot have the files of such a claim: {printable(e)}")

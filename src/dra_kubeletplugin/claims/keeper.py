@@ -68,10 +68,11 @@ class Keeper:
         self.metrics = metrics
         self.report: list[str] = []
 
-    def open(self, fault: Exception | None = None) -> Connection:
+    def open(self, fault: Exception | None = None, removed: Connection | None = None) -> Connection:
         """The database; made where there is none, repaired where it is damaged.
 
-        ``fault`` is what an open database answered, where that was damage.
+        ``fault`` is what an open database answered, where that was damage; ``removed`` is one that is open and whose file has
+        lost its name: where nobody has made another, it gets it back.
 
         Raises ``sqlite3.Error``, ``OSError`` or :class:`RecordsError`.
         """
@@ -84,7 +85,7 @@ class Keeper:
             except sqlite3.Error as e:
                 if not is_damage(e):
                     raise
-        db = db or self._open_thoroughly(fault)
+        db = db or self._open_thoroughly(fault, removed)
         try:
             self._readmit(db)
             self._find_lost(db)
@@ -94,33 +95,53 @@ class Keeper:
         self.process.note_records()
         return db
 
-    def restore(self, db: sqlite3.Connection) -> bool:
+    def restore(self, db: Connection) -> bool:
         """Gives an open database whose file was removed its name again; False where another instance has made one."""
         with self._locked():
             if self.path.exists():
                 return False
-            log.error("%s was removed while it is in use: it is written again", self.path)
-            # Nobody writes to the removed file while it is copied; who comes later finds that its name has gone elsewhere.
-            with transaction(db):
-                self._publish(lambda new: _clone(db, new))
-        return True
+            return self._name_again(db) is not None
 
     # --- under the lock -------------------------------------------------------------------------
 
-    def _open_thoroughly(self, fault: Exception | None) -> Connection:
+    def _open_thoroughly(self, fault: Exception | None, removed: Connection | None) -> Connection:
         deadline = time.monotonic() + self.wait
         while True:
             with self._locked():
                 self._clean()
+                late = time.monotonic() > deadline
+                # A living instance that has the removed file open, or a newer one, gives that its name again, whole.
+                alone = late or not any(o.has_records for o in self.process.others())
+                if removed is not None and not self.path.exists() and (alone or not removed.copied):
+                    removed = self._name_again(removed)
                 if self.path.exists():
-                    return self._connect_or_repair(fault)
-                self._finish_setting_aside()
-                # A living instance that has the removed file open gives it its name again, whole.
-                others = any(o.has_records for o in self.process.others())
-                if self._unmerged() or not others or time.monotonic() > deadline:
-                    self._make()
-                    return connect(self.path, self.wait)
+                    with contextlib.suppress(FileNotFoundError):  # removed at this moment
+                        return self._connect_or_repair(fault)
+                elif removed is None:
+                    self._finish_setting_aside()
+                    if alone or self._unmerged():
+                        self._make()
+                        return connect(self.path, self.wait)
+                if time.monotonic() > deadline + self.wait:
+                    raise RecordsBusyError(
+                        f"{self.path} is removed again and again: see what else writes below its folder"
+                    )
             time.sleep(_POLL)
+
+    def _name_again(self, db: Connection) -> Connection | None:
+        """``db`` again, or None where it is damaged."""
+        log.error("%s was removed while it is in use: it is written again", self.path)
+        try:
+            # Nobody writes to the removed file while it is copied; who comes later finds that its name has gone elsewhere.
+            with transaction(db):
+                self._publish(lambda new: _clone(db, new))
+        except sqlite3.DatabaseError as e:
+            if not is_damage(e):
+                raise
+            self._tell(f"the removed record database was damaged too ({e})")
+            return None
+        db.copied = True
+        return db
 
     def _connect_or_repair(self, fault: Exception | None) -> Connection:
         try:

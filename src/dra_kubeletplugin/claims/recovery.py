@@ -42,7 +42,7 @@ class Recovery:
             self.fault = ""
             return True
         try:
-            checked = [_checked(c) for c in await self._ask() or ()]
+            checked = _all_checked(await self._ask())
         except DraError as e:
             self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
             log.error("%s", self.fault)
@@ -96,7 +96,7 @@ class Recovery:
 
     def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
-        doc = {"devices": devices, "cdi": None, "complete": True, "rebuilt": True}
+        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
         # What the kubelet has unprepared meanwhile is left for the next pass to undo.
         state = State.UNPREPARING if over else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
@@ -118,6 +118,12 @@ def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> Non
     rows.update(db, row, fence)
 
 
+def _all_checked(answer: object) -> list[RecoveredClaim]:
+    if not isinstance(answer, list | tuple | None):
+        raise DriverError(f"recover() answered {printable(type(answer).__name__)}, not a list of RecoveredClaim")
+    return [_checked(c) for c in answer or ()]
+
+
 def _checked(claim: object) -> RecoveredClaim:
     """A claim that can be put on record.
 
@@ -134,8 +140,11 @@ def _checked(claim: object) -> RecoveredClaim:
     for device in claim.devices:
         if not isinstance(device, PreparedDevice):
             raise DriverError(f"{shown} with {printable(type(device).__name__)}, not PreparedDevice")
-        for field in ("request", "pool", "name", "share_id"):
-            _check_text(f"{shown}: {field} of a device", getattr(device, field) or "")
+        for field in ("request", "pool", "name"):
+            _check_text(f"{shown}: {field} of a device", getattr(device, field))
+        if not device.name:
+            raise DriverError(f"{shown} with a device that has no name")
+        _check_text(f"{shown}: share_id of a device", device.share_id or "")
         try:
             devices.append(dataclasses.replace(device, data=plain_json(device.data)))
         except ValueError as e:

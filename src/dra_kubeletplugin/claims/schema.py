@@ -40,9 +40,10 @@ _READ = (
 
 
 class Connection(sqlite3.Connection):
-    """``file`` is the device and inode of what was opened."""
+    """``file`` is the device and inode of what was opened; ``copied``: the file was removed, and all of it written again."""
 
     file: tuple[int, int] = (0, 0)
+    copied: bool = False
 
 
 def identity_of(path: Path) -> tuple[int, int]:
@@ -67,6 +68,7 @@ def connect(path: Path, wait: float) -> Connection:
         # SQLite quotes the file's own text in its errors, and Python cannot decode what is none.
         raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except sqlite3.OperationalError as e:
+        identity_of(path)  # raises where it was removed meanwhile
         raise explained(e, path) from None
     if identity_of(path) != before:
         db.close()
@@ -115,9 +117,10 @@ def _connect(path: Path, wait: float) -> Connection:
     return db
 
 
-def explained(e: sqlite3.OperationalError, path: Path) -> sqlite3.DatabaseError:
-    """An error of a file that cannot be written or read: damage, where its header is at fault. Its connection is given up."""
-    return sqlite3.DatabaseError(f"its header is damaged: {e}") if is_header_odd(path) else e
+def explained(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:
+    """An error of a file that can be read or written no more: damage, where its header is at fault. Its connection is given up."""
+    odd = "readonly" in str(e) or "unsupported" in str(e)
+    return sqlite3.DatabaseError(f"its header is damaged: {e}") if odd and is_header_odd(path) else e
 
 
 def is_header_odd(path: Path) -> bool:

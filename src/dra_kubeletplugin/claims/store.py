@@ -72,6 +72,9 @@ class Store:
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for what is under way."""
+        if self._db is not None:
+            # A file that was removed just now comes back: the next instance would find nothing.
+            await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
         await self._batcher.close(timeout)
         if self._db is not None:
             self._drop()
@@ -115,16 +118,15 @@ class Store:
     # --- in the thread --------------------------------------------------------------------------
 
     def _open(self) -> Connection:
-        if self._db is not None and not self._is_named(self._db):
-            if not self.path.exists():
-                self.keeper.restore(self._db)
-            self._drop()
-        if self._db is None:
-            self._db = self.keeper.open(self._damage)
-            self._damage = None
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.opened.set)
-        return self._db
+        if self._db is not None and self._is_named(self._db):
+            return self._db
+        # The old one stays open until the new one is: it may be the last that knows what a removed file had.
+        db = self.keeper.open(self._damage, self._db)
+        self._drop()
+        self._db, self._damage = db, None
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.opened.set)
+        return db
 
     def _is_named(self, db: Connection) -> bool:
         """The name decides, not the open file: another instance may have replaced it, or somebody may have removed it."""
@@ -159,12 +161,12 @@ class Store:
         try:
             try:
                 return self._attempt(operations, write=write, synced=synced)
-            except sqlite3.DatabaseError as e:
+            except sqlite3.DatabaseError as error:
+                e = explained(error, self.path)
                 if not self._may_pass(e):
                     raise
                 log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
-                self._drop()
-                self._damage = e if is_damage(e) else None
+                self._give_up(e)
                 return self._attempt(operations, write=write, synced=synced)
         except Exception as e:
             return [self._failed(e)] * len(operations)
@@ -184,8 +186,9 @@ class Store:
             raise
         if write and not self._is_named(db) and not self.keeper.restore(db):
             # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
-            self._drop()
-            raise RecordsError(f"{self.path} was replaced by another instance of the plugin: the kubelet tries again")
+            raise RecordsBusyError(
+                f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
+            )
         if self.fault and db.total_changes != changes:  # reading proves nothing about a full disk
             log.info("claim records can be written again")
             self.fault = ""
@@ -198,10 +201,7 @@ class Store:
                 db.execute("BEGIN")
                 return db
             db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-            try:
-                db.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as e:
-                raise (e if is_busy(e) else explained(e, self.path)) from None
+            db.execute("BEGIN IMMEDIATE")
             if self._is_named(db):
                 return db
             rollback(db)  # it lost its name while we waited for the lock
@@ -214,13 +214,18 @@ class Store:
         if self._db is not None:
             rollback(self._db)
         if isinstance(e, sqlite3.Error) and not is_busy(e):
-            self._drop()  # opened anew, and repaired where that shows damage
-            self._damage = e if is_damage(e) else None
+            self._give_up(e)
         if not isinstance(error, RecordsBusyError):
             if self.fault != str(error):
                 log.error("claim records: %s", error)
             self.fault = str(error)
         return error
+
+    def _give_up(self, e: sqlite3.Error) -> None:
+        """The next use opens anew, and repairs where that shows damage. What a removed file had is not let go of."""
+        if self.path.exists():
+            self._drop()
+            self._damage = e if is_damage(e) else None
 
     def _write_back(self) -> None:
         """Moves a long log into the database, which syncs both, when nobody waits for it."""

@@ -11,11 +11,11 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from ..driver import Driver, load_driver
-from ..errors import DraError, describe
+from ..errors import DraError, DriverError, describe
 from ..host.memory import keep_trimmed
 from ..observe.log import configure
 from ..plugin import Plugin
@@ -23,6 +23,7 @@ from ..settings import Settings, load
 from .stopping import STOPPED, Stop
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 FAILED, WRONG = 1, 2  # exit codes
 
 
@@ -39,22 +40,36 @@ def run(target: str | type[Driver], options: Mapping[str, Any]) -> NoReturn:
     """
     stop = Stop()
     stop.handle()
-    driver = load_driver(target) if isinstance(target, str) else target
+    driver = _not_ended_by(target, lambda: load_driver(target)) if isinstance(target, str) else target
     settings = settings_for(driver, options)
     configure(settings.log_format, settings.log_level)
     settings.check()
     stop.grace = settings.stop_grace
-    plugin = Plugin(driver(), settings)
+    plugin = Plugin(_not_ended_by(driver.__name__, driver), settings)
     try:
         code = asyncio.run(_until_signal(plugin, stop))
     except (SystemExit, KeyboardInterrupt) as e:
         log.critical("ended by %s: only a signal ends a plugin", describe(e))
         code = FAILED
+    if settings.kubeconfig:
+        from ..kube.kubeconfig import remove_files  # where none is given, it is never needed
+
+        remove_files()
     # Threads of plain driver methods that still block must not keep the process.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _not_ended_by(what: str, made: Callable[[], T]) -> T:
+    """What an author's code makes, which must not end the process as if all were well. Raises :class:`DriverError`."""
+    try:
+        return made()
+    except SystemExit as e:
+        raise DriverError(
+            f"{what} raised {describe(e)} before it could be started: only a signal ends a plugin"
+        ) from None
 
 
 async def _until_signal(plugin: Plugin, stop: Stop) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -12,10 +14,14 @@ from collections.abc import Callable
 from types import CoroutineType, FrameType
 from typing import Any
 
+from ..errors import clip
+
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MARGIN = 5.0  # seconds beyond the grace, for what follows the calls in flight
 STOPPED, CUT = 0, 3  # exit codes
+_SAID = 0.2  # seconds that a line about a stop may take to leave
+_LINE = 2048  # bytes of it; a pipe that can be written takes 4,096 without waiting
 
 
 class Stop:
@@ -34,20 +40,30 @@ class Stop:
         self._event: asyncio.Event | None = None
         self._body: asyncio.Task[Any] | None = None
         self._cut: threading.Timer | None = None
+        self._written = -1
 
     def handle(self) -> None:
         """Takes the signals over; main thread only.
 
         A thread hears of them: Python's own handlers run when the main thread comes back, which may be never.
         """
-        heard, written = os.pipe()
-        os.set_blocking(written, False)
-        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        heard, self._written = os.pipe()
+        os.set_blocking(self._written, False)
+        signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
         for number in SIGNALS:
-            signal.signal(number, _heard_elsewhere)
+            signal.signal(number, self._late)
         forking = _Forking()
         os.register_at_fork(before=forking.hold, after_in_parent=forking.go_on, after_in_child=forking.let_go)
         threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
+
+    def _late(self, number: int, frame: FrameType | None) -> None:
+        """Python's own handler. The thread knows already, unless a driver has its event loop watch signals, which takes them."""
+        watched = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        if watched not in {self._written, -1}:
+            signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+        if watched != self._written:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._written, bytes([number]))
 
     def _listen(self, heard: int) -> None:
         while number := os.read(heard, 1):
@@ -63,8 +79,8 @@ class Stop:
             # Nothing has been started yet: a driver's module is being imported, perhaps for ever.
             self._end(STOPPED)
             return
-        _say(f"{name}: stopping")
         self._cut_after(self.grace + MARGIN)
+        _say(f"{name}: stopping")
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:  # the loop is closed: the process is at its end already
@@ -117,10 +133,6 @@ class Stop:
         return "; ".join(dict.fromkeys(out)) or "nothing of it hangs"
 
 
-def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
-    """A handler must be there, or the signal would do what it does by default."""
-
-
 class _Forking:
     """A child that a driver forks ends by its own signals, which must not be told to us, not even those of its first moment."""
 
@@ -160,12 +172,28 @@ def _in_loop(frame: FrameType) -> bool:
 
 
 def _say(text: str) -> None:
-    """One log line, from a thread: a lock of the logging module that the main one holds must not hold it up for ever."""
+    """One log line, from a thread. Nothing that nobody reads may hold up a stop: neither a lock of the logging module nor a full
+    pipe."""
+    text = clip(text, _LINE)
     handler = logging.getLogger().handlers
-    if handler and handler[0].lock is not None and handler[0].lock.acquire(timeout=0.2):
-        try:
+    lock = handler[0].lock if handler else None
+    locked = lock is not None and lock.acquire(timeout=_SAID)
+    try:
+        if not _writable():
+            return
+        if locked:
             log.warning("%s", text)
-        finally:
-            handler[0].lock.release()
-        return
-    os.write(2, (text + "\n").encode(errors="replace"))
+        else:
+            os.write(2, f"{text}\n".encode(errors="replace"))
+    except OSError:  # who read it is gone
+        pass
+    finally:
+        if lock is not None and locked:
+            lock.release()
+
+
+def _writable() -> bool:
+    """Whether standard error takes a line without waiting."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    return any(event & select.POLLOUT for _, event in poll.poll(_SAID * 1000))

@@ -7,11 +7,14 @@ given. It is not told everything: how long an exec plugin may take, and that a t
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import contextlib
 import importlib
 import logging
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +33,21 @@ _PATIENCE = 8.0  # seconds that a request waits for an exec plugin, which goes o
 _ABANDON = 120.0  # seconds after which an exec plugin is taken to hang, and another one is started
 _LEAST = 5.0  # seconds between runs of an exec plugin, however often the server says 401
 _HEADER = re.compile(r"[ -~]+")
+_FOLDER: list[str] = []  # where the loader writes what a kubeconfig holds inline, private keys too
+
+
+def remove_files() -> None:
+    """At the end of a process that leaves without the interpreter's own end, which the loader relies on."""
+    while _FOLDER:
+        shutil.rmtree(_FOLDER.pop(), ignore_errors=True)
+
+
+def _folder() -> str:
+    """One for the process, as the loader remembers its files for as long."""
+    if not _FOLDER:
+        _FOLDER.append(tempfile.mkdtemp(prefix="dra-kubeconfig-"))
+        atexit.register(remove_files)
+    return _FOLDER[0]
 
 
 @dataclass(frozen=True)
@@ -261,6 +279,7 @@ class _Chosen:
             config_dict=node("kubeconfig", view, self.cluster.path),
             config_base_path=None,
             config_persister=self.merged.save_changes,
+            temp_file_path=_folder(),
         ).load_and_set(configuration)
         return configuration
 

@@ -2,6 +2,7 @@
 
 from .health import HealthService
 from .node import NodeService
+from .path_lock import lock_of, remove_dead, remove_temporary
 from .registration import Registration
 from .server import UnixServer
 from .sockets import SocketPaths, remove_hidden, remove_stale, socket_paths
@@ -12,7 +13,10 @@ __all__ = [
     "Registration",
     "SocketPaths",
     "UnixServer",
+    "lock_of",
+    "remove_dead",
     "remove_hidden",
     "remove_stale",
+    "remove_temporary",
     "socket_paths",
 ]

@@ -15,6 +15,7 @@ from .._proto import health_v1_pb2 as v1
 from .._proto import health_v1_pb2_grpc as v1_grpc
 from .._proto import health_v1alpha1_pb2 as v1alpha1
 from .._proto import health_v1alpha1_pb2_grpc as v1alpha1_grpc
+from ..errors import printable
 from ..inventory import DeviceHealth, Inventory
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class HealthService:
 
     def message(self, kind: type[Response]) -> Response:
         """All devices; texts are cut, where many would not fit into one message otherwise."""
-        found = list(self.inventory.health())
+        found = [(printable(name), health) for name, health in self.inventory.health()]
         pool = self.inventory.pool
         room = MAX_BYTES - sum(_FIELDS + len(pool.encode()) + len(name) for name, _ in found)
         texts = sum(bool(health.message) for _, health in found)

@@ -5,11 +5,42 @@ The kernel drops the lock with the process, whatever kills it. Source: flock(2).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 _TRIES = 20  # another one may come and go between any two steps
+_TEMPORARY = re.compile(r"\..+\.lock\.(\d+-[0-9a-f]{8})")
+
+
+def lock_of(socket: Path, folder: Path) -> Path:
+    """The lock file in ``folder`` of a socket's path."""
+    return folder / f"{socket.name}.lock"
+
+
+def remove_dead(lock: Path) -> bool:
+    """Removes the lock file that a dead instance left; True where it did, False where somebody living has it."""
+    with contextlib.suppress(OSError):
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(lock.stat(), os.fstat(fd)):
+                lock.unlink()
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def remove_temporary(folder: Path, alive: Callable[[str], bool]) -> None:
+    """Removes files that got no lock's name before their instance died; ``alive`` is asked with its token."""
+    for path in folder.iterdir():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and not alive(match[1]):
+            path.unlink(missing_ok=True)
 
 
 class PathLock:

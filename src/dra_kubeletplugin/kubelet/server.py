@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc.aio
 
 from ..errors import SocketError, describe
-from .path_lock import PathLock
+from .path_lock import PathLock, lock_of
 from .sockets import MAX_PATH, hidden_name, is_live
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class UnixServer:
         """Why nobody can connect now; empty where the socket is in its place."""
         self._token = token
         self._services = tuple(services)
-        self._lock = PathLock((lock_folder or path.parent) / f"{path.name}.lock", token)
+        self._lock = PathLock(lock_of(path, lock_folder or path.parent), token)
         self._lost = lost
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
@@ -96,17 +96,19 @@ class UnixServer:
             if self._closed or self._in_place():
                 self.fault = ""
                 continue
-            if not self.fault:
+            before = self.fault
+            if not before:
                 self._lost()
-            self.fault = f"{self.path} was removed by somebody"
+            removed = self.fault = f"{self.path} was removed by somebody"
             try:
                 await self._bind()
             except Exception as e:  # tried again at the next look
                 text = e.message if isinstance(e, SocketError) else describe(e)
-                log.warning("%s, and cannot be restored: %s", self.fault, text)
-                self.fault = f"{self.fault}: {text}"
+                self.fault = f"{removed}, and cannot be restored: {text}"
+                if self.fault != before:
+                    log.warning("%s", self.fault)
                 continue
-            log.warning("%s: it is there again", self.fault)
+            log.warning("%s: it is there again", removed)
             self.fault = ""
 
     async def stop(self, grace: float | None = None) -> None:
@@ -152,10 +154,12 @@ class UnixServer:
             hidden.chmod(0o600)
             found = hidden.stat()
             hidden.rename(self.path)
-        except (RuntimeError, OSError) as e:
-            await server.stop(None)
+        except BaseException as e:  # CancelledError too: a stop during the start leaves nothing
             hidden.unlink(missing_ok=True)
-            raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from None
+            await server.stop(None)
+            if isinstance(e, RuntimeError | OSError):
+                raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from None
+            raise
         self._inode = (found.st_dev, found.st_ino)
         self._servers.append(server)
         if self._closed:  # stopped meanwhile

@@ -198,13 +198,16 @@ class _Connection:
                 self.h11.receive_data(await self.reader.read(65536))
         async with asyncio.timeout(self.limits.head_timeout):
             head = await self._event()
-        if not isinstance(head, h11.Request):
+        if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # nobody's tunnel
             return None
         async with asyncio.timeout(self.limits.body_timeout):
             body = await self._body()
         if body is None:
             return None
-        target = urlsplit(head.target.decode("latin-1"))
+        try:
+            target = urlsplit(head.target.decode("latin-1"))
+        except ValueError:  # brackets without an address between them
+            return None
         query = dict(parse_qsl(target.query, keep_blank_values=True))
         headers = {k.decode().lower(): v.decode("latin-1") for k, v in head.headers}
         return Request(head.method.decode(), unquote(target.path), query, headers, body)

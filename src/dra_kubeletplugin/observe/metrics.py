@@ -45,7 +45,7 @@ _GAUGES = {
     "last_scan_timestamp_seconds": ("When devices() last succeeded, in unix seconds.", []),
     "slices": ("Published ResourceSlices.", []),
     "publisher": ("1 while this instance is the one that publishes for the node.", []),
-    "publish_fault": ("1 while the slices are not as they should be.", []),
+    "publish_fault": ("1 while the slices are not as they should be, or their watch is dead.", []),
     "registered": ("1 while the kubelet accepts this plugin.", []),
     "records_healthy": ("1 while the record database can be read and written.", []),
 }

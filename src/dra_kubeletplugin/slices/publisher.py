@@ -78,6 +78,7 @@ class Publisher:
         self._contention = Contention()
         self._dirty = asyncio.Event()
         self._watch = SliceWatch(client, self._fields, self._dirty.set)
+        metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
 
     @property
     def fault(self) -> str:
@@ -211,11 +212,9 @@ class Publisher:
         if fault != self._fault:
             log.log(level, "%s", fault, exc_info=error)
         self._fault = fault
-        self.metrics.set("publish_fault", 1)
 
     def _well(self) -> None:
         self._fault = ""
-        self.metrics.set("publish_fault", 0)
         self.published.set()
 
     # --- one sync -------------------------------------------------------------------------------

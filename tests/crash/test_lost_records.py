@@ -1,0 +1,310 @@
+"""The database is removed, or lost with all that files could tell: what another instance, or the driver, knows is not handed out twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin.claims import Record, recovery
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError
+from tests.crash.rooms import Api, Room, room, until
+from tests.crash.stores import DRIVER, a_record, add, instance
+
+ROOT = Path(__file__).parents[2]
+
+
+# --- a removed file, two instances that write -------------------------------------------------------
+
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+from dra_kubeletplugin.claims import rows
+from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
+from tests.crash.stores import a_record, add, open_store
+
+async def main():
+    store, name = open_store(Path(sys.argv[1])), sys.argv[2]
+    await store.all()
+    print(json.dumps("ready"), flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        trial = line.strip()
+        got = []
+        for i in range(6):
+            try:
+                await add(store, a_record(f"{name}-{trial}-{i}", f"d-{trial}-{i}"))
+                got.append(i)
+            except (DeviceHeldError, RecordsError):
+                pass
+        print(json.dumps(got), flush=True)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+class Worker:
+    """An instance in a process of its own, which tries to get six devices in each trial."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, folder: Path, name: str) -> Worker:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WORKER, str(folder), name, stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+        )  # fmt: skip
+        made = cls(process)
+        assert await made.answer() == "ready"
+        return made
+
+    def ask(self, trial: int) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{trial}\n".encode())
+
+    async def answer(self) -> Any:
+        assert self.process.stdout
+        async with asyncio.timeout(30):
+            return json.loads(await self.process.stdout.readline())
+
+    async def stop(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        await self.process.wait()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("parts", [[""], ["", "-wal", "-shm"]], ids=["the file", "all parts"])
+async def test_a_file_removed_while_two_instances_write_gives_no_device_twice(
+    tmp_path: Path, parts: Sequence[str]
+) -> None:
+    workers = [await Worker.start(tmp_path, name) for name in ("a", "b")]
+    path = tmp_path / "records.db"
+    told: dict[str, str] = {}
+    try:
+        for trial in range(60):
+            for worker in workers:
+                worker.ask(trial)
+            await asyncio.sleep(0.0005 * (trial % 12))
+            for part in parts:
+                path.with_name(path.name + part).unlink(missing_ok=True)
+            for name, worker in zip("ab", workers, strict=True):
+                for i in await worker.answer():
+                    device = f"d-{trial}-{i}"
+                    assert device not in told, f"{device} was given to {told[device]} and to {name}"
+                    told[device] = name
+    finally:
+        for worker in workers:
+            await worker.stop()
+    assert len(told) > 300
+    async with instance(tmp_path) as store:
+        known = {r.devices[0]["device"]: r.uid[0] for r in await store.all()}
+    assert {d: n for d, n in known.items() if d in told} == told
+
+
+async def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken_for_the_one_that_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store, instance(tmp_path) as other:
+        await store.all()
+        store._drop()
+        path, open_it = store.path, store.keeper.open
+
+        def replaced(fault: Exception | None, removed: Any) -> Any:
+            monkeypatch.undo()
+            db = open_it(fault, removed)
+            path.rename(path.with_name("elsewhere"))  # and another instance, which had not opened it, makes a new one
+            for part in ("-wal", "-shm"):
+                path.with_name(path.name + part).unlink(missing_ok=True)
+            store.keeper.process._content.records = False
+            store.keeper.process._write()
+            other.keeper.open().close()
+            return db
+
+        monkeypatch.setattr(store.keeper, "open", replaced)
+        await add(store, a_record("u", "d-0"))
+        assert [r.uid for r in await other.all()] == ["u"]
+
+
+# --- what the driver knows --------------------------------------------------------------------------
+
+
+class Knowing(Driver):
+    """Without CDI edits: only its records, and the hardware, tell of its claims."""
+
+    name = DRIVER
+    answer: Any = ()
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits()) for d in claim.devices]
+
+    def recover(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer() if callable(self.answer) else self.answer
+
+
+def a_device(name: str, **fields: Any) -> PreparedDevice:
+    return PreparedDevice(**{"request": "r", "pool": "node", "name": name, **fields})
+
+
+def known(uid: str, *devices: PreparedDevice, **fields: Any) -> RecoveredClaim:
+    return RecoveredClaim(uid=uid, devices=list(devices), **fields)
+
+
+def knowing(answer: Any) -> Knowing:
+    driver = Knowing()
+    driver.answer = answer
+    return driver
+
+
+async def lost(folder: Path, api: Api) -> Room:
+    """A claim is prepared without CDI edits, and the database and its note go while nobody runs."""
+    async with room(folder, Knowing(), api) as before:
+        assert not isinstance(await before.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
+    for part in ("", "-wal", "-shm"):
+        before.settings.records_path.with_name(f"records.db{part}").unlink(missing_ok=True)
+    before.claims.files.specs.remove_note("a")
+    return before
+
+
+async def test_a_database_that_is_gone_has_the_driver_asked_though_no_claim_has_cdi_edits(tmp_path: Path) -> None:
+    api = Api()
+    await lost(tmp_path, api)
+    async with room(tmp_path, knowing([known("a", a_device("d-0"), namespace="ns", name="a")]), api) as after:
+        assert await after.records() == {"a": "Prepared"}
+        assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
+        assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
+        assert await after.records() == {}
+
+
+async def test_one_claim_that_conflicts_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    answer = [known("a", a_device("d-0")), known("thief", a_device("d-0")), known("c", a_device("d-2"))]
+    async with room(tmp_path, knowing(answer)) as after:
+        assert await after.records() == {"a": "Prepared", "c": "Prepared"}
+        assert any(
+            "thief was reported by the driver and not taken: device d-0" in n for n in await after.claims.notes()
+        )
+        assert await after.claims.faults() == []
+
+
+async def test_admin_access_that_the_driver_tells_of_holds_nothing_and_conflicts_with_nobody(tmp_path: Path) -> None:
+    answer = [known("a", a_device("d-0")), known("admin", a_device("d-0", admin_access=True))]
+    async with room(tmp_path, knowing(answer)) as after:
+        assert await after.records() == {"a": "Prepared", "admin": "Prepared"}
+        record = await after.claims.store.get("admin")
+        assert isinstance(record, Record)
+        assert record.exclusive() == []
+        assert record.prepared_claim("boot").devices[0].admin_access
+
+
+WRONG: dict[str, Any] = {
+    "no list": 5,
+    "no claims": [5],
+    "no UID": [known("")],
+    "a UID that is a number": [known(5)],  # type: ignore[arg-type]
+    "a UID that is no text": [known("\ud800")],
+    "a UID with a NUL": [known("a\0b")],
+    "a namespace that is nothing": [known("u", namespace=None)],
+    "devices that are nothing": [RecoveredClaim(uid="u", devices=None)],  # type: ignore[arg-type]
+    "devices of another kind": [known("u", "d-0")],  # type: ignore[arg-type]
+    "a device without a name": [known("u", a_device(None))],  # type: ignore[arg-type]
+    "a share that is a number": [known("u", a_device("d-0", share_id=7))],
+    "data that is no JSON": [known("u", a_device("d-0", data=object()))],
+    "data that is no text": [known("u", a_device("d-0", data={"x": "\ud800"}))],
+    "an exception": RuntimeError("\ud800"),
+    "an end": SystemExit(3),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
+    tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", 0.01)
+    api, driver = Api(), knowing(answer)
+    if isinstance(answer, BaseException):
+
+        def raises() -> None:
+            raise answer
+
+        driver.answer = raises
+    async with room(tmp_path, driver, api) as after:
+        (fault,) = await after.claims.faults()
+        assert fault.startswith("recover() of the driver failed, so it is not known what its hardware has in use: ")
+        assert not isinstance(await after.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
+        asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
+        driver.answer = [known("a", a_device("d-0"))]
+
+        async def merged() -> bool:
+            return "a" in await after.records()
+
+        await until(merged)
+        assert not asking.done()
+        asking.cancel()
+        assert await after.claims.faults() == []
+
+
+async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_SLOW", 0.05)
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.3)
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", 0.01)
+    go, calls = threading.Event(), []
+
+    def hangs() -> list[RecoveredClaim]:
+        calls.append(1)
+        go.wait(20)
+        return [known("a", a_device("d-0"))]
+
+    api = Api()
+    async with room(tmp_path, knowing(hangs), api) as after:
+        asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
+        assert any("has not answered for" in f for f in await after.claims.faults())
+        assert not isinstance(await after.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
+        go.set()
+
+        async def merged() -> bool:
+            return "a" in await after.records()
+
+        await until(merged)
+        assert calls == [1]
+
+        async def mended() -> bool:
+            return await after.claims.faults() == []
+
+        await until(mended)
+        asking.cancel()
+
+
+@pytest.mark.parametrize("on_record", [True, False])
+async def test_what_the_kubelet_unprepared_before_the_driver_told_of_it_is_not_held(
+    tmp_path: Path, on_record: bool
+) -> None:
+    """A driver may have looked at its hardware before, and answer after."""
+    api = Api()
+    if on_record:
+        async with room(tmp_path, Knowing(), api) as before:
+            await before.prepare(api.allocate("a", "a", "d-0", DRIVER))
+            await until(lambda: before.claims.files.specs.note_path("a").exists())
+        before.settings.records_path.write_bytes(b"")
+    else:
+        await lost(tmp_path, api)
+    driver = knowing(DriverError("not yet"))
+    async with room(tmp_path, driver, api) as after:
+        assert ("a" in await after.records()) is on_record
+        assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
+        driver.answer = [known("a", a_device("d-0")), known("b", a_device("d-1"))]
+        assert await after.claims.recovery.once()
+        await after.claims.reconciler.once(ask_server=False)
+        assert await after.records() == {"b": "Prepared"}
