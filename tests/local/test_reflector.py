@@ -178,6 +178,23 @@ async def test_without_copies_a_list_still_tells_what_came_changed_and_went() ->
         assert seen[:7] == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", ""), ("MODIFIED", "b"), ("ADDED", "c"), ("DELETED", ""), ("SYNCED", "")]  # fmt: skip
 
 
+async def test_without_copies_nothing_but_metadata_is_read() -> None:
+    large = {**obj("a"), "spec": {"devices": [{"name": "d"}]}}
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" in request:
+            return HEAD + chunk({"type": "MODIFIED", "object": {**large, "metadata": obj("a", "8")["metadata"]}})
+        return answer({"metadata": {"resourceVersion": "7"}, "items": [large]})
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        events = Reflector(client, Resource("", "v1", "nodes"), copies=False).events()
+        async with asyncio.timeout(10), contextlib.aclosing(events):
+            seen = [await anext(events) for _ in range(3)]
+    assert [e.type for e in seen] == ["ADDED", "SYNCED", "MODIFIED"]
+    assert [set(e.object) for e in seen] == [{"metadata"}, set(), {"metadata"}]
+    assert seen[2].object["metadata"]["resourceVersion"] == "8"
+
+
 NONSENSE: list[bytes] = [
     b"",
     b"{}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 from collections.abc import Iterator
@@ -310,6 +311,39 @@ async def test_the_same_object_that_was_changed_inside_is_a_change() -> None:
     device.attributes["x"] = 2  # type: ignore[index]
     assert await inventory.update([device])
     assert inventory.published()[0]["attributes"] == {"x": {"int": 2}}
+
+
+async def test_devices_that_a_look_finds_unchanged_are_kept_and_the_newest_data_of_the_driver_counts() -> None:
+    """A look every minute makes thousands of equal devices anew: they are garbage at once, and fill no second place."""
+    inventory, handle = Inventory("node"), object()
+    first = Device("a", {"x": 1}, data=handle)
+    await inventory.update([first])
+    assert not await inventory.update([Device("a", {"x": 1}, data=handle)])
+    assert inventory.get("a") is first
+    other = Device("a", {"x": 1}, data=object())
+    assert not await inventory.update([other])
+    assert inventory.get("a") is other
+    written_differently = Device("a", {"x": 1}, {"memory": 1}, data=other.data)
+    assert await inventory.update([written_differently])
+    again = Device("a", {"x": 1}, {"memory": "1"}, data=other.data)
+    assert not await inventory.update([again])
+    assert inventory.get("a") is again, "published alike, and yet what the driver said last"
+
+
+async def test_others_have_their_turn_while_thousands_of_devices_are_judged() -> None:
+    """The kubelet's question who we are has one second."""
+    inventory, turns = Inventory("node"), 0
+    device = Device("d", {f"a{i}": i for i in range(16)})
+    update = asyncio.create_task(inventory.update([renamed(device, f"d{i}") for i in range(2048)]))
+    while not update.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 2048 / 16
+
+
+def test_computed_names_of_attributes_are_kept_once() -> None:
+    a, b = (Device(n, {f"attribute{i}": n for i in range(8)}) for n in "ab")
+    assert all(x is y for x, y in zip(a.attributes, b.attributes, strict=True))
 
 
 def test_what_the_server_would_refuse_is_told_when_a_device_is_made() -> None:

@@ -1,0 +1,21 @@
+"""What starting needed goes back to the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from dra_kubeletplugin.host.memory import keep_trimmed
+
+
+async def test_what_stays_is_collected_once_and_passed_over_after_that() -> None:
+    assert gc.get_freeze_count() == 0
+    task = asyncio.create_task(keep_trimmed(settled=0.0, interval=60.0))
+    try:
+        async with asyncio.timeout(10):
+            while not gc.get_freeze_count():
+                await asyncio.sleep(0)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        gc.unfreeze()
