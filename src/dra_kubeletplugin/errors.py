@@ -9,6 +9,7 @@ The tree::
     ├── InvalidObjectError       an object that Kubernetes would refuse
     ├── InvalidSpecError         a CDI spec that a runtime would refuse
     ├── ApiError                 the API server refused, or cannot be reached
+    ├── NotReadyError            a plugin that was waited for does not serve
     ├── RecordsError             the claim records cannot be read or written
     │   ├── RecordsBusyError
     │   └── RecordsNewerError
@@ -184,6 +185,14 @@ class ApiError(DraError):
         """Whether the refusal is about the object ``name``, and not about a path that the server does not know."""
         about = self.details.get("details")
         return bool(name) and isinstance(about, dict) and about.get("name") == name
+
+
+class NotReadyError(DraError):
+    """A plugin that was waited for does not serve yet; the text says what is in the way."""
+
+    code = "DRA-E007"
+    reason = "NOT_READY"
+    help = "The message has the lines of /readyz: registration, devices, slices, records. Mend the first one."
 
 
 class RecordsError(DraError):

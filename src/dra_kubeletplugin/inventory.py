@@ -79,6 +79,7 @@ class Inventory:
         self._refused: dict[str, tuple[bytes, str]] = {}  # by the API server: name → what it refused, and why
         self._reports: dict[str, tuple[Health, float]] = {}
         self._reported_at: float | None = None
+        self._strangers: set[str] = set()  # names in the last report that are no devices
         self._changed = asyncio.Condition()
 
     # --- devices --------------------------------------------------------------------------------
@@ -244,6 +245,10 @@ class Inventory:
         """
         told = _checked(report)
         fresh = {n: (told.get(n, Health(True)), at) for n in self._entries}
+        strangers = told.keys() - self._entries.keys() - self._gone.keys()
+        for name in strangers - self._strangers:
+            log.warning("health() tells of %s, which is no device of this node: it is ignored", printable(name))
+        self._strangers = strangers
         for name, (health, _) in fresh.items():
             if health.healthy is False and self.healthy(name):
                 log.warning("device %s is unhealthy: %s", name, health.message or "no reason given")

@@ -18,7 +18,7 @@ from .claims import Claims
 from .claims.processes import Owned, ProcessLock
 from .driver import Driver
 from .driver.calls import Calls
-from .errors import DraError, DriverError, SettingsError, describe, printable
+from .errors import DraError, DriverError, NotReadyError, SettingsError, describe, printable
 from .host import Host
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
@@ -92,6 +92,7 @@ class Plugin:
         )
         self._health_fault = ""
         self.serving = False
+        self.stopping = False
         self.http_url = ""
 
     def _claims_changed(self) -> None:
@@ -127,13 +128,15 @@ class Plugin:
                         yield self
                     finally:
                         # The kubelet loses the registration first, then what is under way may end.
+                        self.stopping = True
                         self._registrar.unlink()
+                        self.registration.left()
                         await self.claims.stop(self.settings.stop_grace)
                         for job in jobs:
                             job.cancel()
             except BaseExceptionGroup as group:
-                if not self.serving and len(group.exceptions) == 1:
-                    raise group.exceptions[0] from None  # a start that fails says why, and nothing else
+                if len(group.exceptions) == 1:
+                    raise group.exceptions[0] from None  # what failed says why, and nothing else
                 raise
 
     @staticmethod
@@ -234,13 +237,23 @@ class Plugin:
 
     # --- what is so now -------------------------------------------------------------------------
 
-    async def ready(self) -> None:
-        """Waits until the kubelet has registered us and slices are published."""
-        await self.registration.registered.wait()
-        await self.publisher.published.wait()
+    async def ready(self, timeout: float | None = None) -> None:
+        """Waits until the kubelet has registered us and slices are published.
+
+        Raises :class:`NotReadyError` with all that is in the way after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self.registration.registered.wait()
+                await self.publisher.published.wait()
+        except TimeoutError:
+            why = "; ".join(await self.not_ready())
+            raise NotReadyError(f"the plugin is not ready after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
         """Why the plugin is not ready now; empty when it is."""
+        if self.stopping:
+            return ["stopping"]
         if not self.serving:
             return ["starting", *([self.scan.fault] if self.scan.fault else [])]
         out = [s.fault for s in (self._dra, self._registrar) if s.fault]

@@ -89,10 +89,16 @@ class DeviceScan:
         if self._hangs:
             return f"devices() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
         if self._failure:
-            return (
-                f"looking at the devices failed {self._failures} times, the last answer stays in force: {self._failure}"
-            )
+            return f"looking at the devices failed {self._failures} times, {self._consequence}: {self._failure}"
         return ""
+
+    @property
+    def _consequence(self) -> str:
+        return (
+            "the last answer stays in force"
+            if self._inventory.known
+            else "no device can be given out until one succeeds"
+        )
 
     async def first_look(self, timeout: float) -> bool:
         """Waits until a look has ended, well or not; False where none has within ``timeout`` seconds."""
@@ -169,7 +175,8 @@ class DeviceScan:
         if text != self._failure:
             # The traceback of what a driver raised is in the log already; what is left is our own.
             log.error(
-                "looking at the devices failed, the last answer stays in force: %s",
+                "looking at the devices failed, %s: %s",
+                self._consequence,
                 text, exc_info=None if isinstance(error, DraError) else error,
             )  # fmt: skip
         self._failure = text

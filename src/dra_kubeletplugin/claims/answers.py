@@ -90,15 +90,16 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         if key in given:
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
         given[key] = p
-    out = []
-    for allocated in claim.devices:
-        found = given.pop((allocated.pool, allocated.name, allocated.share_id, allocated.request), None)
-        if found is None:
-            raise BadAnswerError(f"{shown}: prepare answered nothing for device {allocated.name}: answer every device")
-        out.append((allocated, found))
-    if given:
-        raise BadAnswerError(f"{shown}: prepare answered device {next(iter(given))[1]}, which is not allocated to it")
-    return out
+    wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
+    for key in given.keys() - wanted.keys():
+        pool, name, share, request = key
+        raise BadAnswerError(
+            f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "
+            f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
+        )
+    for key in wanted.keys() - given.keys():
+        raise BadAnswerError(f"{shown}: prepare answered nothing for device {key[1]}: answer every device")
+    return [(allocated, given[key]) for key, allocated in wanted.items()]
 
 
 def _check_paths(claim: Claim, given: PreparedDevice, dev: Path) -> None:

@@ -41,6 +41,8 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
         if note.uid != uid:
             raise ValueError(f"it is of claim {note.uid}")
         doc = check_doc(msgspec.json.decode(note.doc)) | {"complete": True}
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError) as e:
         log.error("the note beside %s tells nothing of its claim (%s)", specs.path(uid), printable(e))
         return None

@@ -26,6 +26,7 @@ from .schema import Connection, as_records_error, explained, identity_of, is_bus
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
+_MAGIC = b"SQLite format 3\0"  # https://www.sqlite.org/fileformat.html
 _PROBE = 32 * 1024  # characters
 _TRIES = 5  # how often a file that goes elsewhere is followed in one call
 
@@ -111,9 +112,18 @@ class Store:
         await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():<{_PROBE}}"), Mode.SYNC)
 
     async def look(self) -> None:
-        """Notices that the file was removed or replaced, and puts it right. An error is kept as ``fault``."""
+        """Notices that the file was removed, replaced or overwritten, and puts it right. An error is kept as ``fault``."""
         with contextlib.suppress(RecordsError):
-            await self.do(lambda db: None, Mode.READ)
+            await self.do(lambda _: self._check_head(), Mode.READ)
+
+    def _check_head(self) -> None:
+        """An open database reads what it knows from memory, and would tell of damage with the next claim only.
+
+        Raises ``sqlite3.DatabaseError``.
+        """
+        with self.path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise sqlite3.DatabaseError("file is not a database")
 
     # --- in the thread --------------------------------------------------------------------------
 

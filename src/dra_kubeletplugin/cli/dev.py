@@ -25,6 +25,8 @@ from .options import given
 from .run import settings_for
 from .style import Style
 
+_READY = 20.0  # seconds until a driver that does not come up is given up
+
 
 @dataclass(frozen=True)
 class Session:
@@ -67,8 +69,7 @@ async def session(
         ready = node_settings(settings, cluster, cluster.node, sysfs)
         plugin = Plugin(driver(), ready)
         async with plugin.running():
-            async with asyncio.timeout(20):
-                await plugin.ready()
+            await plugin.ready(_READY)
             for path in apply:
                 await cluster.apply_file(path)
             yield Session(cluster, plugin)
@@ -90,9 +91,28 @@ def dev(args: argparse.Namespace) -> int:
 
 
 async def _stay(args: argparse.Namespace, driver: type[Driver], settings: Settings, sysfs: Path) -> int:
-    stop = asyncio.Event()
+    stop, started, work = asyncio.Event(), asyncio.Event(), asyncio.current_task()
+
+    def asked() -> None:
+        stop.set()
+        if work is not None and not started.is_set():
+            work.cancel()  # a driver that does not come up is not waited for
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, asked)
+    with contextlib.suppress(asyncio.CancelledError):
+        await _serve(args, driver, settings, sysfs, stop, started)
+    return 0
+
+
+async def _serve(
+    args: argparse.Namespace,
+    driver: type[Driver],
+    settings: Settings,
+    sysfs: Path,
+    stop: asyncio.Event,
+    started: asyncio.Event,
+) -> None:
     style = Style.of(sys.stdout)
     state = Path(args.state).absolute() if args.state else None
     cdi = settings.cdi_root if "cdi_root" in given(args) else None
@@ -107,6 +127,7 @@ async def _stay(args: argparse.Namespace, driver: type[Driver], settings: Settin
         cdi_root=cdi,
         apply=[Path(p) for p in args.apply],
     ) as s:
+        started.set()
         slices = len(s.cluster.slices())
         print(f"{style.bold('local cluster')} at {s.cluster.api.url}, driver {settings.driver_name} with", end=" ")
         print(f"{len(s.plugin.inventory)} devices in {slices} slices on {s.cluster.node.name}")
@@ -115,4 +136,3 @@ async def _stay(args: argparse.Namespace, driver: type[Driver], settings: Settin
         )
         print("Ctrl-C ends it.", flush=True)
         await stop.wait()
-    return 0

@@ -41,17 +41,22 @@ class Registration(pb_grpc.RegistrationServicer):
         self.registered = asyncio.Event()
         self.error = ""
         self.metrics = metrics
-        self._since = time.monotonic()
+        self._since: float | None = time.monotonic()  # None once that was measured: the kubelet comes back by itself
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_RegistrationServicer_to_server(self, server)
 
     def lost(self) -> None:
         """The registration socket is gone, and with it what the kubelet knows of us."""
-        self.registered.clear()
+        self.left()
         self.error = "the registration socket was removed"
-        self.metrics.set("registered", 0)
+        self._since = time.monotonic()
         log.warning("%s: the kubelet will not call until it is restored", self.error)
+
+    def left(self) -> None:
+        """The kubelet cannot find us any more."""
+        self.registered.clear()
+        self.metrics.set("registered", 0)
 
     async def GetInfo(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
         log.debug("the kubelet asks who we are")
@@ -61,8 +66,8 @@ class Registration(pb_grpc.RegistrationServicer):
         self, request: pb.RegistrationStatus, context: Any
     ) -> pb.RegistrationStatusResponse:
         if request.plugin_registered:
-            if not self.registered.is_set():
-                elapsed = time.monotonic() - self._since
+            if not self.registered.is_set() and self._since is not None:
+                elapsed, self._since = time.monotonic() - self._since, None
                 self.metrics.observe("registration_seconds", elapsed)
                 log.info("registered with the kubelet after %.0f ms", elapsed * 1000)
             self.error = ""

@@ -78,6 +78,7 @@ class Publisher:
         self._contention = Contention()
         self._dirty = asyncio.Event()
         self._watch = SliceWatch(client, self._fields, self._dirty.set)
+        metrics.measure("publisher", lambda: float(leader()))
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
 
     @property
@@ -139,7 +140,6 @@ class Publisher:
         version = self.inventory.version
         try:
             self.leads = self._is_leader()
-            self.metrics.set("publisher", int(self.leads))
             if not self.leads:
                 return await self._follow_leader()
             if self._refused and self._refused[0] == version and time.monotonic() < self._refused[1]:

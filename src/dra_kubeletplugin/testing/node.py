@@ -18,6 +18,7 @@ from . import pods
 
 JSON = dict[str, Any]
 CLASS = "devices"
+_READY = 20.0  # seconds
 
 
 class DriverNode:
@@ -39,12 +40,15 @@ class DriverNode:
         return self.plugin.driver
 
     async def start(self, **settings: Any) -> None:
-        """Starts a new plugin object, and waits until it is registered and has published."""
+        """Starts a new plugin object, and waits until it is registered and has published.
+
+        Raises :class:`NotReadyError` with the reason where it does not get there.
+        """
         self.settings = dataclasses.replace(self.settings, **settings)
         self.plugin = Plugin(self.driver_class(), self.settings, self.cluster.config)
         self._running = contextlib.AsyncExitStack()
         await self._running.enter_async_context(self.plugin.running())
-        await self.plugin.ready()
+        await self.plugin.ready(_READY)
 
     async def stop(self) -> None:
         if self._running:
