@@ -124,7 +124,10 @@ def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> Non
         ([], "answered nothing for device d"),
         (["d"], "prepare answered str, not PreparedDevice"),
         ([DEVICE.prepared()] * 2, "answered device d twice"),
-        ([DEVICE.prepared(), PreparedDevice(request="r", pool="p", name="e")], "device e of pool p for request 'r', which is not allocated"),
+        (
+            [DEVICE.prepared(), PreparedDevice(request="r", pool="p", name="e")],
+            "device e of pool p for request 'r', which is not allocated",
+        ),
         ([PreparedDevice(request="r", pool="p", name=["d"])], "a field of a wrong type"),  # type: ignore[arg-type]
         ([PreparedDevice(request="r", pool="p", name="d", edits={})], "a field of a wrong type"),  # type: ignore[arg-type]
         ([DEVICE.prepared(data={"a": b"x"})], "device d: data.a is of type bytes"),
