@@ -35,6 +35,7 @@ HEAVY = {
     "tempfile": "brings shutil",
     "difflib": "is for one sentence of an error",
     "multiprocessing": "nothing here forks",
+    "pyudev": "is loaded where events are watched, and costs 1 MiB",
     "dra_kubeletplugin.local": "the local cluster is for development",
     "dra_kubeletplugin.testing": "is for tests",
 }
