@@ -22,5 +22,5 @@ class Many(Driver):
 
     name = "many.example.com"
 
-    async def devices(self) -> list[Device]:
+    def devices(self) -> list[Device]:
         return [Device(f"d-{i}", {f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)]
