@@ -371,6 +371,14 @@ class DevicesUnknownError(ClaimError):
     help = "The driver's devices() has not succeeded since the plugin started: see readiness and the plugin's log."
 
 
+class HardwareUnknownError(ClaimError):
+    """The records were lost, and the driver has not said yet what its hardware has in use."""
+
+    code = "DRA-E128"
+    reason = "HARDWARE_UNKNOWN"
+    help = "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; nothing is given out meanwhile."
+
+
 def catalogue() -> list[type[DraError]]:
     """All error classes, by code."""
     found: list[type[DraError]] = []

@@ -169,7 +169,7 @@ class Crash(Driver):
         reach("unprepare: after hardware")
 
     def recover(self) -> list[RecoveredClaim]:
-        if fault("recover-raises"):
+        if fault("recover-raises") or asked("recover-fails"):
             raise OSError("the bus does not answer")
         by_uid: dict[str, list[str]] = {}
         for path in sorted(HARDWARE.glob("*.a")):

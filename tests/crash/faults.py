@@ -33,7 +33,7 @@ ONCE = (
     "health-answers-anything",
     "eio",
 )
-LASTS = ("device-gone", "device-sick")  # while their file is there
+LASTS = ("device-gone", "device-sick", "recover-fails")  # while their file is there
 SERVER = (Mode.SLOW, Mode.SILENT, Mode.HTML, Mode.RESET)
 # Takes the write lock, is stopped while it has it, and gives it back if it ever goes on.
 HOLDER = """

@@ -155,3 +155,24 @@ async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_ha
         await b.until("all stories to agree", lambda: is_quiet(b))
         await b.cluster.delete_pod("pod")
         await b.until("everything to be free", b.is_empty)
+
+
+async def test_while_nobody_knows_what_the_hardware_has_in_use_nothing_is_prepared(tmp_path: Path) -> None:
+    """The records are lost, a device is half taken, and the driver cannot tell: the pod waits, and says for what."""
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT="prepare: between two steps of hardware")
+        await b.apply_pod("pod")
+        await b.died()
+        removed(records(b))
+        for note in b.node.cdi_root.iterdir():
+            note.unlink()
+        unknown = b.faults / "recover-fails"
+        unknown.touch()
+        await b.start()
+        await b.until("the pod's event", lambda: any("HARDWARE_UNKNOWN" in e for e in b.cluster.events("pod")))
+        b.check()
+        unknown.unlink()
+        await b.kill()  # or it would be asked again after half a minute
+        await b.start()
+        await b.cluster.wait_running("pod")
+        b.check_quiet()

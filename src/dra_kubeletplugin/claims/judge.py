@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from ..errors import RecordUnreadableError
+from ..errors import HardwareUnknownError, RecordUnreadableError
 from . import rows
 from .processes import ProcessLock
 from .record import Record, State, Unreadable
@@ -75,13 +75,19 @@ class Judge:
     def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None) -> Verdict:
         """For a prepare. ``fault`` is why the claim could not be prepared afresh.
 
-        Raises ``fault``, :class:`DeviceHeldError` naming the holder, :class:`RecordUnreadableError`.
+        Raises ``fault``, :class:`DeviceHeldError` naming the holder, :class:`RecordUnreadableError`, and
+        :class:`HardwareUnknownError` while it is not known what the hardware has in use.
         """
         found = self.readable(rows.read(db, wanted.uid))
         if found is not None:
             return self._known(db, found, wanted)
         if fault is not None:
             raise fault
+        if rows.get_meta(db, RECOVER):
+            raise HardwareUnknownError(
+                "the records were made anew, and recover() of the driver has not yet said what its hardware has in use: "
+                "nothing is prepared before it has; the kubelet tries again"
+            )
         try:
             rows.insert(db, self.driver, wanted)
         except rows.HeldByError as e:
