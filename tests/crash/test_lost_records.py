@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record, recovery
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError
 from tests.crash.rooms import Api, Room, room, until
 from tests.crash.stores import DRIVER, a_record, add, instance
 
@@ -241,7 +241,8 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
     async with room(tmp_path, driver, api) as after:
         (fault,) = await after.claims.faults()
         assert fault.startswith("recover() of the driver failed, so it is not known what its hardware has in use: ")
-        assert not isinstance(await after.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
+        new = api.allocate("x", "x", "d-9", DRIVER)
+        assert isinstance(await after.prepare(new), HardwareUnknownError)
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
         driver.answer = [known("a", a_device("d-0"))]
 
@@ -252,9 +253,10 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
         assert not asking.done()
         asking.cancel()
         assert await after.claims.faults() == []
+        assert not isinstance(await after.prepare(new), DraError)
 
 
-async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_nothing_up(
+async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unprepare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_SLOW", 0.05)
@@ -271,7 +273,9 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_nothing_up(
     async with room(tmp_path, knowing(hangs), api) as after:
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
         assert any("has not answered for" in f for f in await after.claims.faults())
-        assert not isinstance(await after.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
+        new = api.allocate("x", "x", "d-9", DRIVER)
+        assert isinstance(await after.prepare(new), HardwareUnknownError)
+        assert not isinstance(await after.unprepare(new), DraError)
         go.set()
 
         async def merged() -> bool:

@@ -33,6 +33,7 @@ MERGED = "merged:"  # + name of a file that was set aside: what it had is in the
 _UNMERGED, _DAMAGED = "unmerged-", "damaged-"
 _PARTS = ("", "-wal", "-shm")
 _POLL = 0.02  # seconds
+_REMOVING = 0.1  # seconds
 
 
 class Keeper:
@@ -282,8 +283,12 @@ class Keeper:
                 db.close()
             new.chmod(0o600)
             sync_file(new)
-            for part in _PARTS[1:]:  # of the file that was there before; its log is not ours
-                _with(self.path, part).unlink(missing_ok=True)
+            rest = [_with(self.path, part) for part in _PARTS[1:]]  # of the file that was there before; its log is not ours
+            if any(map(Path.exists, rest)):
+                # Who removes `records.db*` removes one name after the other, and must not find ours among them.
+                time.sleep(_REMOVING)
+            for part in rest:
+                part.unlink(missing_ok=True)
             new.rename(self.path)
             sync_file(self.path.parent)
         except BaseException:
