@@ -385,7 +385,9 @@ async def test_who_looks_at_the_records_and_leaves_takes_nothing_away() -> None:
         await node.run_pod()
         store = node.plugin.claims.store
         await store.look()
-        script = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT * FROM claims'); db.close()"
+        script = (
+            "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT * FROM claims'); db.close()"
+        )
         log = store.path.with_name("records.db-wal")
         before = log.stat().st_ino
         subprocess.run([sys.executable, "-c", script, str(store.path)], check=True)

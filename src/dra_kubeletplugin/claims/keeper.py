@@ -283,7 +283,9 @@ class Keeper:
                 db.close()
             new.chmod(0o600)
             sync_file(new)
-            rest = [_with(self.path, part) for part in _PARTS[1:]]  # of the file that was there before; its log is not ours
+            rest = [
+                _with(self.path, part) for part in _PARTS[1:]
+            ]  # of the file that was there before; its log is not ours
             if any(map(Path.exists, rest)):
                 # Who removes `records.db*` removes one name after the other, and must not find ours among them.
                 time.sleep(_REMOVING)
