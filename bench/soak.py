@@ -32,7 +32,7 @@ _ROUNDS = 10  # between two moments of quiet
 _PODS = 8  # of which a node with four devices runs two to four
 QUICK = {
     "CRASH_DELAY": "0.01",
-    "LOG_LEVEL": "error",
+    "LOG_LEVEL": "info",
     "API_TIMEOUT": "2s",
     "CALL_TIMEOUT": "5s",
     "SCAN_TIMEOUT": "1s",

@@ -201,17 +201,30 @@ class Box:
     def check(self) -> None:
         """At any moment: nobody took what another holds."""
         violations = [p.read_text() for p in self.hardware.glob("VIOLATION-*")]
-        assert not violations, violations
+        if violations:  # the claim that took, and the one that holds
+            raise AssertionError(
+                self._told("\n".join(violations), {w for v in violations for w in v.split() if len(w) == 36})
+            )
+
+    def _told(self, what: str, uids: set[str]) -> str:
+        """``what``, and what the log says of some claims and of the records."""
+        uids = {*uids, "claims.keeper", "claims.recovery", "claims.store", "started as"}
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([what, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
 
     def check_quiet(self) -> None:
         """When nothing is under way: files, records and hardware tell the same story."""
         self.check()
         records = self.records()
         assert set(records.values()) <= {"Prepared"}, records
-        assert {f.rpartition("_")[2].rpartition(".")[0] for f in self.files()} == set(records), "CDI files and records"
-        assert set(self.holders().values()) == set(records), "hardware and records"
+        files = {f.partition("_")[2].partition(".")[0] for f in self.files()}
+        if files != set(records):
+            raise AssertionError(self._told(f"files {self.files()}, records {records}", files ^ set(records)))
+        holders = set(self.holders().values())
+        if holders != set(records):
+            raise AssertionError(self._told(f"hardware {self.holders()}, records {records}", holders ^ set(records)))
         claims = {c["metadata"]["uid"] for c in self.cluster.claims()}
-        assert set(records) <= claims, "records and claims"
+        assert set(records) <= claims, self._told("records of no claim", set(records) - claims)
 
     def is_empty(self) -> bool:
         return not (self.taken() or self.files() or self.records())

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -376,3 +377,23 @@ async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_hea
         await node.restart()
         assert not (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error
         assert sorted(await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]
+
+
+async def test_who_looks_at_the_records_and_leaves_takes_nothing_away() -> None:
+    """`dra claims`, or another instance that ends: SQLite's last one out removes the log, and a lost lock makes it the last."""
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        store = node.plugin.claims.store
+        await store.look()
+        script = (
+            "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT * FROM claims'); db.close()"
+        )
+        log = store.path.with_name("records.db-wal")
+        before = log.stat().st_ino
+        subprocess.run([sys.executable, "-c", script, str(store.path)], check=True)
+        assert log.exists()
+        assert log.stat().st_ino == before
+        await node.delete_pod()
+        db = sqlite3.connect(store.path)
+        assert db.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+        db.close()

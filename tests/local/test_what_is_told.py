@@ -83,3 +83,16 @@ def _true(check: Any) -> Any:
         return check()
 
     return ask
+
+
+async def test_a_pass_of_the_reconciler_that_meets_the_stop_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        uid = (await node.claim_of("pod"))["metadata"]["uid"]
+        claims = node.plugin.claims
+        claims.files.specs.path(uid).unlink()
+        await claims.stop(1)
+        report = await claims.reconciler.once(ask_server=False)
+        assert report.still_working == [uid]
+        assert not report.undo_failed
+    assert "fault" not in caplog.text

@@ -406,6 +406,8 @@ class Engine:
         return done
 
     async def _run(self, uid: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        if self.stopping:
+            raise StoppingError("the plugin is shutting down: the next start goes on")
         task, _ = self.flights.start(uid, Work.TIDY, work)
         try:
             return await asyncio.shield(task)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ApiUnavailableError, DraError, RecordsError
+from ..errors import ApiUnavailableError, DraError, RecordsError, StoppingError
 from ..observe.log import operation
 from ..observe.metrics import Metrics
 from .engine import Engine
@@ -174,6 +174,8 @@ class Reconciler:
         }
         if not tasks:
             return
+        for task in tasks.values():  # a pass that is cut short has nobody to tell
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait(tasks.values(), timeout=self.patience)
         for uid, task in tasks.items():
             if not task.done():
@@ -182,6 +184,8 @@ class Reconciler:
             elif (error := task.exception()) is None:
                 if task.result():
                     done.append(uid)
+            elif isinstance(error, StoppingError):
+                report.still_working.append(uid)
             elif isinstance(error, DraError):
                 log.error("reconciling claim %s: %s", uid, error)
                 report.undo_failed.append(uid)

@@ -26,7 +26,6 @@ from .schema import Connection, as_records_error, explained, identity_of, is_bus
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
-_MAGIC = b"SQLite format 3\0"  # https://www.sqlite.org/fileformat.html
 _PROBE = 32 * 1024  # characters
 _TRIES = 5  # how often a file that goes elsewhere is followed in one call
 
@@ -114,16 +113,7 @@ class Store:
     async def look(self) -> None:
         """Notices that the file was removed, replaced or overwritten, and puts it right. An error is kept as ``fault``."""
         with contextlib.suppress(RecordsError):
-            await self.do(lambda _: self._check_head(), Mode.READ)
-
-    def _check_head(self) -> None:
-        """An open database reads what it knows from memory, and would tell of damage with the next claim only.
-
-        Raises ``sqlite3.DatabaseError``.
-        """
-        with self.path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise sqlite3.DatabaseError("file is not a database")
+            await self.do(_read_afresh, Mode.READ)
 
     # --- in the thread --------------------------------------------------------------------------
 
@@ -244,6 +234,18 @@ class Store:
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except (sqlite3.Error, OSError) as e:
             log.debug("the log is not written back: %s", e)
+
+
+def _read_afresh(db: sqlite3.Connection) -> None:
+    """An open database reads what it knows from memory, and would tell of damage with the next claim only: it forgets that first.
+
+    Nobody else in this process may open the file: closing it would drop all locks that the process has on it, so that another
+    instance, when it ends, takes the log away from under us. Source: https://www.sqlite.org/howtocorrupt.html, 2.2
+
+    Raises ``sqlite3.DatabaseError``.
+    """
+    db.execute("PRAGMA shrink_memory")
+    rows.count_prepared(db)
 
 
 def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
