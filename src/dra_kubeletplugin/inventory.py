@@ -89,6 +89,20 @@ class Inventory:
         entry = self._entries.get(name)
         return entry.device if entry else None
 
+    def counters(self, counter_set: str) -> Mapping[str, str] | None:
+        """Counter → amount of a counter set; None where there is no such set."""
+        found = self._sets.get(counter_set)
+        return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
+
+    def description(self, name: str) -> JSON:
+        """How a device is published, with its counter sets, for a record of what is in use: see ``used`` of :meth:`update`."""
+        entry = self._entries[name]
+        device = entry.judged.json
+        sets = [
+            self._sets[c["counterSet"]] for c in device.get("consumesCounters") or () if c["counterSet"] in self._sets
+        ]
+        return {"device": device, "counterSets": [s.json for s in sets]}
+
     @property
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
