@@ -11,7 +11,7 @@ from typing import Any
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.amounts import Stock
+from dra_kubeletplugin.claims.amounts import Supply
 from dra_kubeletplugin.claims.files import note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
@@ -69,7 +69,7 @@ def write_back(path: Path) -> None:
     db.close()
 
 
-class Stocked(Stock):
+class Stocked(Supply):
     """What there is to be had: devices and counter sets of one pool."""
 
     def __init__(

@@ -33,7 +33,7 @@ class Hold(NamedTuple):
     uid: str  # of the claim
 
 
-class Stock(Protocol):
+class Supply(Protocol):
     """What there is now. Asked from the thread of the records."""
 
     def device(self, pool: str, name: str) -> Device | None:
@@ -117,23 +117,23 @@ def shown(amount: int, like: int | None = None) -> str:
     return quantity.canonical(quantity.parse(f"{amount // _KIBI}Ki" if binary else f"{amount}n"))
 
 
-def shortage(wanted: Sequence[Hold], held: Sequence[Hold], stock: Stock) -> Shortage | None:
+def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:
     """What there is not enough of for ``wanted`` beside ``held``; None where it fits.
 
     A hold of which it is not known what it takes, as a version before this one made it, or ``recover()`` told of it: a share is
     taken to have its device whole, a device to draw what it draws now, and one that nobody knows any more to draw everything.
     """
     mine = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
-    return _of_counters(mine, held, stock) or _of_capacity(mine, held, stock)
+    return _of_counters(mine, held, supply) or _of_capacity(mine, held, supply)
 
 
-def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], stock: Stock) -> Shortage | None:
+def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
     for pool, name in dict.fromkeys((h.pool, s) for h, t in mine for s in t.counters):
-        limits = stock.counters(pool, name)
+        limits = supply.counters(pool, name)
         if limits is None:
             continue
         asked = {h.device: t.counters[name] for h, t in mine if h.pool == pool and name in t.counters}
-        drawn = [(h, _drawn(h, name, stock)) for h in held if h.pool == pool]
+        drawn = [(h, _drawn(h, name, supply)) for h in held if h.pool == pool]
         for counter in dict.fromkeys(c for counters in asked.values() for c in counters):
             if counter not in limits:
                 continue
@@ -155,11 +155,11 @@ def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], stock
     return None
 
 
-def _drawn(hold: Hold, counter_set: str, stock: Stock) -> Mapping[str, int] | None:
+def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | None:
     """What a hold draws from a counter set; None where nobody knows."""
     takes = read_takes(hold.takes)
     if takes is None:
-        device = stock.device(hold.pool, hold.device)
+        device = supply.device(hold.pool, hold.device)
         if device is None:
             return None
         takes = read_takes(_text(takes_json(device, False, {})))
@@ -168,9 +168,9 @@ def _drawn(hold: Hold, counter_set: str, stock: Stock) -> Mapping[str, int] | No
     return takes.counters.get(counter_set, {})
 
 
-def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], stock: Stock) -> Shortage | None:
+def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
     for pool, name in dict.fromkeys((h.pool, h.device) for h, t in mine if h.share and t.capacity):
-        device = stock.device(pool, name)
+        device = supply.device(pool, name)
         if device is None:
             continue
         limits = {k: c["value"] for k, c in (device.json().get("capacity") or {}).items()}

@@ -193,7 +193,7 @@ class Engine:
         """In one transaction: what there is already decides, else the record is written and devices are held."""
 
         def begin(db: Connection) -> Verdict:
-            verdict = self.judge.begin(db, record, verified.fault, verified.stock)
+            verdict = self.judge.begin(db, record, verified.fault, verified.supply)
             if isinstance(verdict, Fresh):
                 self.in_flight.put(record)
             return verdict

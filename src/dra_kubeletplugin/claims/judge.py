@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import HardwareUnknownError, RecordUnreadableError
 from . import rows
-from .amounts import Stock, shortage
+from .amounts import Supply, shortage
 from .processes import ProcessLock
 from .record import Record, State, Unreadable
 
@@ -73,8 +73,8 @@ class Judge:
         self.boot_id = boot_id
         self.under_way = under_way
 
-    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, stock: Stock) -> Verdict:
-        """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``stock`` is what there is to be had now.
+    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Verdict:
+        """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``supply`` is what there is to be had now.
 
         Raises ``fault``, :class:`DeviceHeldError` naming the holders, of a device or of what is needed of its counters and
         capacity, :class:`RecordUnreadableError`, and :class:`HardwareUnknownError` while it is not known what the hardware has
@@ -97,24 +97,24 @@ class Judge:
             if len(stale) == len(e.holders):
                 return Stale(stale)
             raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
-        stale = self._check_left(db, wanted, stock)
+        stale = self._check_left(db, wanted, supply)
         if stale:
             return Stale(stale)
         rows.insert(db, self.driver, wanted)
         return Fresh(wanted)
 
-    def _check_left(self, db: sqlite3.Connection, wanted: Record, stock: Stock) -> list[Record]:
+    def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
         """Whether counters and capacity suffice. Answers the stale claims without which they do; nothing where they do at once.
 
         Raises :class:`OverdrawnError` naming the claims that hold too much.
         """
         mine = wanted.holds()
         held = rows.beside(db, self.driver, mine, wanted.uid)
-        if shortage(mine, held, stock) is None:
+        if shortage(mine, held, supply) is None:
             return []
         takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
-        missing = shortage(mine, [h for h in held if h.uid not in stale], stock)
+        missing = shortage(mine, [h for h in held if h.uid not in stale], supply)
         if missing is not None:
             raise rows.OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
         return list(stale.values())

@@ -8,14 +8,14 @@ from typing import Any
 from ..driver import AllocatedDevice
 from ..inventory import Inventory
 from ..resources.types import Device
-from .amounts import Stock, takes_json
+from .amounts import Supply, takes_json
 from .elsewhere import Found
 from .record import allocated_json
 
 JSON = dict[str, Any]
 
 
-class Known(Stock):
+class Known(Supply):
     """For one claim. Its questions may be asked from the thread of the records: what they read is replaced, never changed."""
 
     def __init__(self, inventory: Inventory) -> None:
@@ -29,18 +29,18 @@ class Known(Stock):
     def device(self, pool: str, name: str) -> Device | None:
         if found := self._found.get((pool, name)):
             return found.device
-        return self._inventory.get(name) if pool == self._inventory.pool else None
+        return self._inventory.find(name, pool)
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         for (found_in, _), found in self._found.items():
             if found_in == pool and counter_set in found.counter_sets:
                 return found.counter_sets[counter_set]
-        return self._inventory.counters(counter_set) if pool == self._inventory.pool else None
+        return self._inventory.counters(pool, counter_set)
 
     def entry(self, device: AllocatedDevice) -> JSON:
         """A device as a record has it before it is prepared: with what it takes, and how it is published if that is ours."""
         out = allocated_json(device)
         out["takes"] = takes_json(device.device, bool(device.share_id), device.consumed_capacity)
         if (device.pool, device.name) not in self._found:
-            out |= {"published": self._inventory.description(device.name)}
+            out |= {"published": self._inventory.description(device.name, device.pool)}
         return out

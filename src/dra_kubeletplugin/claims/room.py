@@ -12,7 +12,7 @@ from ..cdi import ClaimSpecs
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
-from ..inventory import Inventory
+from ..inventory import Held, Inventory
 from ..kube import KubeClient
 from ..observe.metrics import Metrics
 from ..settings import Settings
@@ -152,8 +152,8 @@ class Claims:
 
     # --- what is so now -------------------------------------------------------------------------
 
-    async def held(self) -> set[str]:
-        """Names of devices that some claim has.
+    async def held(self) -> Held:
+        """Each device that some claim has, see :meth:`Inventory.update`.
 
         Raises :class:`RecordsError`.
         """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from ..errors import DeviceHeldError, OverdrawnError, printable
+from ..inventory import Held
 from .amounts import Hold, Shortage, places
 from .record import Fence, Record, State, Unreadable, check_doc
 
@@ -74,12 +76,15 @@ def count_prepared(db: sqlite3.Connection) -> int:
     return found
 
 
-def held_devices(db: sqlite3.Connection, driver: str) -> set[str]:
-    """Names of devices that some claim holds, admin access included."""
-    held = {r[0] for r in db.execute("SELECT DISTINCT device FROM holds WHERE driver = ?", (driver,))}
+def held_devices(db: sqlite3.Connection, driver: str) -> Held:
+    """Each device that some claim has, admin access included, with how it was published, where that is known."""
+    held: dict[tuple[str, str], Mapping[str, Any]] = {
+        (pool, device): {}
+        for pool, device in db.execute("SELECT DISTINCT pool, device FROM holds WHERE driver = ?", (driver,))
+    }
     for row in read_all(db):
-        if isinstance(row, Record):
-            held.update(d["device"] for d in row.devices)
+        for d in row.devices if isinstance(row, Record) else ():
+            held[d["pool"], d["device"]] = d.get("published") or held.get((d["pool"], d["device"])) or {}
     return held
 
 

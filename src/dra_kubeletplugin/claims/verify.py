@@ -28,7 +28,7 @@ from ..kube import KubeClient
 from ..resources import quantity
 from ..resources.convert import GROUP, convert
 from ..resources.types import Device
-from .amounts import Stock
+from .amounts import Supply
 from .elsewhere import Elsewhere
 from .known import Known
 from .record import Record, allocated_json, identity
@@ -54,14 +54,14 @@ class ClaimRef:
 class Verified:
     """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care.
 
-    ``entries`` are its devices as a record has them before they are prepared; ``stock`` is what there was when it was looked at.
+    ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
     """
 
     object: JSON
     reserved_for: Sequence[JSON]
     devices: Sequence[AllocatedDevice]
     entries: Sequence[JSON]
-    stock: Stock
+    supply: Supply
     fault: ClaimError | None = None
 
 
@@ -187,22 +187,22 @@ class Verifier:
                 f"claim {ref} (UID {claim.uid}) is not allocated: the scheduler has not chosen devices"
             )
         results = claim.results(self.name)
-        stock = Known(self.inventory)
+        supply = Known(self.inventory)
         try:
-            devices = [await self._device(ref, r, claim.config(), stock) for r in results]
-            entries = [stock.entry(d) for d in devices]
-            return Verified(claim.object, claim.reserved_for, devices, entries, stock)
+            devices = [await self._device(ref, r, claim.config(), supply) for r in results]
+            entries = [supply.entry(d) for d in devices]
+            return Verified(claim.object, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [_allocated(r) for r in results]
             entries = [allocated_json(d) for d in devices]
-            return Verified(claim.object, claim.reserved_for, devices, entries, stock, e)
+            return Verified(claim.object, claim.reserved_for, devices, entries, supply, e)
 
-    async def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON], stock: Known) -> AllocatedDevice:
+    async def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON], supply: Known) -> AllocatedDevice:
         name = result.device
         device = self._own(ref, result)
         if device is None:
             found = await self.elsewhere.find(f"claim {ref}", result.pool, name)
-            stock.add(result.pool, found)
+            supply.add(result.pool, found)
             device = found.device
         try:
             chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
@@ -215,18 +215,18 @@ class Verifier:
 
     def _own(self, ref: ClaimRef, result: Result) -> Device | None:
         """A device of the inventory; None where only others can know of its pool."""
-        name = result.device
-        device = self.inventory.get(name) if result.pool == self.inventory.pool else None
+        name, pool = result.device, result.pool
+        device = self.inventory.get(name, pool)
         if device is None:
             if not self.inventory.known:
                 raise DevicesUnknownError(
                     f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
                     "the kubelet tries again; see the plugin's readiness"
                 )
-            if result.pool == self.inventory.pool:
+            if pool in self.inventory.pools:
                 raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
-        elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name):
-            reason = self.inventory.unhealthy_reason(name)
+        elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
+            reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         return device
 
