@@ -29,6 +29,9 @@ class Api:
         self.claims: dict[str, Any] = {}
         self.away = False
         self.slices: list[Any] = []
+        self.nodes: dict[str, dict[str, str]] = {}  # labels by name
+        self.nodes_read = 0
+        self.forbidden = False  # to read nodes
         self.listed: list[str] = []  # the selectors of lists
 
     async def dra(self, plural: str) -> Resource:
@@ -37,6 +40,11 @@ class Api:
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
         if self.away:
             raise ApiError("away")
+        if resource.plural == "nodes":
+            self.nodes_read += 1
+            if self.forbidden:
+                raise ApiError("nodes is forbidden", status=403)
+            return {"metadata": {"name": name, "labels": self.nodes[name]}}
         if name not in self.claims:
             raise ApiError("gone", status=404, details={"details": {"name": name}})
         return self.claims[name]

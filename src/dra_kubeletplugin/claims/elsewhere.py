@@ -19,7 +19,6 @@ from ..errors import (
     ApiUnavailableError,
     DeviceGoneError,
     DevicesUnknownError,
-    InvalidObjectError,
     WrongNodeError,
     describe,
     printable,
@@ -29,7 +28,7 @@ from ..kube import KubeClient
 from ..kube.client import NODES
 from ..resources import node_selection
 from ..resources.convert import GROUP, convert
-from ..resources.reading import read_device
+from ..resources.reading import read_counters, read_device
 from ..resources.types import Device
 
 log = logging.getLogger(__name__)
@@ -95,11 +94,7 @@ class _Pool:
 
     @functools.cached_property
     def counter_sets(self) -> Mapping[str, Mapping[str, str]]:
-        return {
-            c["name"]: {n: str(v["value"]) for n, v in c["counters"].items()}
-            for s in self.slices
-            for c in s.get("sharedCounters") or ()
-        }
+        return {c["name"]: read_counters(c["counters"]) for s in self.slices for c in s.get("sharedCounters") or ()}
 
 
 class _Look(Generic[T]):
@@ -179,7 +174,7 @@ class Elsewhere:
                 entry = seen.devices.get(name)
                 if entry is not None and await self._is_here(entry, since):
                     return _read(shown, pool, entry[0], seen)
-            except (AttributeError, KeyError, TypeError, ValueError, InvalidObjectError) as e:
+            except (AttributeError, KeyError, TypeError, ValueError) as e:
                 raise DevicesUnknownError(
                     f"{shown}: this version of the plugin cannot read how device {name} is described in the ResourceSlices of "
                     f"pool {pool}: {describe(e)}"
