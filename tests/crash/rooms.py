@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin import Device, Driver, Host
+from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.claims import Answer, ClaimRef, Claims
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.driver.calls import Calls
@@ -61,7 +61,7 @@ class Room:
         self.inventory = Inventory("node")
         self.metrics = Metrics()
         self.process = ProcessLock(self.settings.plugin_dir / "processes")
-        driver.bind(Host(folder / "sys"), self.settings)
+        driver.attach(Host(folder / "sys"), self.settings)
         self.claims = Claims(
             driver, self.calls, api, self.inventory, self.settings, self.process, boot, self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -69,7 +69,7 @@ class Room:
     async def open(self) -> None:
         self.process.acquire()
         self.process.bury()
-        await self.inventory.update([Device(f"d-{i}") for i in range(40)])
+        await self.inventory.update([Pool("node", [Device(f"d-{i}") for i in range(40)])])
         await self.claims.open()
 
     async def close(self) -> None:

@@ -93,7 +93,7 @@ async def check_all_goes_on(folder: Path, shown: str) -> None:
         assert not isinstance(await after.prepare(api.allocate("fine", "fine", "d-1", DRIVER)), DraError)
         held = await after.prepare(api.allocate("second", "second", "d-0", DRIVER))
         assert isinstance(held, DeviceHeldError), held
-        assert "d-0" in await after.claims.held()
+        assert ("node", "d-0") in await after.claims.held()
         await after.claims.reconciler.once()
         assert any(shown in note for note in await after.claims.notes())
         assert await after.claims.faults() == []

@@ -46,7 +46,7 @@ class Scripted(Driver):
             self.at_once -= 1
 
 
-async def nothing_held() -> Collection[str]:
+async def nothing_held() -> Collection[tuple[str, str]]:
     return set()
 
 
@@ -176,7 +176,7 @@ async def test_a_request_may_come_from_any_thread(tmp_path: Path) -> None:
 
 
 async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tmp_path: Path) -> None:
-    async def unreadable() -> Collection[str]:
+    async def unreadable() -> Collection[tuple[str, str]]:
         raise RecordsError("the disk is full")
 
     async with scanning(tmp_path, lambda look: [Device("a")] if look == 1 else [], held=unreadable) as (_, driver, inventory):  # fmt: skip
@@ -186,9 +186,9 @@ async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tm
 
 
 async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_use(tmp_path: Path) -> None:
-    used = {"a"}
+    used = {("node", "a")}
 
-    async def held() -> Collection[str]:
+    async def held() -> Collection[tuple[str, str]]:
         return used
 
     pace = dataclasses.replace(QUICK, interval=60)

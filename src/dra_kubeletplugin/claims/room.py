@@ -150,8 +150,8 @@ class Claims:
 
     # --- what is so now -------------------------------------------------------------------------
 
-    async def held(self) -> set[str]:
-        """Names of devices that some claim has.
+    async def held(self) -> set[tuple[str, str]]:
+        """Pool and name of each device that some claim has.
 
         Raises :class:`RecordsError`.
         """

@@ -54,12 +54,12 @@ def count_prepared(db: sqlite3.Connection) -> int:
     return found
 
 
-def held_devices(db: sqlite3.Connection, driver: str) -> set[str]:
-    """Names of devices that some claim holds, admin access included."""
-    held = {r[0] for r in db.execute("SELECT DISTINCT device FROM holds WHERE driver = ?", (driver,))}
+def held_devices(db: sqlite3.Connection, driver: str) -> set[tuple[str, str]]:
+    """Pool and name of each device that some claim holds, admin access included."""
+    held = {(r[0], r[1]) for r in db.execute("SELECT DISTINCT pool, device FROM holds WHERE driver = ?", (driver,))}
     for row in read_all(db):
         if isinstance(row, Record):
-            held.update(d["device"] for d in row.devices)
+            held.update((d["pool"], d["device"]) for d in row.devices)
     return held
 
 

@@ -91,8 +91,8 @@ class Store:
     async def unreadable(self) -> list[Unreadable]:
         return [r for r in await self.do(rows.read_all, Mode.READ) if isinstance(r, Unreadable)]
 
-    async def held(self) -> set[str]:
-        """Names of devices that some claim has."""
+    async def held(self) -> set[tuple[str, str]]:
+        """Pool and name of each device that some claim has."""
         return await self.do(lambda db: rows.held_devices(db, self.driver), Mode.READ)
 
     async def prepared(self) -> int:

@@ -173,9 +173,10 @@ class Verifier:
             )
         results = claim.results(self.name)
         for r in results:
-            if r.pool != self.inventory.pool:
+            if self.inventory.known and r.pool != self.inventory.pool and r.pool not in self.inventory.pools:
+                here = ", ".join(self.inventory.pools) or self.inventory.pool
                 raise WrongNodeError(
-                    f"claim {ref}: device {r.device} is of pool {r.pool}, and this node has pool {self.inventory.pool}"
+                    f"claim {ref}: device {r.device} is of pool {r.pool}, and this node has pool {here}"
                 )
         try:
             devices = [self._device(ref, r, claim.config()) for r in results]
@@ -185,7 +186,7 @@ class Verifier:
 
     def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON]) -> AllocatedDevice:
         name = result.device
-        device = self.inventory.get(name)
+        device = self.inventory.get(name, result.pool)
         if device is None:
             if not self.inventory.known:
                 raise DevicesUnknownError(
@@ -193,8 +194,8 @@ class Verifier:
                     "the kubelet tries again; see the plugin's readiness"
                 )
             raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
-        if self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name):
-            reason = self.inventory.unhealthy_reason(name)
+        if self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, result.pool):
+            reason = self.inventory.unhealthy_reason(name, result.pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         try:
             chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
