@@ -398,6 +398,10 @@ class ApiServer:
         if pod["spec"].get("nodeName"):
             raise conflict(target, f"pod {target.name} is already assigned to node {pod['spec']['nodeName']!r}")
         pod["spec"]["nodeName"] = node
+        status = pod.setdefault("status", {})
+        status.pop("nominatedNodeName", None)
+        others = [c for c in status.get("conditions") or [] if c["type"] != "PodScheduled"]
+        status["conditions"] = [*others, {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}]
         self.storage.put(target.qualified, pod)
         return json_response(
             {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
