@@ -70,7 +70,7 @@ class Publisher:
         self.leads = True
         self._tell_gates_off = gates_off
         self._told_off: frozenset[Gate] = frozenset()
-        self._syncer = Syncer(client, inventory, scope, metrics, TaintTimes(times), generation)
+        self._syncer = Syncer(client, inventory, scope, metrics, TaintTimes(times), self._is_leader, generation)
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
