@@ -15,6 +15,7 @@ from ..driver import Driver, load_driver
 from ..driver.calls import Calls
 from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
+from ..scanning import ask, asked
 from ..settings import load
 from .options import given
 from .style import Style
@@ -67,10 +68,10 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
 async def _look(driver: Driver) -> Inventory:
     """What the plugin would publish of a driver's devices."""
     calls = Calls()
-    inventory = Inventory("node", driver.unhealthy_taint)
+    inventory = Inventory(driver.settings.node_name, driver.unhealthy_taint)
     await calls(driver.start)
     try:
-        await inventory.update(await calls(driver.devices), await calls(driver.counter_sets))
+        await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
     finally:
         await calls(driver.stop)
     return inventory
@@ -88,9 +89,8 @@ def inspect(args: argparse.Namespace) -> int:
         if args.driver:
             cls = load_driver(args.driver)
             driver = cls()
-            driver.bind(
-                host, dataclasses.replace(settings, driver_name=settings.driver_name or cls.name, sysfs_root=root)
-            )
+            name, node = settings.driver_name or cls.name, settings.node_name or "node"
+            driver.attach(host, dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root))
             inventory = asyncio.run(_look(driver))
             for device in inventory:
                 fault = inventory.left_out.get(device.name)

@@ -217,6 +217,17 @@ def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:
     return [] if new["spec"] == old["spec"] else [invalid("spec", "<value omitted>", "field is immutable")]
 
 
+def device_key(device: JSON) -> tuple[str, str, str, str]:
+    """What tells apart the devices of a claim: driver, pool, device, share."""
+    return device["driver"], device["pool"], device["device"], device.get("shareID", "")
+
+
+def allocated_devices(claim: JSON) -> set[tuple[str, str, str, str]]:
+    """The keys of the devices that are allocated to a claim."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return {device_key(r) for r in (allocation.get("devices") or {}).get("results") or []}
+
+
 def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
     """Rules for an update of a claim's status: consumers, allocation and device status fit together."""
     status, before = new.get("status") or {}, old.get("status") or {}
@@ -241,14 +252,11 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
         fresh = uids - {c["uid"] for c in before.get("reservedFor") or []}
         if fresh:
             out.append(forbidden("status.reservedFor", "new entries may not be added while `deletionTimestamp` is set"))
-    allocated = {
-        (r["driver"], r["pool"], r["device"], r.get("shareID", ""))
-        for r in ((allocation or {}).get("devices") or {}).get("results") or []
-    }
+    allocated = allocated_devices(new)
     seen: set[tuple[str, ...]] = set()
     for i, device in enumerate(status.get("devices") or []):
         where = f"status.devices[{i}]"
-        key = (device["driver"], device["pool"], device["device"], device.get("shareID", ""))
+        key = device_key(device)
         if key in seen:
             out.append(duplicate(where, "/".join(k for k in key if k)))
         elif key not in allocated:

@@ -141,7 +141,7 @@ _CLAIM_STATUS: Shape = {
             "pool": "string!",
             "device": "string!",
             "shareID": "string?",
-            "conditions": [_CONDITION],
+            "conditions!": [_CONDITION],
             "data": "raw",
             "networkData": {"interfaceName": "string", "ips": ["string"], "hardwareAddress": "string"},
         }

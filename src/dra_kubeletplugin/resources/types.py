@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InvalidObjectError
 from . import quantity, slice_rules, version
+from .nodes import Nodes
 from .quantity import Quantity
 from .version import Version
 
@@ -55,6 +56,7 @@ class Device:
         consumes_counters: counter set → counter → amount (KEP-4815).
         allow_multiple_allocations: several claims may share the device (KEP-5075).
         binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
+        nodes: from where the device can be used, where that differs from its pool's; only in pools of no single node.
         extra: fields that this version does not know; sent as they are.
         data: the driver's own; never published, found again in ``claim.devices[].device.data``.
 
@@ -70,6 +72,7 @@ class Device:
     binding_conditions: Sequence[str] = ()
     binding_failure_conditions: Sequence[str] = ()
     binds_to_node: bool = False
+    nodes: Nodes | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     data: Any = field(default=None, compare=False)
 
@@ -107,6 +110,8 @@ class Device:
             out["bindingFailureConditions"] = list(self.binding_failure_conditions)
         if self.allow_multiple_allocations:
             out["allowMultipleAllocations"] = True
+        if self.nodes is not None:
+            out |= self.nodes.of_device()
         return out | dict(self.extra)
 
 
@@ -171,7 +176,8 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
             lists.add(f".attributes[{key}]")
         if not _MIN_INT <= value.get("int", 0) <= _MAX_INT:
             out.append(f"attributes[{key}].int: {value['int']} does not fit into 64 bits")
-    found = (f for f in slice_rules.validate_device(built, "") if f.field not in lists)
+    per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
+    found = (f for f in slice_rules.validate_device(built, "", per_device=per_device) if f.field not in lists)
     out += [f"{f.field.lstrip('.')}: {f.message}" for f in found]
     if built.get("bindingConditions") and not built.get("bindingFailureConditions"):
         out.append("bindingFailureConditions: required with bindingConditions")

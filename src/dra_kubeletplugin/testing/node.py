@@ -101,7 +101,7 @@ class DriverNode:
         return {
             "files": self.plugin.claims.files.specs.uids(),
             "records": [r.uid for r in await self.plugin.claims.store.all()],
-            "held": sorted(await self.plugin.claims.store.held()),
+            "held": sorted(device for _, device in await self.plugin.claims.store.held()),
         }
 
     async def delete_pod(self, name: str = "pod") -> None:

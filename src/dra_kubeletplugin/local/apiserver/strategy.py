@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...resources import claim_rules, defaults, schema, slice_rules
@@ -37,6 +37,8 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
     if kind.group != GROUP:
         out = copy.deepcopy(dict(obj))
         out.setdefault("metadata", {})
+        _without_empty(out["metadata"], ("labels", "annotations", "finalizers", "ownerReferences"))
+        _without_empty(out, ("data", "binaryData"))
         return out
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
@@ -46,6 +48,13 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
     except (TypeError, AttributeError, KeyError):
         raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: wrong shape') from None
     return decoded
+
+
+def _without_empty(obj: JSON, fields: Iterable[str]) -> None:
+    """A server written in Go keeps no empty maps and lists of optional fields."""
+    for name in fields:
+        if name in obj and not obj[name]:
+            del obj[name]
 
 
 def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
@@ -78,6 +87,21 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
     return defaults.apply(obj, kind.kind) if kind.group == GROUP else obj
 
 
+def settle(kind: Kind, obj: JSON, old: JSON) -> None:
+    """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
+    manager), and storage does not tell an empty list from none."""
+    status = obj.get("status") or {}
+    if kind.kind != "ResourceClaim" or not status.get("devices"):
+        return
+    gone = claim_rules.allocated_devices(old) - claim_rules.allocated_devices(obj)
+    kept = [
+        {**d, "conditions": d.get("conditions") or None}
+        for d in status["devices"]
+        if claim_rules.device_key(d) not in gone
+    ]
+    obj["status"] = {k: v for k, v in status.items() if k != "devices"} | ({"devices": kept} if kept else {})
+
+
 def _pod_defaults(pod: JSON) -> None:
     spec = pod.setdefault("spec", {})
     spec.setdefault("restartPolicy", "Always")
@@ -108,6 +132,8 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[
             faults = claim_rules.validate_class(obj, cel.compile_selector)
         case "Pod":
             faults = _pod(obj, old)
+        case "Lease":
+            faults = _lease(obj)
     if faults:
         raise InvalidObject(faults)
 
@@ -123,6 +149,17 @@ def _slice_update(new: JSON, old: JSON | None) -> list[FieldError]:
         out.append(invalid("spec.pool.name", spec["pool"]["name"], "field is immutable"))
     if spec.get("nodeName") != before.get("nodeName"):
         out.append(invalid("spec.nodeName", spec.get("nodeName"), "field is immutable"))
+    return out
+
+
+def _lease(lease: JSON) -> list[FieldError]:
+    spec = lease.get("spec") or {}
+    duration, transitions = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
+    out = []
+    if duration is not None and not (isinstance(duration, int) and duration > 0):
+        out.append(invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"))
+    if transitions is not None and not (isinstance(transitions, int) and transitions >= 0):
+        out.append(invalid("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
     return out
 
 
