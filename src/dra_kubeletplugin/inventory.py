@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .driver import Health, Role
@@ -17,9 +18,11 @@ from .resources.types import Device, Taint
 from .settings import HEALTH_TIMEOUT
 from .stock import GONE, Entry, PoolContent, Stock, checked, restocked
 
-__all__ = ["GONE", "DeviceHealth", "DeviceKey", "Inventory", "PoolContent"]
+__all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
+Held = Mapping[tuple[str, str], JSON]  # pool and name of devices that claims have → what `description` said, or nothing
+_NOBODY: Held = MappingProxyType({})
 
 
 class DeviceKey(NamedTuple):
@@ -96,6 +99,22 @@ class Inventory:
         entry = stock.entries.get(name) if stock else None
         return entry.device if entry else None
 
+    def find(self, name: str, pool: str) -> Device | None:
+        """The device, if it is there now, or vanished while a claim has it."""
+        stock = self._stocks.get(pool)
+        entry = stock.find(name) if stock else None
+        return entry.device if entry else None
+
+    def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
+        """Counter → amount of a counter set; None where there is no such set that can be published."""
+        stock = self._stocks.get(pool)
+        found = stock.sets.get(counter_set) if stock else None
+        return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
+
+    def description(self, name: str, pool: str) -> JSON:
+        """A device that is there now, as a record keeps it while it is in use: see ``used`` of :meth:`update`."""
+        return self._stocks[pool].description(name)
+
     @property
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
@@ -125,12 +144,13 @@ class Inventory:
         found = (c for c in self.contents() if c.name == (self.pool if pool is None else pool))
         return [decoded(p.encoded) for c in found for p in c.devices]
 
-    async def update(self, pools: object, used: Collection[tuple[str, str]] | None = (), method: str = "pools") -> bool:
+    async def update(self, pools: object, used: Held | None = _NOBODY, method: str = "pools") -> bool:
         """Takes the driver's answer, which may be anything; True where something changed.
 
         Devices in ``used`` (pool and name), which claims hold, stay published with a taint when they vanish; None says that it
-        is not known which these are, so all that vanish do. A device or counter set that the API server would refuse is left
-        out alone. ``method`` is what the answer came from.
+        is not known which these are, so all that vanish do. Its values are what :meth:`description` said, or empty: that is
+        how one that vanished while no plugin ran is known. A device or counter set that the API server would refuse is left out
+        alone. ``method`` is what the answer came from.
 
         Raises :class:`DriverError` for what is no list of pools, or has a name twice; nothing is changed then.
         """
@@ -138,14 +158,17 @@ class Inventory:
         fresh = {
             p.name: p for p in answered(pools, method) if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)
         }
+        held: dict[str, dict[str, JSON]] = {}
+        for (name, device), described in (used or {}).items():
+            held.setdefault(name, {})[device] = described
         stocks = {}
         for name, pool in fresh.items():
-            held = None if used is None else {d for p, d in used if p == name}
-            stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, held, now)
-        for name, before in self._stocks.items():
+            of_pool = None if used is None else held.get(name, {})
+            stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, of_pool, now)
+        for name in [*self._stocks, *(n for n in held if n not in self._stocks)]:
             if name not in fresh:  # the pool vanished: what of it is in use stays
-                held = None if used is None else {d for p, d in used if p == name}
-                rest = await restocked(before, before.emptied(), held, now)
+                before = self._stocks.get(name) or Stock(name)
+                rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}), now)
                 if rest.gone:
                     stocks[name] = rest
         changed = (

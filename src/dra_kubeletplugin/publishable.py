@@ -111,6 +111,18 @@ def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> J
     return Judged(shape, _told(faults, shape))
 
 
+def recalled_device(raw: JSON) -> Judged:
+    """Looks at a device as it was published before. Raises what reading it may."""
+    shape = msgspec.json.encode(raw)
+    return Judged(shape, _told(device_faults(raw), shape), *_takes(raw))
+
+
+def recalled_set(raw: JSON) -> Judged:
+    """Looks at a counter set as it was published before. Raises what reading it may."""
+    shape = msgspec.json.encode(raw)
+    return Judged(shape, _told(counter_set_faults(raw), shape))
+
+
 def _told(faults: list[str], shape: bytes) -> str:
     if len(shape) > MAX_BYTES:
         faults.append(f"{len(shape)} bytes as JSON: at most {MAX_BYTES} can be published")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, describe
 from .host.events import SUBSYSTEMS, kernel_events
-from .inventory import Inventory
+from .inventory import Held, Inventory
 from .observe.metrics import Metrics
 from .resources.pools import Pool
 
@@ -65,7 +65,7 @@ class DeviceScan:
         driver: Driver,
         calls: Calls,
         inventory: Inventory,
-        held: Callable[[], Awaitable[Collection[tuple[str, str]]]],
+        held: Callable[[], Awaitable[Held]],
         metrics: Metrics,
         sysfs: Path,
         pace: Pace,
@@ -171,7 +171,7 @@ class DeviceScan:
     async def _ask(self) -> None:
         pools = await ask(self._driver, self._calls, self._inventory.pool)
         try:
-            held: Collection[tuple[str, str]] | None = await self._held()
+            held: Held | None = await self._held()
         except DraError as e:
             log.warning("which devices claims hold is not known (%s): all that vanish stay published with a taint", e)
             held = None

@@ -8,9 +8,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .errors import printable
-from .publishable import Answered, Judged, Parcel, counters_fault, judge_device, judge_set, parcel, tainted
+from .errors import DraError, printable
+from .publishable import (
+    Answered,
+    Judged,
+    Parcel,
+    counters_fault,
+    judge_device,
+    judge_set,
+    parcel,
+    recalled_device,
+    recalled_set,
+    tainted,
+)
 from .resources.nodes import Nodes
+from .resources.reading import read_device
 from .resources.types import Device, Taint
 
 log = logging.getLogger(__name__)
@@ -56,6 +68,12 @@ class Stock:
     def find(self, name: str) -> Entry | None:
         return self.entries.get(name) or self.gone.get(name)
 
+    def description(self, name: str) -> JSON:
+        """A device with the counter sets from which it draws, for :func:`restocked` should it vanish."""
+        entry = self.entries[name]
+        sets = [self.sets[s].json for s in entry.device.consumes_counters if s in self.sets]
+        return {"device": entry.judged.json, **({"counterSets": sets} if sets else {})}
+
     def emptied(self) -> Answered:
         """What the driver would have answered for a pool of this kind without devices."""
         return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device)
@@ -86,11 +104,12 @@ class Stock:
         )
 
 
-async def restocked(before: Stock, pool: Answered, used: Collection[str] | None, now: float) -> Stock:
+async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | None, now: float) -> Stock:
     """The stock after an answer.
 
     Args:
-        used: devices that claims hold: they stay when they vanish, with their counter sets. None: it is not known, so all do.
+        used: devices that claims hold, as :meth:`Stock.description` told of them, or nothing where nobody knows: they stay when
+            they vanish, with their counter sets. None: it is not known which, so all do.
         now: unix seconds.
 
     The order is the author's.
@@ -105,13 +124,22 @@ async def restocked(before: Stock, pool: Answered, used: Collection[str] | None,
     vanished = {n: Entry(e.device, e.judged, now) for n, e in before.entries.items() if n not in pool.devices}
     missing = {n: e for n, e in {**vanished, **before.gone}.items() if n not in pool.devices}
     gone = {n: e for n, e in missing.items() if used is None or n in used}
+    sets_before = dict(before.sets)
+    for name, described in (used or {}).items():
+        if described and name not in pool.devices and name not in gone:
+            try:
+                gone[name], told = _recalled(name, described, now)
+            except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
+                log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
+            else:
+                sets_before = {**told, **sets_before}
     for name in gone.keys() - before.gone.keys():
         log.warning("device %s vanished while a claim uses it: it stays published with a taint", printable(name))
     sets = {n: judge_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
     for entry in gone.values():
         for name in entry.device.consumes_counters:
-            if name not in sets and name in before.sets:
-                sets[name] = before.sets[name]
+            if name not in sets and name in sets_before:
+                sets[name] = sets_before[name]
     return checked(Stock(pool.name, pool.nodes, per_device, pool.fault, entries, gone, sets, before.refused))
 
 
@@ -139,6 +167,19 @@ def _entry(device: Device, nodes: Nodes, per_device: bool, before: Entry | None)
     if before is not None and judged is before.judged and _same(device, before.device):
         return before
     return Entry(device, judged)
+
+
+def _recalled(name: str, described: JSON, now: float) -> tuple[Entry, dict[str, Judged]]:
+    """A device that vanished while no plugin ran, and its counter sets, by a record.
+
+    Raises what reading a record may: another version wrote it.
+    """
+    raw = described["device"]
+    device = read_device(raw)
+    if device.name != name:
+        raise ValueError(f"it tells of {printable(device.name)}")
+    sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
+    return Entry(device, recalled_device(raw), now), sets
 
 
 def _judged(entries: Mapping[str, Entry]) -> dict[str, Judged]:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.claims import Answer, ClaimRef, Claims
 from dra_kubeletplugin.claims.processes import ProcessLock
@@ -15,6 +17,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.boundary import Metadata, Page
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.settings import Settings
 
@@ -25,6 +28,11 @@ class Api:
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
         self.away = False
+        self.slices: list[Any] = []
+        self.nodes: dict[str, dict[str, str]] = {}  # labels by name
+        self.nodes_read = 0
+        self.forbidden = False  # to read nodes
+        self.listed: list[str] = []  # the selectors of lists
 
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
@@ -32,9 +40,26 @@ class Api:
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
         if self.away:
             raise ApiError("away")
+        if resource.plural == "nodes":
+            self.nodes_read += 1
+            if self.forbidden:
+                raise ApiError("nodes is forbidden", status=403)
+            return {"metadata": {"name": name, "labels": self.nodes[name]}}
         if name not in self.claims:
             raise ApiError("gone", status=404, details={"details": {"name": name}})
         return self.claims[name]
+
+    async def page(self, resource: Resource, *, fields: str = "", limit: int = 0, cont: str = "") -> Page:
+        """All slices that match, whatever the limit."""
+        self.listed.append(fields)
+        if self.away:
+            raise ApiError("away")
+        asked = dict(f.split("=") for f in fields.split(","))
+        found = [
+            s for s in self.slices
+            if (s["spec"]["driver"], s["spec"].get("nodeName", "")) == (asked["spec.driver"], asked["spec.nodeName"])
+        ]  # fmt: skip
+        return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(s)) for s in found])
 
     def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimRef:
         """A claim that the scheduler gave a device."""

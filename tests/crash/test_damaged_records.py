@@ -145,7 +145,9 @@ def a_column_is_gone(db: sqlite3.Connection) -> None:
 
 
 def a_hold_without_claim(db: sqlite3.Connection) -> None:
-    db.execute("INSERT INTO holds VALUES ('d.example.com', 'node', 'd-x', '', 'nobody')")
+    db.execute(
+        "INSERT INTO holds (driver, pool, device, share_id, uid) VALUES ('d.example.com', 'node', 'd-x', '', 'nobody')"
+    )
 
 
 def definition_is_no_text(db: sqlite3.Connection) -> None:

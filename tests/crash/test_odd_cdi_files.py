@@ -167,7 +167,7 @@ async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
         await after.inventory.update([Pool("node", [Device(device)])])
         (record,) = await after.claims.store.all()
         assert record.devices == before.devices
-        assert record.exclusive() == [("node", device, share or "")]
+        assert [h[:3] for h in record.holds()] == [("node", device, share or "")]
         assert await after.prepare(ref) == answer
         other = api.allocate("b", "b", device, DRIVER, **({"shareID": share} if share else {}))
         assert isinstance(await after.prepare(other), DeviceHeldError)

@@ -82,7 +82,9 @@ def put_odd(path: Path, **change: Any) -> str:
     for column, value in change.items():
         db.execute(f"UPDATE claims SET {column} = ? WHERE uid = 'odd'", (value,))  # noqa: S608  (our own columns)
     uid = change.get("uid", "odd")
-    db.execute("INSERT INTO holds VALUES (?, 'node', 'd-0', '', ?)", (DRIVER, uid))
+    db.execute(
+        "INSERT INTO holds (driver, pool, device, share_id, uid) VALUES (?, 'node', 'd-0', '', ?)", (DRIVER, uid)
+    )
     db.close()
     return rows.shown_key(uid)
 

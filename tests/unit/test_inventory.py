@@ -144,11 +144,11 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     clock = Clock()
     inventory = await stocked(clock=clock)
     clock.now += 5
-    await inventory.update(node([Device("b")]), used={("node", "a")})
+    await inventory.update(node([Device("b")]), used={("node", "a"): {}})
     clock.now += 100
     assert told(inventory)["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
     assert published(inventory) == {"b": [], "a": [GONE.key]}
-    await inventory.update(node([Device("b")]), used=set())
+    await inventory.update(node([Device("b")]), used={})
     assert set(told(inventory)) == {"b"}
 
 
@@ -287,7 +287,7 @@ async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> N
     (device,) = inventory.published()
     assert validate_device(device, "") == []
     assert device["taints"][-1]["key"] == UNHEALTHY.key
-    await inventory.update(node([]), used={("node", "a")})
+    await inventory.update(node([]), used={("node", "a"): {}})
     (device,) = inventory.published()
     assert (validate_device(device, ""), device["taints"][-1]["key"]) == ([], GONE.key)
 
@@ -445,7 +445,7 @@ async def test_a_partition_that_vanished_in_use_keeps_its_counter_set_published(
     inventory = Inventory("node")
     part = Device("part", consumes_counters={"gpu-0": {"slices": 1}})
     await inventory.update([Pool("node", [part, Device("b")], [CounterSet("gpu-0", {"slices": 7})])])
-    await inventory.update([Pool("node", [Device("b")])], used={("node", "part")})
+    await inventory.update([Pool("node", [Device("b")])], used={("node", "part"): {}})
     assert set(published(inventory)) == {"b", "part"}
     assert [s["name"] for s in published_sets(inventory)] == ["gpu-0"]
     await inventory.update([Pool("node", [Device("b")])])
@@ -455,7 +455,7 @@ async def test_a_partition_that_vanished_in_use_keeps_its_counter_set_published(
 async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a"), Device("b")])])
-    await inventory.update([Pool("node", [Device("a")])], used={("node/x", "b")})
+    await inventory.update([Pool("node", [Device("a")])], used={("node/x", "b"): {}})
     assert [d["name"] for d in inventory.published("node/x")] == ["b"]
     await inventory.update([Pool("node", [Device("a")])])
     assert list(inventory.pools) == ["node"]

@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from ...kube import KubeClient
+from ...resources import node_selection as nodes
 from ...resources.defaults import now
 from ..informer import (
     CLAIMS,
@@ -21,7 +22,6 @@ from ..informer import (
     pod_claim_names,
     record_event,
 )
-from . import nodes
 from .allocator import AllocationError, Allocator
 from .binding import TIMEOUT, Readiness, state_of
 
