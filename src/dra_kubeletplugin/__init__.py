@@ -17,7 +17,7 @@ from .driver import (
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
 from .resources.quantity import Quantity
-from .resources.types import Capacity, CounterSet, Device, Taint
+from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
 from .resources.version import Version
 
 __version__ = "0.1.0"
@@ -53,6 +53,7 @@ __all__ = [
     "PreparedDevice",
     "Quantity",
     "RecoveredClaim",
+    "RequestPolicy",
     "RetryableError",
     "Taint",
     "Version",
