@@ -152,7 +152,7 @@ class Story:
         checks = {
             "CDI files": self.s.plugin.claims.files.specs.uids(),
             "records": await self.s.plugin.claims.store.all(),
-            "devices held": await self.s.plugin.claims.store.held(),
+            "devices held": [d for _, d in await self.s.plugin.claims.store.held()],
             "claims": self.cluster.claims(),
         }
         for what, left in checks.items():

@@ -153,6 +153,6 @@ def test_on_a_local_cluster_a_real_machine_is_never_touched() -> None:
     from dra_kubeletplugin.settings import Settings
 
     driver = Pci()
-    driver.bind(Host(), dataclasses.replace(Settings(), local_cluster=True))
+    driver.attach(Host(), dataclasses.replace(Settings(), local_cluster=True))
     for fn in Host().pci():
         assert driver._vfio_obstacle(type("C", (), {"devices": ()})(), fn)

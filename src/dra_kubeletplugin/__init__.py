@@ -13,9 +13,11 @@ from .driver import (
     PreparedClaim,
     PreparedDevice,
     RecoveredClaim,
+    Role,
 )
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
+from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
 from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
 from .resources.version import Version
@@ -47,14 +49,17 @@ __all__ = [
     "Host",
     "Mount",
     "NetDevice",
+    "Nodes",
     "PciFunction",
     "PermanentError",
+    "Pool",
     "PreparedClaim",
     "PreparedDevice",
     "Quantity",
     "RecoveredClaim",
     "RequestPolicy",
     "RetryableError",
+    "Role",
     "Taint",
     "Version",
     "run",

@@ -288,6 +288,18 @@ class DeviceHeldError(ClaimError):
     )
 
 
+class OverdrawnError(DeviceHeldError):
+    """Not enough is left of a counter, or of the capacity of a device that is shared."""
+
+    code = "DRA-E130"
+    reason = "OVERDRAWN"
+    help = (
+        "Partitions of one physical device, or shares of one device, would together have more than there is. It is freed when "
+        "the pods of the named claims have stopped. Where that is for good, `dra claims` shows the record, and "
+        "`dra claims forget UID` drops it."
+    )
+
+
 class DeviceGoneError(ClaimError):
     code = "DRA-E115"
     reason = "DEVICE_GONE"

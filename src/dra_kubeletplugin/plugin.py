@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
-from .driver import Driver
+from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, DriverError, NotReadyError, SettingsError, describe, printable
 from .host import Host
@@ -39,7 +39,7 @@ from .observe.http import PROBES, HttpServer, Request, Response
 from .observe.metrics import CONTENT_TYPE, Metrics
 from .scanning import DeviceScan, Pace
 from .settings import Settings
-from .slices import Publisher
+from .slices import NodeScope, Publisher
 
 log = logging.getLogger(__name__)
 _STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
@@ -60,7 +60,7 @@ class Plugin:
         self.settings = settings
         self.metrics = Metrics()
         self.host = Host(settings.sysfs_root, settings.dev_root)
-        driver.bind(self.host, settings)
+        driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
         self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout)
@@ -74,7 +74,11 @@ class Plugin:
             driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
-            self.client, self.inventory, settings.driver_name, settings.node_name, self.metrics, self.process.is_newest
+            self.client,
+            self.inventory,
+            NodeScope(settings.driver_name, settings.node_name),
+            self.metrics,
+            self.process.is_newest,
         )
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
@@ -94,6 +98,9 @@ class Plugin:
         self.serving = False
         self.stopping = False
         self.http_url = ""
+
+    def _look_again(self) -> None:
+        self.scan.request()
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()

@@ -19,7 +19,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, PreparedClaim, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin import (
+    Claim,
+    ContainerEdits,
+    Device,
+    Driver,
+    Host,
+    Pool,
+    PreparedClaim,
+    PreparedDevice,
+    RecoveredClaim,
+)
 from dra_kubeletplugin.claims import ClaimRef, Claims, State
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.driver.calls import Calls
@@ -97,9 +107,9 @@ class Instance:
             lock_wait=1,
             reconcile_grace=0,
         )
-        self.driver.bind(Host(machine.root / "sys"), options)
+        self.driver.attach(Host(machine.root / "sys"), options)
         inventory = Inventory("node")
-        machine.run(inventory.update([Device(d) for d in self.devices]))
+        machine.run(inventory.update([Pool("node", [Device(d) for d in self.devices])]))
         self.process = ProcessLock(options.plugin_dir / "processes")
         self.process.acquire()
         self.process.bury()

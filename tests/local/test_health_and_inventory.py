@@ -109,7 +109,7 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
 
     async with node_with(Vanishing, health_interval=0.1) as node:
         await node.run_pod()
-        (device,) = await node.plugin.claims.held()
+        ((_, device),) = await node.plugin.claims.held()
         Vanishing.devices = lambda self: [d for d in _toys() if d.name != device]  # type: ignore[assignment, method-assign, return-value]
         node.plugin.scan.request()
         await reported(node, device, UNHEALTHY)

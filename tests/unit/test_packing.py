@@ -117,7 +117,7 @@ def test_packing_looks_at_each_of_2048_devices_about_once(monkeypatch: pytest.Mo
 
 def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> Plan:
     known = [found(o) for o in existing]
-    frame = first_frame(contents, known, "d.example.com", "n")
+    frame = first_frame(contents, known, "d.example.com", "n", {"nodeName": "n"})
     digests = {s.name: s.digest for s in known}
     changed = {c.key for c in contents if c.key and digests[c.key] != frame.digest(c)}
     return make_plan(contents, known, frame, changed)
@@ -126,10 +126,10 @@ def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> Pla
 def stored(plan: Plan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the server has after a plan."""
     gone = {s.name for s in plan.delete}
-    updated = {w.over.name: w.object(plan.frame) for w in plan.update if w.over}
+    updated = {w.over.name: w.object(plan.frame, "n", {}) for w in plan.update if w.over}
     out = [updated.get(o["metadata"]["name"], o) for o in existing if o["metadata"]["name"] not in gone]
     for i, write in enumerate(plan.create):
-        o = write.object(plan.frame)
+        o = write.object(plan.frame, "n", {})
         name = f"{o['metadata']['generateName']}{len(existing)}{i}"
         out.append({**o, "metadata": {"name": name, "uid": "u", "resourceVersion": "1"}})
     return sorted(out, key=lambda o: str(o["metadata"]["name"]))
@@ -158,7 +158,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
     contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: ["a", "b"]})
     plan = planned(contents, existing)
     assert (len(plan.update), len(plan.create), len(plan.delete)) == (1, 0, 0)
-    spec = plan.update[0].object(plan.frame)["spec"]
+    spec = plan.update[0].object(plan.frame, "n", {})["spec"]
     assert spec["pool"]["generation"] == 1
     assert spec["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"
 
@@ -168,7 +168,7 @@ def test_a_slice_is_the_same_where_only_times_empty_fields_and_the_order_of_fiel
     of: list[str], tainted: set[str], random: Random
 ) -> None:
     (content, *_) = pack(devices(of, tainted))
-    frame = Frame("d.example.com", "n", 1, 1)
+    frame = Frame("d.example.com", "n", {"nodeName": "n"}, 1, 1)
     spec = frame.spec(content, {})
     assert digest(spec) == frame.digest(content)
     for device in spec["devices"]:

@@ -79,6 +79,7 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
     try:
         decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, strict=True)
         stored = strategy.prepare(kind, decoded, before, status=status)
+        strategy.settle(kind, stored, before)
         strategy.validate(kind, stored, before, {}, status=status)
     except strategy.BadObject as e:
         return 400, str(e)

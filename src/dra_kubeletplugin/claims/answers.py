@@ -12,7 +12,7 @@ from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, PreparedDevice
 from ..driver.data import plain_json
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
-from .record import Record, allocated_json, request_names
+from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
 
@@ -49,10 +49,12 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
     device node, the source of a mount or a hook's program is not there.
     """
     answers = _matched(claim, prepared)
+    begun = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
     for allocated, given in answers:
         entry = allocated_json(allocated)
+        entry = {**begun.get((*identity(entry), allocated.request), entry)}
         if given.edits:
             _check_paths(claim, given, dev)
             edits.append((specs.device_name(claim.uid, given.name, given.share_id), given.edits.json()))

@@ -35,7 +35,7 @@ from .batch import Rendezvous
 from .files import Files
 from .flights import Flights, Work
 from .judge import Busy, Fresh, Judge, Nothing, Repeat, Stale, Undo, Verdict
-from .record import Fence, InFlight, Record, State, allocated_json
+from .record import Fence, InFlight, Record, State
 from .store import Mode, Store
 from .undo import RecordUndo, run_undo
 from .verify import ClaimRef, Verified, Verifier
@@ -150,7 +150,7 @@ class Engine:
             await meeting.meet(ref.uid)
         finally:
             meeting.leave(ref.uid)
-        doc = {"devices": [allocated_json(d) for d in verified.devices], "operation": operation_id()}
+        doc = {"devices": list(verified.entries), "operation": operation_id()}
         for _ in range(_ROUNDS):
             record = Record(
                 ref.uid, ref.namespace, ref.name, State.PREPARING, self.judge.boot_id, self.judge.process.id, dict(doc)
@@ -193,7 +193,7 @@ class Engine:
         """In one transaction: what there is already decides, else the record is written and devices are held."""
 
         def begin(db: Connection) -> Verdict:
-            verdict = self.judge.begin(db, record, verified.fault)
+            verdict = self.judge.begin(db, record, verified.fault, verified.supply)
             if isinstance(verdict, Fresh):
                 self.in_flight.put(record)
             return verdict

@@ -12,10 +12,11 @@ from ..cdi import ClaimSpecs
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
-from ..inventory import Inventory
+from ..inventory import Held, Inventory
 from ..kube import KubeClient
 from ..observe.metrics import Metrics
 from ..settings import Settings
+from .elsewhere import Elsewhere
 from .engine import Answer, ClaimRef, Engine
 from .files import Files
 from .flights import Flights
@@ -65,7 +66,8 @@ class Claims:
         self.store = Store(self.keeper)
         judge = Judge(name, process, boot_id, self.flights)
         refuse = settings.unhealthy_policy == "refuse"
-        verifier = Verifier(client, inventory, driver, name, refuse_unhealthy=refuse)
+        elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
+        verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
         self.engine = Engine(
             driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, metrics,
             call_timeout=settings.call_timeout, lock_wait=wait, changed=changed,
@@ -150,8 +152,8 @@ class Claims:
 
     # --- what is so now -------------------------------------------------------------------------
 
-    async def held(self) -> set[str]:
-        """Names of devices that some claim has.
+    async def held(self) -> Held:
+        """Each device that some claim has, see :meth:`Inventory.update`.
 
         Raises :class:`RecordsError`.
         """

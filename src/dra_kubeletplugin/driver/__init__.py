@@ -2,7 +2,7 @@
 
 from .claim import AllocatedDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
-from .contract import Driver, Health
+from .contract import Driver, Health, Role
 from .loading import load_driver
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "PreparedClaim",
     "PreparedDevice",
     "RecoveredClaim",
+    "Role",
     "load_driver",
 ]

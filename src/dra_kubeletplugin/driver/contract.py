@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ..errors import DriverError
 from ..host import Host
-from ..resources.types import CounterSet, Device, Taint
+from ..resources.pools import Pool
+from ..resources.types import Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
 from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
@@ -17,6 +19,19 @@ from .config import Config
 T = TypeVar("T")
 # What `def` answers, `async def` with `yield`, and `async def` without.
 Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
+
+
+class Role(Enum):
+    """What a process does for a driver."""
+
+    NODE = "node"
+    """The plugin of one node: prepares claims, and publishes the pools of this node."""
+    CONTROLLER = "controller"
+    """One for the cluster: publishes the pools that belong to no single node, and binds claims."""
+
+
+def _nobody() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class Driver:
     The framework keeps what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI
     files, sockets, slices. One object lives for the whole process; during a rolling update two processes have one each.
 
-    Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``.
+    Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``, ``role``.
     """
 
     name: ClassVar[str] = ""
@@ -55,6 +70,8 @@ class Driver:
     host: Host
     settings: Settings
     log: logging.Logger
+    role: Role = Role.NODE
+    _look_again: Callable[[], None] = staticmethod(_nobody)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -64,11 +81,23 @@ class Driver:
                 "lower case letters, digits, '-' and '.', e.g. fpga.example.com"
             )
 
-    def bind(self, host: Host, settings: Settings) -> None:
-        """Called once by the framework, before anything else."""
+    def attach(
+        self, host: Host, settings: Settings, role: Role = Role.NODE, look_again: Callable[[], None] = _nobody
+    ) -> None:
+        """Called once by the framework, before anything else. ``look_again`` is what :meth:`changed` does, from any thread."""
         self.host = host
         self.settings = settings
+        self.role = role
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
+        self._look_again = look_again
+
+    def changed(self) -> None:
+        """Says that the devices may have changed: they are looked at soon, once for many calls. From any thread or method.
+
+        For drivers that know first, from a vendor's event or a fabric manager; without it a change is seen with the next
+        event of the kernel, or after ``rescan_interval`` seconds.
+        """
+        self._look_again()
 
     def start(self) -> Awaitable[None] | None:
         """Opens what lives as long as the process, such as a vendor's library. An exception ends the process, non-zero."""
@@ -79,15 +108,32 @@ class Driver:
     def devices(self) -> Answer[Device]:
         """All devices of this node that claims may get, in the order in which they should be given out.
 
-        Called at start, after hardware events, and every ``rescan_interval`` seconds; never twice at once. Must be quick to
-        repeat and must answer the same names for the same hardware: claims refer to devices by name, over reboots too. A device
-        that is left out is not given to new claims. An exception is logged, and the last answer stays in force.
+        The simple case of :meth:`pools`: one pool, named like the node. Called at start, after hardware events and
+        :meth:`changed`, and every ``rescan_interval`` seconds; never twice at once. Must be quick to repeat and must answer the
+        same names for the same hardware: claims refer to devices by name, over reboots too. A device that is left out is not
+        given to new claims. An exception is logged, and the last answer stays in force.
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
 
-    def counter_sets(self) -> Answer[CounterSet]:
-        """Counters that partitions of one physical device draw from (KEP-4815). Called right after ``devices``, as that is."""
-        return ()
+    def pools(self) -> Answer[Pool]:
+        """All pools of this driver that this process knows of, as one answer; ``devices`` is not called where it is overridden.
+
+        For counters (KEP-4815), for several pools on one node, and for devices that belong to no single node. Called as
+        :meth:`devices` is, in both roles: as :attr:`role` says, the plugin publishes what is of ``Nodes.this()`` and the
+        controller the rest; what is the other's is ignored. A pool that is answered no more is deleted, except for devices that
+        claims still have. A device that breaks a rule is left out alone; where a name comes twice the whole answer is
+        refused, and the last one stays in force.
+        """
+        if self.role is Role.CONTROLLER:
+            return []
+        answer = self.devices()
+        if isinstance(answer, Iterable):
+            return [Pool(self.settings.node_name, list(answer))]
+        return self._one_pool(answer)
+
+    async def _one_pool(self, answer: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
+        devices = [d async for d in answer] if isinstance(answer, AsyncIterable) else list(await answer)
+        return [Pool(self.settings.node_name, devices)]
 
     def prepare(self, claim: Claim) -> Answer[PreparedDevice]:
         """Makes the claim's devices ready for containers, and answers one :class:`PreparedDevice` for each.
@@ -116,6 +162,8 @@ class Driver:
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
         """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy.
 
+        A name stands for the devices of that name in all pools of this node; ``pool/name`` for one of them.
+
         An unhealthy device is published with the taint ``dra-kubeletplugin.dev/unhealthy`` (``NoSchedule``).
         """
         return {}
@@ -128,6 +176,10 @@ class Driver:
         held without it.
         """
         return ()
+
+    @property
+    def answers_pools(self) -> bool:
+        return type(self).pools is not Driver.pools
 
     @property
     def reports_health(self) -> bool:

@@ -52,13 +52,12 @@ class HealthService:
 
     def message(self, kind: type[Response]) -> Response:
         """All devices; texts are cut, where many would not fit into one message otherwise."""
-        found = [(printable(name), health) for name, health in self.inventory.health()]
-        pool = self.inventory.pool
-        room = MAX_BYTES - sum(_FIELDS + len(pool.encode()) + len(name) for name, _ in found)
-        texts = sum(bool(health.message) for _, health in found)
+        found = [(printable(key.pool), printable(key.device), health) for key, health in self.inventory.health()]
+        room = MAX_BYTES - sum(_FIELDS + len(pool.encode()) + len(name) for pool, name, _ in found)
+        texts = sum(bool(health.message) for _, _, health in found)
         limit = min(4 * MAX_TEXT, max(room, 0) // max(texts, 1))
         out = kind()
-        for name, health in found:
+        for pool, name, health in found:
             entry = out.devices.add(
                 health=_status(health),
                 # When it was measured: what is not known must not look fresh.

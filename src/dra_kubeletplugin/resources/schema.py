@@ -199,29 +199,32 @@ def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[st
 
 def stored(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """``obj``, as :func:`decode` gives it, as the server stores it: lists and maps that are empty are none."""
-    out = _settled(obj, KINDS[kind])
-    assert isinstance(out, dict)
-    return out
+    return dict(_settled(obj, KINDS[kind], stored=True))
 
 
-def _settled(value: Any, shape: Shape) -> Any:
+def written(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """``obj``, as :func:`decode` gives it, as the server writes it in JSON: what is empty and optional is left out."""
+    return dict(_settled(obj, KINDS[kind], stored=False))
+
+
+def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if isinstance(shape, list):
-        return [_settled(v, shape[0]) for v in value]
+        return [_settled(v, shape[0], stored=stored) for v in value]
     if isinstance(shape, str) or not isinstance(value, Mapping):
         return value
     if "*" in shape:
-        return {k: _settled(v, shape["*"]) for k, v in value.items()}
+        return {k: _settled(v, shape["*"], stored=stored) for k, v in value.items()}
     out = {}
     fields = {key.rstrip("!"): (field_shape, key.endswith("!")) for key, field_shape in shape.items()}
     for name, given in value.items():
         field_shape, always = fields.get(name, ("raw", True))
         container = isinstance(field_shape, list) or (isinstance(field_shape, dict) and "*" in field_shape)
         if given is None or not container:
-            out[name] = None if given is None else _settled(given, field_shape)
+            out[name] = None if given is None else _settled(given, field_shape, stored=stored)
         elif given:
-            out[name] = _settled(given, field_shape)
+            out[name] = _settled(given, field_shape, stored=stored)
         elif always:
-            out[name] = None
+            out[name] = None if stored else given
     return out
 
 

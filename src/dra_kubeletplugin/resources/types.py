@@ -11,6 +11,7 @@ from ..errors import InvalidObjectError
 from . import slice_rules
 from .fields import FieldError
 from .immutable import Immutable
+from .nodes import Nodes
 from .quantity import Quantity
 from .version import Version
 
@@ -164,6 +165,7 @@ class Device:
         consumes_counters: counter set → counter → amount (KEP-4815).
         allow_multiple_allocations: several claims may share the device (KEP-5075).
         binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
+        nodes: from where the device can be used, where that differs from its pool's; only in pools of no single node.
         extra: fields that this version does not know; sent as they are.
         data: the driver's own; never published, found again in ``claim.devices[].device.data``.
 
@@ -179,6 +181,7 @@ class Device:
     binding_conditions: Sequence[str] = ()
     binding_failure_conditions: Sequence[str] = ()
     binds_to_node: bool = False
+    nodes: Nodes | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     data: Any = field(default=None, compare=False)
 
@@ -214,6 +217,8 @@ class Device:
             out["bindingFailureConditions"] = list(self.binding_failure_conditions)
         if self.allow_multiple_allocations:
             out["allowMultipleAllocations"] = True
+        if self.nodes is not None:
+            out |= self.nodes.of_device()
         return out | dict(self.extra)
 
 
@@ -279,7 +284,8 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
         for number in (value.get("int", 0), *value.get("ints", ())):
             if not _MIN_INT <= number <= _MAX_INT:
                 out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
-    return out + list(map(_sentence, slice_rules.validate_device(built, "")))
+    per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
+    return out + list(map(_sentence, slice_rules.validate_device(built, "", per_device=per_device)))
 
 
 def _sentence(fault: FieldError) -> str:

@@ -2,5 +2,6 @@
 
 from .pack import SliceContent, pack
 from .publisher import Publisher
+from .scope import ClusterScope, NodeScope, Scope
 
-__all__ = ["Publisher", "SliceContent", "pack"]
+__all__ = ["ClusterScope", "NodeScope", "Publisher", "Scope", "SliceContent", "pack"]

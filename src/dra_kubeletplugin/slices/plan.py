@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from .pack import SliceContent
 from .sameness import device_digest, digest, spec_digest
 
 JSON = dict[str, Any]
+_MAX_PREFIX = 240  # bytes; with what the server adds a name stays below 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +62,17 @@ def found(obj: JSON) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the slices of a pool have in common."""
+    """What the slices of a pool have in common. ``nodes`` are the fields that say where its devices are."""
 
     driver: str
-    node: str
+    pool: str
+    nodes: JSON
     generation: int
     count: int
 
     def _head(self) -> JSON:
-        pool = {"name": self.node, "generation": self.generation, "resourceSliceCount": self.count}
-        return {"driver": self.driver, "nodeName": self.node, "pool": pool}
+        pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
+        return {"driver": self.driver, **self.nodes, "pool": pool}
 
     def digest(self, content: SliceContent) -> bytes:
         """Of the spec that ``content`` would be sent as. One device is decoded at a time."""
@@ -96,19 +98,26 @@ class Write:
     over: Found | None
     index: int
 
-    def object(self, frame: Frame) -> JSON:
-        """The whole slice, made when it is sent: one is held at a time."""
+    def object(self, frame: Frame, middle: str, metadata: JSON) -> JSON:
+        """The whole slice, made when it is sent: one is held at a time.
+
+        Args:
+            middle: part of a new slice's name, behind the driver.
+            metadata: what it has besides its name; labels of others stay.
+        """
         if self.over is None:
-            metadata: JSON = {"generateName": f"{self.index:05x}-{frame.driver}-{frame.node}-"}
+            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{middle}-" if middle else "")
+            metadata = {"generateName": _cut(prefix), **metadata}
         else:
-            metadata = dict(self.over.metadata)
+            labels = {**(self.over.metadata.get("labels") or {}), **metadata.get("labels", {})}
+            metadata = {**self.over.metadata, **metadata, **({"labels": labels} if labels else {})}
         spec = frame.spec(self.content, self.over.timed if self.over else {})
         return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes that turn what exists into what is wanted; ``version`` is the inventory's from which that was made."""
+    """Writes that turn what exists of a pool into what is wanted."""
 
     existing: Sequence[Found]
     frame: Frame
@@ -116,7 +125,6 @@ class Plan:
     update: Sequence[Write]
     create: Sequence[Write]
     devices: int
-    version: int = 0
 
     @property
     def writes(self) -> int:
@@ -124,10 +132,15 @@ class Plan:
 
 
 def first_frame(
-    contents: Sequence[SliceContent], existing: Sequence[Found], driver: str, node: str, least_generation: int = 1
+    contents: Sequence[SliceContent],
+    existing: Sequence[Found],
+    driver: str,
+    pool: str,
+    nodes: JSON,
+    least_generation: int = 1,
 ) -> Frame:
     """With the generation that stays where at most one slice changes: what exists is compared with this."""
-    return Frame(driver, node, max(newest(existing, node), 1, least_generation), len(contents))
+    return Frame(driver, pool, nodes, max(newest(existing), 1, least_generation), len(contents))
 
 
 def make_plan(
@@ -136,7 +149,6 @@ def make_plan(
     frame: Frame,
     changed: Collection[str],
     least_generation: int = 1,
-    version: int = 0,
 ) -> Plan:
     """Pure. The generation stays when at most one slice changes and none is new; otherwise it grows on every slice.
 
@@ -146,9 +158,9 @@ def make_plan(
     """
     by_name = {s.name: s for s in existing}
     keys = {c.key for c in contents if c.key}
-    generation = newest(existing, frame.node)
+    generation = newest(existing)
     if generation and (len(changed) > 1 or any(not c.key for c in contents)):
-        frame = Frame(frame.driver, frame.node, max(generation + 1, least_generation), frame.count)
+        frame = replace(frame, generation=max(generation + 1, least_generation))
         changed = keys
     return Plan(
         existing=existing,
@@ -157,20 +169,23 @@ def make_plan(
         update=[Write(c, by_name[c.key], i) for i, c in enumerate(contents) if c.key in changed and c.key],
         create=[Write(c, None, i) for i, c in enumerate(contents) if not c.key],
         devices=sum(len(c.devices) for c in contents),
-        version=version,
     )
 
 
-def newest(existing: Sequence[Found], pool: str) -> int:
-    """The newest generation of a pool; 0 where it has no slices."""
-    return max((s.generation for s in existing if s.pool == pool), default=0)
+def newest(existing: Sequence[Found]) -> int:
+    """The newest generation among the slices of a pool; 0 where it has none."""
+    return max((s.generation for s in existing), default=0)
 
 
-def is_complete(existing: Sequence[Found], pool: str) -> bool:
+def is_complete(existing: Sequence[Found]) -> bool:
     """Whether the newest generation of a pool has all its slices."""
-    generation = newest(existing, pool)
-    current = [s for s in existing if s.pool == pool and s.generation == generation]
+    current = [s for s in existing if s.generation == newest(existing)]
     return bool(current) and len(current) == current[0].count
+
+
+def _cut(prefix: str) -> str:
+    """A ``generateName`` that the server takes, however long driver and node are."""
+    return prefix if len(prefix) <= _MAX_PREFIX else prefix[:_MAX_PREFIX].rstrip("-.") + "-"
 
 
 def _timed(taint: Mapping[str, Any], before: list[JSON]) -> JSON:

@@ -13,21 +13,23 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError, describe
-from ..inventory import Inventory
+from ..inventory import Inventory, PoolContent
 from ..kube import KubeClient, Resource
-from ..kube.client import NODES
 from ..observe.metrics import Metrics
 from ..publishable import decoded
 from ..resources.convert import GROUP, convert
+from ..resources.nodes import Nodes
 from ..resources.schema import dropped
 from .contention import Contention, Undone
 from .pack import SliceContent, pack
 from .plan import Found, Frame, Plan, Write, first_frame, found, is_complete, make_plan, newest
 from .sameness import digest
+from .scope import Scope
 from .watch import SliceWatch
 
 log = logging.getLogger(__name__)
@@ -40,9 +42,10 @@ _MAX_PAUSE = 30.0
 
 
 class Publisher:
-    """Publishes one pool, named like the node.
+    """Publishes the pools of an inventory.
 
     Args:
+        scope: whose slices these are.
         leader: whether this instance is the one to publish, the newest that lives on the node. Where it is not, nothing is
             written, and ``published`` is set once the other's slices are complete.
         generation: the least one to use.
@@ -52,16 +55,14 @@ class Publisher:
         self,
         client: KubeClient,
         inventory: Inventory,
-        driver: str,
-        node: str,
+        scope: Scope,
         metrics: Metrics,
         leader: Callable[[], bool],
         generation: int = 1,
     ) -> None:
         self.client = client
         self.inventory = inventory
-        self.driver = driver
-        self.node = node
+        self.scope = scope
         self.metrics = metrics
         self.leader = leader
         self.least_generation = generation
@@ -77,7 +78,7 @@ class Publisher:
         self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
         self._contention = Contention()
         self._dirty = asyncio.Event()
-        self._watch = SliceWatch(client, self._fields, self._dirty.set)
+        self._watch = SliceWatch(client, scope.selector, self._dirty.set)
         metrics.measure("publisher", lambda: float(leader()))
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
 
@@ -85,10 +86,6 @@ class Publisher:
     def fault(self) -> str:
         """Why the slices are not as they should be now, or may not be for long; empty where they are."""
         return self._fault or self._watch.fault
-
-    @property
-    def _fields(self) -> str:
-        return f"spec.driver={self.driver},spec.nodeName={self.node}"
 
     async def run(self) -> None:
         """Never returns."""
@@ -170,14 +167,16 @@ class Publisher:
     async def _follow_leader(self) -> float:
         """Another instance publishes: its slices count as ours."""
         resource = await self.client.dra("resourceslices")
-        if is_complete(await self._existing(resource), self.node):
+        pools = list(self.inventory.pools)
+        existing = await self._existing(resource, pools)
+        if all(is_complete([s for s in existing if s.pool == pool]) for pool in pools):
             self._failures = 0
             self._well()
             return 0.0
         self._tell("the newest instance on this node publishes, and its slices are not complete yet")
         return _FOLLOW
 
-    def _undone(self, plan: Plan) -> Undone | None:
+    def _undone(self, plan: Sync) -> Undone | None:
         """What somebody did to our slices since they were as wanted; None where our own devices changed."""
         if not plan.writes or self._settled_at != plan.version:
             return None
@@ -187,7 +186,7 @@ class Publisher:
     # --- faults ---------------------------------------------------------------------------------
 
     def _failed(self, e: ApiError, version: int) -> float:
-        if e.status == 404 and not e.names(self.node):
+        if e.status == 404 and not e.names(self.scope.middle):
             self.client.forget_version()  # an upgrade or a downgrade of the server may have changed what it serves
         if e.status in {400, 422}:
             # The same objects would be refused again; wait for others.
@@ -228,31 +227,42 @@ class Publisher:
         await self._carry_out(plan)
         return plan.writes
 
-    async def _plan(self) -> Plan:
+    async def _plan(self) -> Sync:
         resource = await self.client.dra("resourceslices")
-        existing = await self._existing(resource)
-        by_name = {s.name: s for s in existing}
-        self._echoes = {n: e for n, e in self._echoes.items() if n in by_name}
-        version, parcels, sets = self.inventory.version, self.inventory.parcels(), self.inventory.published_sets()
-        await asyncio.sleep(0)
-        contents = pack(parcels, sets, self._current(existing))
-        frame = first_frame(contents, existing, self.driver, self.node, self.least_generation)
-        changed = set()
-        for content in contents:
-            if content.key and not self._as_wanted(by_name[content.key], frame.digest(content)):
-                changed.add(content.key)
-            await asyncio.sleep(0)
-        return make_plan(contents, existing, frame, changed, self.least_generation, version)
+        version, contents = self.inventory.version, self.inventory.contents()
+        existing = await self._existing(resource, [c.name for c in contents])
+        names = {s.name for s in existing}
+        self._echoes = {n: e for n, e in self._echoes.items() if n in names}
+        wanted = {c.name: c for c in contents}
+        # What is answered no more goes first: a device may have moved to another pool.
+        gone = [PoolContent(s.pool, Nodes.this(), False, [], []) for s in existing if s.pool not in wanted]
+        plans = []
+        for content in [*{c.name: c for c in gone}.values(), *contents]:
+            of_pool = [s for s in existing if s.pool == content.name]
+            plans.append(await self._plan_pool(content, of_pool, keep=content.name in wanted))
+        return Sync(plans, existing, version)
 
-    async def _existing(self, resource: Resource) -> list[Found]:
+    async def _plan_pool(self, pool: PoolContent, existing: list[Found], *, keep: bool) -> Plan:
+        slices = pack(pool.devices, pool.counter_sets, _current(existing)) if keep else []
+        await asyncio.sleep(0)
+        nodes = {"perDeviceNodeSelection": True} if pool.per_device else self.scope.nodes(pool.nodes)
+        frame = first_frame(slices, existing, self.scope.driver, pool.name, nodes, self.least_generation)
+        by_name = {s.name: s for s in existing}
+        changed = set()
+        for slice_ in slices:
+            if slice_.key and not self._as_wanted(by_name[slice_.key], frame.digest(slice_)):
+                changed.add(slice_.key)
+            await asyncio.sleep(0)
+        return make_plan(slices, existing, frame, changed, self.least_generation)
+
+    async def _existing(self, resource: Resource, pools: Collection[str]) -> list[Found]:
         """Our slices as the server has them. They are decoded one at a time, and others have their turn between."""
         out = []
-        page = await self.client.page(resource, fields=self._fields)
+        page = await self.client.page(resource, fields=self.scope.selector)
         for item in page.items or []:
             try:
                 obj = _in_v1(decoded(item), resource)
-                # A server that ignores field selectors must not make us touch what is not ours.
-                if obj["spec"]["driver"] == self.driver and obj["spec"].get("nodeName") == self.node:
+                if self.scope.owns(obj, pools):
                     out.append(found(obj))
             except (KeyError, TypeError, AttributeError, ValueError) as e:
                 raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
@@ -260,50 +270,41 @@ class Publisher:
             await asyncio.sleep(0)
         return out
 
-    async def _carry_out(self, plan: Plan) -> None:
-        settled = {s.name: s.version for s in plan.existing}
-        if plan.writes:
+    async def _carry_out(self, sync: Sync) -> None:
+        settled = {s.name: s.version for s in sync.existing}
+        if sync.writes:
             resource = await self.client.dra("resourceslices")
-            owner = await self._owner()
-            for slice_ in plan.delete:
-                await self._delete(resource, slice_)
-                del settled[slice_.name]
-            for write in (*plan.update, *plan.create):
-                await self._write(resource, write, plan.frame, owner, settled)
-            log.info(
-                "published %d devices in %d slices (%d created, %d updated, %d deleted)",
-                plan.devices, plan.frame.count, len(plan.create), len(plan.update), len(plan.delete),
-            )  # fmt: skip
-        self._settled, self._settled_at = settled, plan.version
-        self.metrics.set("slices", plan.frame.count)
+            metadata = await self.scope.metadata(self.client)
+            for plan in sync.plans:
+                for slice_ in plan.delete:
+                    await self._delete(resource, slice_)
+                    del settled[slice_.name]
+                for write in (*plan.update, *plan.create):
+                    await self._write(resource, write, plan.frame, metadata, settled)
+                if plan.writes:
+                    log.info(
+                        "pool %s: published %d devices in %d slices (%d created, %d updated, %d deleted)",
+                        plan.frame.pool, plan.devices, plan.frame.count,
+                        len(plan.create), len(plan.update), len(plan.delete),
+                    )  # fmt: skip
+        self._settled, self._settled_at = settled, sync.version
+        self.metrics.set("slices", sum(p.frame.count for p in sync.plans))
 
     def _as_wanted(self, have: Found, want: bytes) -> bool:
         """Whether a slice needs no write. One that came out different from what we sent is left alone."""
         return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
 
-    def _current(self, existing: list[Found]) -> dict[str, tuple[str, ...]]:
-        """The slices of the newest generation, with the names of their devices."""
-        generation = newest(existing, self.node)
-        current = (s for s in existing if s.pool == self.node and s.generation == generation)
-        return {s.name: s.devices for s in sorted(current, key=lambda s: s.name)}
-
-    async def _owner(self) -> JSON:
-        node = await self.client.get(NODES, self.node)
-        uid = node["metadata"]["uid"]
-        return {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid, "controller": True}
-
     async def _write(
-        self, resource: Resource, write: Write, frame: Frame, owner: JSON, settled: dict[str, str]
+        self, resource: Resource, write: Write, frame: Frame, metadata: JSON, settled: dict[str, str]
     ) -> None:
         await asyncio.sleep(0)
-        obj = write.object(frame)
-        obj["metadata"]["ownerReferences"] = [owner]
+        obj = write.object(frame, self.scope.middle, metadata)
         sent = obj if resource.version == "v1" else convert(obj, resource.version)
         try:
             answer = await (self.client.update(resource, sent) if write.over else self.client.create(resource, sent))
         except ApiError as e:
             if reasons := refused_devices(e, obj):
-                await self.inventory.refuse(reasons)
+                await self.inventory.refuse(reasons, frame.pool)
             raise
         del sent
         self.metrics.inc("slice_writes_total", verb="update" if write.over else "create")
@@ -335,6 +336,25 @@ class Publisher:
                 "DRAPartitionableDevices, DRAConsumableCapacity, DRADeviceBindingConditions); devices are published without",
                 ", ".join(fresh),
             )
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What one look at the server asks for; ``version`` is the inventory's from which that was made."""
+
+    plans: Sequence[Plan]
+    existing: Sequence[Found]
+    version: int
+
+    @property
+    def writes(self) -> int:
+        return sum(p.writes for p in self.plans)
+
+
+def _current(existing: Sequence[Found]) -> dict[str, tuple[str, ...]]:
+    """The slices of a pool's newest generation, with the names of their devices."""
+    generation = newest(existing)
+    return {s.name: s.devices for s in sorted(existing, key=lambda s: s.name) if s.generation == generation}
 
 
 def _in_v1(obj: JSON, resource: Resource) -> JSON:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...resources import claim_rules, claim_status_rules, defaults, metadata_rules, schema, slice_rules
@@ -37,6 +37,8 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
     if kind.group != GROUP:
         out = copy.deepcopy(dict(obj))
         out.setdefault("metadata", {})
+        _without_empty(out["metadata"], ("labels", "annotations", "finalizers", "ownerReferences"))
+        _without_empty(out, ("data", "binaryData"))
         return out
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
@@ -66,6 +68,18 @@ def stored(kind: Kind, obj: JSON) -> JSON:
     return schema.stored(obj, kind.kind) if kind.group == GROUP else obj
 
 
+def written(kind: Kind, obj: JSON) -> JSON:
+    """An object as a client sees it that wrote it just now."""
+    return schema.written(obj, kind.kind) if kind.group == GROUP else obj
+
+
+def _without_empty(obj: JSON, fields: Iterable[str]) -> None:
+    """A server written in Go keeps no empty maps and lists of optional fields."""
+    for name in fields:
+        if name in obj and not obj[name]:
+            del obj[name]
+
+
 def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
     """A stored object as ``version`` has it."""
     if kind.group != GROUP:
@@ -80,8 +94,6 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
         out = {**old, "status": obj.get("status")} if status else {**obj, "status": old.get("status")}
         if out["status"] is None:
             del out["status"]
-        if status and kind.kind == "ResourceClaim":
-            out["status"] = claim_status_rules.without_deallocated(out.get("status") or {}, old.get("status") or {})
         if status:
             out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
         obj = out
@@ -96,6 +108,13 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
     if kind.kind == "Pod" and old is None:
         _pod_defaults(obj)
     return defaults.apply(obj, kind.kind) if kind.group == GROUP else obj
+
+
+def settle(kind: Kind, obj: JSON, old: JSON) -> None:
+    """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
+    manager)."""
+    if kind.kind == "ResourceClaim" and "status" in obj:
+        obj["status"] = claim_status_rules.without_deallocated(obj["status"] or {}, old.get("status") or {})
 
 
 def _pod_defaults(pod: JSON) -> None:
@@ -130,8 +149,21 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[
             faults = claim_rules.validate_class(obj, cel.compile_selector, update=old is not None)
         case "Pod":
             faults = _pod(obj, old)
+        case "Lease":
+            faults = _lease(obj)
     if faults:
         raise InvalidObject(faults)
+
+
+def _lease(lease: JSON) -> list[FieldError]:
+    spec = lease.get("spec") or {}
+    duration, transitions = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
+    out = []
+    if duration is not None and not (isinstance(duration, int) and duration > 0):
+        out.append(invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"))
+    if transitions is not None and not (isinstance(transitions, int) and transitions >= 0):
+        out.append(invalid("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
+    return out
 
 
 def _pod(pod: JSON, old: JSON | None) -> list[FieldError]:
