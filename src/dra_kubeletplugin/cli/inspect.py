@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..driver import Driver, load_driver
 from ..driver.calls import Calls
-from ..host import Host, PciFunction, described
+from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
 from ..scanning import ask, asked
 from ..settings import load
@@ -82,6 +82,9 @@ def inspect(args: argparse.Namespace) -> int:
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
         host = Host(root, settings.dev_root)
+        if args.record:
+            print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
+            return 0
         notes: dict[str, str] = {}
         if args.driver:
             cls = load_driver(args.driver)
