@@ -25,7 +25,7 @@ from .host import Host, PciFunction
 from .resources.gates import Gate
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
-from .resources.types import Capacity, CounterSet, Device, Taint
+from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
 from .resources.version import Version
 
 __version__ = "0.1.0"
@@ -69,6 +69,7 @@ __all__ = [
     "PreparedDevice",
     "Quantity",
     "RecoveredClaim",
+    "RequestPolicy",
     "RetryableError",
     "Role",
     "Taint",
