@@ -59,7 +59,7 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.host = Host(settings.sysfs_root, settings.dev_root)
+        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
         driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)

@@ -81,7 +81,7 @@ def inspect(args: argparse.Namespace) -> int:
     settings = load(given(args))
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
-        host = Host(root, settings.dev_root)
+        host = Host(root, settings.dev_root, lists=settings.list_attributes)
         if args.record:
             print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
             return 0
