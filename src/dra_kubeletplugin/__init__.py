@@ -17,6 +17,7 @@ from .driver import (
 )
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
+from .resources.gates import Gate
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
 from .resources.types import Capacity, CounterSet, Device, Taint
@@ -44,6 +45,7 @@ __all__ = [
     "DeviceNode",
     "DraError",
     "Driver",
+    "Gate",
     "Health",
     "Hook",
     "Host",

@@ -37,9 +37,11 @@ from .kubelet import (
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .observe.http import PROBES, HttpServer, Request, Response
 from .observe.metrics import CONTENT_TYPE, Metrics
+from .resources.gates import Gate
+from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace
 from .settings import Settings
-from .slices import NodeScope, Publisher
+from .slices import NodeScope, Publisher, PublisherStatus
 
 log = logging.getLogger(__name__)
 _STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
@@ -63,7 +65,9 @@ class Plugin:
         driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
-        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout)
+        # A device that may be tainted one day needs a slice that may have taints: none has to move then.
+        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health and driver.unhealthy_taint else MAX_DEVICES
+        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout, full=full)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
@@ -79,6 +83,8 @@ class Plugin:
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
             self.process.is_newest,
+            times=settings.plugin_dir / "taint-times.json",
+            gates_off=self._gates_off,
         )
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
@@ -101,6 +107,12 @@ class Plugin:
 
     def _look_again(self) -> None:
         self.scan.request()
+
+    def _gates_off(self, off: frozenset[Gate]) -> None:
+        """The driver may have a layout of its devices that the server understands."""
+        self.driver.gates_off = off
+        if self.driver.answers_pools:
+            self.scan.request()
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()
@@ -256,6 +268,18 @@ class Plugin:
         except TimeoutError:
             why = "; ".join(await self.not_ready())
             raise NotReadyError(f"the plugin is not ready after {timeout:g} s: {why}") from None
+
+    async def published(self, timeout: float | None = None) -> PublisherStatus:
+        """Waits until the API server has what the driver said last; answers what is published, and what is not.
+
+        Raises :class:`NotReadyError` with the reason after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.publisher.current()
+        except TimeoutError:
+            why = self.publisher.fault or self.scan.fault or "the API server has not answered yet"
+            raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
         """Why the plugin is not ready now; empty when it is."""

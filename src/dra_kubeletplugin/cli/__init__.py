@@ -9,7 +9,6 @@ from ..driver import Driver
 from ..errors import DraError, SettingsError
 from .options import Parser, add_settings, given
 
-
 HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from ..errors import DriverError
 from ..host import Host
 from ..host.events import SUBSYSTEMS
+from ..resources.gates import Gate
 from ..resources.pools import Pool
 from ..resources.types import Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
@@ -90,6 +91,9 @@ class Driver:
     settings: Settings
     log: logging.Logger
     role: Role = Role.NODE
+    gates_off: frozenset[Gate] = frozenset()
+    """Feature gates that the API server was found to have off. It drops what depends on them, so partitions, for example, are
+    withheld then. ``pools`` is called again when this changes, and may answer a plainer layout, such as whole devices."""
     _look_again: Callable[[], None] = staticmethod(_nobody)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

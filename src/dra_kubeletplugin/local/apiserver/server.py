@@ -48,7 +48,7 @@ class Faults:
     delay: float = 0.0  # seconds before each answer
     conflicts: int = 0
     throttle: int = 0
-    dropped: set[str] = field(default_factory=set)  # names of device fields, e.g. "taints"
+    dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
     served: set[str] | None = None  # the versions of resource.k8s.io that there are; None for all
     calls: list[tuple[str, str]] = field(default_factory=list)
 
@@ -275,9 +275,7 @@ class ApiServer:
     def _drop(self, target: Target, obj: JSON) -> None:
         """As a server with a feature gate off."""
         if target.kind.kind == "ResourceSlice":
-            for device in obj["spec"].get("devices") or []:
-                for name in self.faults.dropped:
-                    device.pop(name, None)
+            strategy.drop(obj["spec"], self.faults.dropped)
 
     def _update(self, request: Request, target: Target) -> Response:
         body = body_of(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ...resources import claim_rules, defaults, schema, slice_rules
@@ -108,6 +108,17 @@ def _pod_defaults(pod: JSON) -> None:
     spec.setdefault("terminationGracePeriodSeconds", 30)
     spec.setdefault("dnsPolicy", "ClusterFirst")
     spec.setdefault("schedulerName", "default-scheduler")
+
+
+def drop(spec: JSON, names: Collection[str]) -> None:
+    """Takes fields of a slice's spec away: its own, those of devices, of their capacities and of their attributes."""
+    devices = spec.get("devices") or []
+    parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
+    for name in names:
+        if name in {"sharedCounters", "perDeviceNodeSelection"}:
+            spec.pop(name, None)
+        for part in (*devices, *parts):
+            part.pop(name, None)
 
 
 def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool) -> None:
