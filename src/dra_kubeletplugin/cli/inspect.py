@@ -68,7 +68,7 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
 async def _look(driver: Driver) -> Inventory:
     """What the plugin would publish of a driver's devices."""
     calls = Calls()
-    inventory = Inventory(driver.settings.node_name, driver.unhealthy_taint)
+    inventory = Inventory(driver.settings.node_name)
     await calls(driver.start)
     try:
         await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
