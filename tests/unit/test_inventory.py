@@ -6,14 +6,17 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Health, Nodes, Pool, Role, Taint
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
+from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin.diagnosis import HealthPolicy
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
@@ -515,3 +518,26 @@ async def test_health_of_one_name_in_two_pools_is_told_apart_by_the_pool() -> No
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (True, False)
     await inventory.set_health({"a": Health(False, "hot")}, at=2.0)
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (False, False)
+
+
+async def test_8192_sick_devices_reach_a_client_that_takes_4_mib_and_no_more(tmp_path: Path) -> None:
+    """Through a real socket, with gRPC's own limit, as the kubelet has it."""
+    inventory = Inventory("node", clock=Clock())
+    device = Device("d")
+    names = {f"d-{i}" for i in range(8192)}
+    await inventory.update(node([renamed(device, n) for n in names]))
+    await inventory.set_health({n: Health(False, "x" * 1024) for n in names}, at=1_000_000.0)
+    server = grpc.aio.server()
+    HealthService(inventory).add_to(server)
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel, asyncio.timeout(60):
+            seen: set[str] = set()
+            stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
+            async for message in stub.NodeWatchResources(v1.NodeWatchResourcesRequest()):
+                seen |= {d.device.device_name for d in message.devices if d.health == v1.UNHEALTHY}
+                if seen == names:
+                    break
+    finally:
+        await server.stop(0)
