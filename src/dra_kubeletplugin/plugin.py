@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
+from .diagnosis import HealthPolicy
 from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, NotReadyError, SettingsError, describe, printable
@@ -59,13 +60,19 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.host = Host(settings.sysfs_root, settings.dev_root)
+        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
         driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
         # A device that may be tainted one day needs a slice that may have taints: none has to move then.
-        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health and driver.unhealthy_taint else MAX_DEVICES
-        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout, full=full)
+        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+        policy = HealthPolicy(
+            taint=driver.unhealthy_taint,
+            effect=settings.unhealthy_effect,
+            unhealthy_after=settings.unhealthy_after,
+            healthy_after=settings.healthy_after,
+        )
+        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, full=full)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
