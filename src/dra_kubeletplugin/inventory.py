@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from .driver import Health, Role
 from .errors import DriverError, describe, printable
 from .publishable import answered, decoded, taint_fault
+from .resources.gates import Gate
 from .resources.nodes import Where
+from .resources.slice_rules import MAX_DEVICES
 from .resources.types import Device, Taint
 from .settings import HEALTH_TIMEOUT
 from .stock import GONE, Entry, PoolContent, Stock, checked, restocked
@@ -53,6 +55,7 @@ class Inventory:
         health_timeout: seconds after which a health report is too old to be believed.
         clock: the time in unix seconds.
         role: whose pools these are; those of the other role are passed over.
+        full: devices that a slice may have; fewer where each may get a taint one day, so that none has to move then.
 
     Raises :class:`DriverError` where the API server would refuse ``unhealthy_taint``.
     """
@@ -64,12 +67,16 @@ class Inventory:
         health_timeout: float = HEALTH_TIMEOUT,
         clock: Callable[[], float] = time.time,
         role: Role = Role.NODE,
+        full: int = MAX_DEVICES,
     ) -> None:
         if unhealthy_taint is not None and (fault := taint_fault(unhealthy_taint)):
             raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
         self.pool = pool
         self.role = role
+        self.full = full
         self.health_timeout = health_timeout
+        self.gates_off: frozenset[Gate] = frozenset()
+        """Feature gates that the API server was found to have off: what depends on them is published otherwise, or not."""
         self.known = False
         """Whether the driver ever said which devices there are: until then a device that is missing may come yet."""
         self.version = 0
@@ -132,12 +139,19 @@ class Inventory:
 
     def contents(self) -> list[PoolContent]:
         """The pools as they should be in slices. What the API server would refuse is missing, see :attr:`left_out`."""
-        out = []
-        for stock in self._stocks.values():
-            unhealthy = {k.device for k in self._reports if k.pool == stock.name and not self.healthy(k.device, k.pool)}
-            if content := stock.content(unhealthy, self._unhealthy_taint):
-                out.append(content)
-        return out
+        found = (s.content(self._unhealthy(s), self._unhealthy_taint, self.gates_off) for s in self._stocks.values())
+        return [content for content in found if content]
+
+    def _unhealthy(self, stock: Stock) -> set[str]:
+        bad = (k for k, (h, _) in self._reports.items() if h.healthy is False)
+        return {k.device for k in bad if k.pool == stock.name}
+
+    def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
+        """By pool and by the feature gates that it depends on, whatever is off, one device of each kind."""
+        found = {
+            s.name: s.samples(self._unhealthy(s), self._unhealthy_taint) for s in self._stocks.values() if not s.fault
+        }
+        return {pool: samples for pool, samples in found.items() if samples}
 
     def published(self, pool: str | None = None) -> list[JSON]:
         """The devices of one pool as objects, made for the caller."""
@@ -206,10 +220,20 @@ class Inventory:
         await self._tell(published=True)
         return True
 
+    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+        """What the API server drops now."""
+        if off != self.gates_off:
+            self.gates_off = off
+            self._leave_out()
+            await self._tell(published=True)
+
     def _leave_out(self) -> None:
         out = {}
         for stock in self._stocks.values():
-            for name, fault in stock.left_out.items():
+            faults = dict(stock.left_out)
+            if self.gates_off and not stock.fault:
+                faults |= stock.withheld(self._unhealthy(stock), self._unhealthy_taint, self.gates_off)
+            for name, fault in faults.items():
                 out[self.shown(stock.name, name) if name else f"pool {printable(stock.name)}"] = fault
         for name, fault in out.items():
             if self.left_out.get(name) != fault:
@@ -291,6 +315,8 @@ class Inventory:
                 log.info("device %s is healthy again", self.shown(key.pool, key.device))
             turned = turned or was != now
         self._reports, self._reported_at = fresh, at
+        if turned and self.gates_off:
+            self._leave_out()
         await self._tell(published=turned)
 
     def _tell_strangers(self, told: Collection[str]) -> None:

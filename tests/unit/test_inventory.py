@@ -55,7 +55,7 @@ async def stocked(*names: str, clock: Clock | None = None) -> Inventory:
 
 
 def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> dict[str, tuple[int, int, str]]:
-    message = HealthService(inventory).message(kind)
+    (message,) = HealthService(inventory).messages(kind)
     return {d.device.device_name: (d.health, d.last_updated_time, d.message) for d in message.devices}
 
 
@@ -152,17 +152,24 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     assert set(told(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize("text", ["x" * 2000, "\U0001f525" * 2000])
-async def test_8192_devices_with_long_messages_fit_into_one_grpc_message(text: str) -> None:
+@pytest.mark.parametrize(("text", "most"), [("x" * 2000, 3), ("\U0001f525" * 2000, 9), ("", 1)])
+async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_takes_and_lose_nothing(
+    text: str, most: int
+) -> None:
     inventory = Inventory("n" * 253, clock=Clock())
     names = [f"{'d' * 50}-{i}" for i in range(8192)]
     device = Device("d")
     await inventory.update(node([renamed(device, n) for n in names]))
     await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
-    message = HealthService(inventory).message(v1.NodeWatchResourcesResponse)
-    assert len(message.devices) == 8192
-    assert message.ByteSize() < 4 * 1024 * 1024
-    assert message.devices[0].message.endswith("...")
+    messages = list(HealthService(inventory).messages(v1.NodeWatchResourcesResponse))
+    assert len(messages) <= most
+    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in messages)
+    assert [d.device.device_name for m in messages for d in m.devices] == names
+    assert {d.message for m in messages for d in m.devices} == {text[:1021] + "..." if text else ""}
+
+
+async def test_without_any_device_one_empty_message_says_so() -> None:
+    assert [len(m.devices) for m in HealthService(Inventory("node")).messages(v1.NodeWatchResourcesResponse)] == [0]
 
 
 async def test_a_single_message_is_cut_at_the_kubelet_s_length() -> None:
@@ -376,7 +383,7 @@ async def test_nothing_that_a_driver_answers_raises_anything_but_a_driver_error(
             await step
         except DriverError as e:
             assert str(e).encode()
-    assert HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString() is not None
+    assert next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString() is not None
     inventory.published()
 
 
@@ -389,7 +396,7 @@ async def test_whatever_a_device_has_become_inside_it_is_published_validly_or_le
     for device in inventory.published():
         assert validate_device(device, "") == []
     assert "good" in published(inventory) or name == "good"
-    HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString()
+    next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString()
 
 
 # --- pools ------------------------------------------------------------------------------------------

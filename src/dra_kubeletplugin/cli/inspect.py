@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ..driver import Driver, load_driver
 from ..driver.calls import Calls
-from ..errors import SettingsError
-from ..host import Host, PciFunction, described
+from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
 from ..scanning import ask, asked
 from ..settings import load
@@ -24,14 +23,14 @@ from .style import Style
 
 @contextlib.contextmanager
 def host_root(description: str | None, default: Path) -> Iterator[Path]:
-    """The sysfs of a described host, made for as long as needed, or ``default``."""
+    """The sysfs of a described host, made for as long as needed, or ``default``.
+
+    Raises :class:`SettingsError` where there is no such host, or it is described wrongly.
+    """
     if description is None:
         yield default
         return
-    try:
-        found = described.load(Path(description))
-    except (OSError, ValueError) as e:
-        raise SettingsError(f"--host {description}: {e}") from None
+    found = described.load(described.find(description))
     with tempfile.TemporaryDirectory(prefix="dra-host-") as folder:
         yield described.build(Path(folder), found)
 
@@ -70,7 +69,11 @@ async def _look(driver: Driver) -> Inventory:
     """What the plugin would publish of a driver's devices."""
     calls = Calls()
     inventory = Inventory(driver.settings.node_name, driver.unhealthy_taint)
-    await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
+    await calls(driver.start)
+    try:
+        await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
+    finally:
+        await calls(driver.stop)
     return inventory
 
 
@@ -79,6 +82,9 @@ def inspect(args: argparse.Namespace) -> int:
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
         host = Host(root, settings.dev_root)
+        if args.record:
+            print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
+            return 0
         notes: dict[str, str] = {}
         if args.driver:
             cls = load_driver(args.driver)

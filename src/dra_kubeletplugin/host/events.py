@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import described
+from .marker import is_described
 
 log = logging.getLogger(__name__)
 _SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number is what was dropped
@@ -40,7 +40,7 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: tuple[str
     The source is the kernel, because udev's own needs a running udevd. Events are lost when buffers overflow, and pods in a
     user namespace get none, so whoever relies on them looks by interval too.
     """
-    if described.is_described(sysfs) or sys.platform != "linux":
+    if is_described(sysfs) or sys.platform != "linux":
         yield False
         return
     try:
