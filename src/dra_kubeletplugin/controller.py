@@ -70,7 +70,7 @@ class Controller:
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
         pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceScan(
-            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace, subsystems=()
+            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
             self.client, self.inventory, ClusterScope(name), self.metrics, self.elector.leader.is_set
