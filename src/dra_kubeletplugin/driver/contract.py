@@ -10,11 +10,12 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ..errors import DriverError
 from ..host import Host
+from ..host.events import SUBSYSTEMS
 from ..resources.gates import Gate
 from ..resources.pools import Pool
 from ..resources.types import Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
-from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
 
 T = TypeVar("T")
@@ -37,10 +38,26 @@ def _nobody() -> None:
 
 @dataclass(frozen=True)
 class Health:
-    """A device's health. ``message`` is cut by the kubelet at 1,024 characters."""
+    """A device's health.
 
-    healthy: bool | None  # None: not known
+    Args:
+        healthy: None where it is not known.
+        message: cut by the kubelet at 1,024 characters.
+        taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
+            ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
+
+    Raises :class:`DriverError` for a taint of a device that is not unhealthy.
+    """
+
+    healthy: bool | None
     message: str = ""
+    taint: Taint | None = None
+
+    def __post_init__(self) -> None:
+        if self.taint is not None and (self.healthy is None or self.healthy):
+            raise DriverError(
+                "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
+            )
 
 
 class Driver:
@@ -67,6 +84,8 @@ class Driver:
     """Kinds of opaque parameters; None where there are none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """Put on unhealthy devices; None for no taint. NoExecute would also evict the pods that use them."""
+    subsystems: ClassVar[Sequence[str]] = SUBSYSTEMS
+    """Kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
     settings: Settings
@@ -79,6 +98,10 @@ class Driver:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.subsystems, str) or not all(isinstance(s, str) and s for s in cls.subsystems):
+            raise DriverError(
+                f"{cls.__name__}.subsystems {cls.subsystems!r} is no list of kernel subsystems such as ('pci', 'net')"
+            )
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
@@ -163,12 +186,41 @@ class Driver:
         Nothing else uses the devices until it returns. An exception keeps them held, and the call is repeated.
         """
 
+    def bind(self, claim: Claim) -> Awaitable[None] | None:
+        """Makes devices with binding conditions ready for the node where they were allocated, while the scheduler waits (KEP-5007).
+
+        Called in the controller role, for each allocation whose devices have binding conditions that are not all true;
+        ``claim.devices`` are these, ``claim.node`` is where. When it returns, all binding conditions become True and the pod is
+        bound. Raise :class:`PermanentError` where it cannot be: a binding failure condition becomes True with the text as
+        message, the scheduler takes the allocation back and tries again. Anything else that is raised is tried again with
+        growing pauses, until the scheduler's own timeout (10 minutes by default).
+
+        Idempotent: called again for the same allocation after a crash, when the leader changes, and after an error. Never twice
+        at once for a claim, nor for a device that another claim still has: that one's :meth:`unbind` comes first.
+        ``claim.report`` adds data to the claim. Plain ``def`` methods run on in their thread when the process loses its lead,
+        for at most a few seconds, and then the process ends.
+        """
+        raise DriverError(
+            f"{type(self).__name__} has no `bind` method, and a claim has devices with binding conditions"
+        )
+
+    def unbind(self, claim: BoundClaim) -> Awaitable[None] | None:
+        """Reverses :meth:`bind`, once the claim has been deallocated or allocated anew, or has gone.
+
+        Called in the controller role. Idempotent: may be called again after success, and for a claim whose bind never began,
+        failed or broke off. Nobody else is given the devices' bind until it returns. An exception is tried again with growing
+        pauses.
+        """
+
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
         """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy.
 
         A name stands for the devices of that name in all pools of this node; ``pool/name`` for one of them.
 
-        An unhealthy device is published with the taint ``dra-kubeletplugin.dev/unhealthy`` (``NoSchedule``).
+        An unhealthy device is published with the report's taint, or :attr:`unhealthy_taint`, and not prepared unless the operator
+        allows it (``UNHEALTHY_POLICY``). The operator also says how many reports in a row it takes (``UNHEALTHY_AFTER``,
+        ``HEALTHY_AFTER``), and which effect taints have (``UNHEALTHY_EFFECT``). The first report of a device counts at once; one
+        that is not known (None) leaves a fault in force.
         """
         return {}
 
@@ -184,6 +236,10 @@ class Driver:
     @property
     def answers_pools(self) -> bool:
         return type(self).pools is not Driver.pools
+
+    @property
+    def binds(self) -> bool:
+        return type(self).bind is not Driver.bind
 
     @property
     def reports_health(self) -> bool:
