@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, Role, Taint
+from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, RequestPolicy, Role, Taint
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
@@ -153,8 +153,8 @@ async def test_taints_dropped_by_the_server() -> None:
 async def test_consumable_capacity_dropped() -> None:
     async with row() as r:
         r.server.faults.dropped |= {"allowMultipleAllocations", "requestPolicy"}
-        policy = {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}
-        shared = Device("a", capacity={"memory": Capacity(value="8Gi", policy=policy)}, allow_multiple_allocations=True)
+        policy = RequestPolicy(default="1Gi", min="1Gi", step="1Gi")
+        shared = Device("a", capacity={"memory": Capacity("8Gi", policy=policy)}, allow_multiple_allocations=True)
         await r.answer([shared])
         assert await r.reconcile() == ["POST"]
         (device,) = r.server.slices()[0]["spec"]["devices"]
