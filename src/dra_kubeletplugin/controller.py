@@ -62,7 +62,7 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = Elector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory(
-            "", HealthPolicy(driver.unhealthy_taint), settings.health_timeout, role=Role.CONTROLLER
+            "", HealthPolicy(taint=driver.unhealthy_taint), settings.health_timeout, role=Role.CONTROLLER
         )
         self.reports = StatusReports(self.client, name, f"{name}/controller", self.metrics)
         conditions = StatusReports(self.client, name, f"{name}/binding", self.metrics)
