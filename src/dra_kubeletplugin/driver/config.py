@@ -39,7 +39,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     API_VERSION: ClassVar[str] = ""
 
     def check(self) -> None:
-        """Called after decoding. Raise ``ValueError`` with a sentence for a value that cannot work."""
+        """Called after decoding, of objects within first. Raise ``ValueError`` with a sentence for a value that cannot work."""
 
     def json(self) -> dict[str, Any]:
         """The parameters as they are written in a claim, API version and kind included where this class names them."""
@@ -125,7 +125,7 @@ def decode(parameters: Any, kinds: Sequence[type[Config]], driver: str, where: s
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {_explain(printable(e), cls)}") from None
     except ValueError as e:
-        raise ConfigError(f"{where}: parameters: {printable(e)}") from None
+        raise ConfigError(f"{where}: {printable(e)}") from None
 
 
 def _converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
@@ -133,12 +133,29 @@ def _converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fal
     try:
         config = msgspec.convert(given, cls, dec_hook=_read)
         if check:
-            config.check()
+            _check(config, "parameters")
         return config
     except (ValueError, DraError):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
         raise DriverFailedError(f"the checks of {cls.__name__} raised {describe(e)}") from e
+
+
+def _check(value: object, path: str) -> None:
+    """Calls ``check`` of every object within, innermost first. Raises ``ValueError`` with the path of the one that refuses."""
+    if isinstance(value, Config):
+        for f in msgspec.structs.fields(value):
+            _check(getattr(value, f.name), f"{path}.{f.encode_name}")
+        try:
+            value.check()
+        except ValueError as e:
+            raise ValueError(f"{path}: {printable(e)}") from None
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check(item, f"{path}[{printable(key)}]")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for i, item in enumerate(value):
+            _check(item, f"{path}[{i}]")
 
 
 def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:
