@@ -10,7 +10,7 @@ from typing import Any
 
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.files import note_of
+from dra_kubeletplugin.claims.files import Files, note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
@@ -26,7 +26,8 @@ def open_store(folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFli
     process = ProcessLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
-    return Store(Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics()))
+    keeper = Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics())
+    return Store(keeper, Files(specs).write_notes)
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from ..errors import HardwareUnknownError, RecordUnreadableError
+from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from . import rows
 from .processes import ProcessLock
 from .record import Record, State, Unreadable
@@ -36,9 +36,10 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Undo:
-    """Marked as ours: undo it, then ask again."""
+    """Marked as ours: undo it, then ask again. ``fault`` is why its CDI spec is still there."""
 
     record: Record
+    fault: DraError | None = None
 
 
 @dataclass(frozen=True)
