@@ -50,7 +50,7 @@ def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
     """A prepared claim's record, its CDI file and its note."""
     specs = ClaimSpecs(folder / "cdi", DRIVER)
     record = a_record(uid, device, complete=True, **doc)
-    record.devices[0]["cdi"] = [specs.device_id(uid, device)]
+    record.devices[0]["cdi"] = [specs.device_id(specs.device_name(uid, device))]
     record.doc["cdi"] = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
     specs.write(uid, record.doc["cdi"])
     specs.write_note(uid, note_of(record))
