@@ -26,7 +26,7 @@ from .answers import PreparedAnswer, answer, complete
 from .batch import Rendezvous
 from .files import Files
 from .flights import Flights, Work, own
-from .judge import Busy, Fresh, Judge, Repeat, Stale, Undo, Verdict
+from .judge import Busy, Fresh, Judge, Repeat, Stale, Undo, Undone, Verdict
 from .record import InFlight, Record, State, allocated_json
 from .store import Mode, Store
 from .undo import RecordUndo
@@ -291,15 +291,16 @@ class Engine:
 
     async def _unprepare(self, ref: ClaimRef) -> None:
         for _ in range(_ROUNDS):
-            match await self.undoing.end(ref.uid):
+            match await self.undoing.unprepare(ref.uid):
                 case Busy(found):
                     await self._wait_for_other(found)
+                    continue
                 case Undo(found) as marked:
                     await self.undoing.undo(marked)
                     log.info("unprepared claim %s", found.shown)
-                    return
-                case _:
-                    return
+                case Undone(found):
+                    log.info("unprepared claim %s", found.shown)
+            return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
     async def stop(self, grace: float) -> None:

@@ -43,6 +43,13 @@ class Undo:
 
 
 @dataclass(frozen=True)
+class Undone:
+    """It was marked, and is gone: nothing of it concerned the driver."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
 class Busy:
     """Another living process works on it."""
 
@@ -61,7 +68,7 @@ class Nothing:
     """There is no record."""
 
 
-Verdict = Fresh | Repeat | Undo | Busy | Stale | Nothing
+Verdict = Fresh | Repeat | Undo | Undone | Busy | Stale | Nothing
 
 
 class Judge:

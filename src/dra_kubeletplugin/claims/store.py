@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import sqlite3
 import time
@@ -43,7 +44,8 @@ class Job(NamedTuple):
     """What is done at one go in the thread of the records: ``first``, before the transaction; the operation; ``then``, after it.
 
     ``first`` and ``then`` are for files. What one of them raises is the job's answer: after ``first`` nothing else is done, after
-    ``then`` the operation is. ``then`` is given the operation's result, and answers the job's.
+    ``then`` the operation is. ``then`` is given the operation's result, and answers the job's, or a job that goes on from there:
+    in a transaction of its own, with those that the rest of the batch goes on with.
     """
 
     operation: Operation[Any] | None = None
@@ -82,7 +84,7 @@ class Store:
         mode: Mode = Mode.WRITE,
         *,
         first: Callable[[], object] | None = None,
-        then: Callable[[Result], Result] | None = None,
+        then: Callable[[Result], Result | Job] | None = None,
     ) -> Result:
         """Runs ``operation`` in a transaction with others; its exception rolls back only its own part. See :class:`Job`.
 
@@ -184,7 +186,10 @@ class Store:
         for i in left:
             then, result = jobs[i].then, results[i]
             if then and not isinstance(result, BaseException):
-                results[i] = _caught(lambda then=then, result=result: then(result))  # type: ignore[misc]
+                results[i] = _caught(functools.partial(then, result))
+        if further := [(i, job) for i, job in enumerate(results) if isinstance(job, Job)]:
+            for (i, _), result in zip(further, self._work([job for _, job in further]), strict=True):
+                results[i] = result
         return results
 
     def _transaction(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
@@ -332,4 +337,4 @@ def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
         return e
 
 
-__all__ = ["Mode", "Store"]
+__all__ = ["Job", "Mode", "Store"]

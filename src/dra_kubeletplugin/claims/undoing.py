@@ -19,10 +19,10 @@ from ..observe.metrics import Metrics
 from . import rows
 from .files import Files
 from .flights import Flights, Work, own
-from .judge import Judge, Nothing, Repeat, Undo, Verdict
+from .judge import Judge, Nothing, Repeat, Undo, Undone, Verdict
 from .record import Fence, InFlight, Record
-from .store import Mode, Operation, Store
-from .undo import run_undo
+from .store import Job, Mode, Operation, Store
+from .undo import has_undo, run_undo
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class Undoing:
         """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
         return await self.store.do(judge, mode, then=self._without_spec)
 
-    async def end(self, uid: str) -> Verdict:
-        """As :meth:`judged`, for a claim that the kubelet unprepares: nothing is left of one that has no record.
+    async def unprepare(self, uid: str) -> Verdict:
+        """As :meth:`judged`, for a claim that the kubelet has unprepared. All is done at one go where the driver has no part in it.
 
         Raises :class:`DraError`.
         """
@@ -72,12 +72,23 @@ class Undoing:
                 self.judge.remember_end(db, uid)
             return verdict
 
-        def then(verdict: Verdict) -> Verdict:
+        def then(verdict: Verdict) -> Verdict | Job:
             if isinstance(verdict, Nothing):
                 self.files.remove_all(uid)
-            return self._without_spec(verdict)
+            verdict = self._without_spec(verdict)
+            if not isinstance(verdict, Undo) or verdict.fault or has_undo(self.driver, verdict.record.steps):
+                return verdict
+            fence, undone = verdict.record.fence, Undone(verdict.record)
+            return Job(lambda db: self._drop(db, fence), then=lambda _: undone)
 
-        return await self.store.do(end, then=then)
+        try:
+            verdict = await self.store.do(end, then=then)
+        except DraError:
+            self.in_flight.drop(uid)  # marked or not, its record tells; the kubelet tries again
+            raise
+        if isinstance(verdict, Undone):
+            self._undone(verdict.record)
+        return verdict
 
     def _without_spec(self, verdict: Verdict) -> Verdict:
         if not isinstance(verdict, Undo):
@@ -111,6 +122,9 @@ class Undoing:
             self.in_flight.drop(record.uid)
             log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
             raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
+        self._undone(record)
+
+    def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)
         self.changed()
 
