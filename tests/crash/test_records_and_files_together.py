@@ -56,7 +56,7 @@ async def test_an_operation_that_fails_after_it_wrote_takes_back_its_own_part_al
         )
         assert [type(f) for f in found] == [type(None), sqlite3.IntegrityError, rows.HeldByError, type(None)]
         assert {r.uid for r in await store.all()} == {"first", "last"}
-        assert await store.held() == {"d-0", "d-1"}
+        assert {device for _, device in await store.held()} == {"d-0", "d-1"}
 
 
 async def test_what_fails_before_the_transaction_keeps_its_operation_and_no_other_from_being_done(
@@ -154,7 +154,7 @@ async def test_a_spec_that_cannot_be_removed_keeps_its_record_and_its_device(
         (left,) = await one.claims.store.all()
         assert (left.uid, left.state, left.attempts) == ("stuck", "Unpreparing", 1)
         assert "Operation not permitted" in left.error
-        assert await one.claims.held() == {"d-0"}
+        assert set(await one.claims.held()) == {("node", "d-0")}
         monkeypatch.undo()
         assert await one.unprepare(refs[0]) == ()
         assert await one.claims.store.all() == []

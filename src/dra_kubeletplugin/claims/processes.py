@@ -13,6 +13,7 @@ import secrets
 import stat
 import threading
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 _SUFFIX = ".lock"
+_READS = 10  # half a millisecond apart; a write takes a hundredth of one
 _UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is judged by it
 
 
@@ -95,8 +97,9 @@ class ProcessLock:
         if self._fd < 0:
             return
         with self._writing:
-            data = msgspec.json.encode(self._content) + b"\n"
-            # Who reads it at that moment finds it whole: it never shrinks, and blanks are no content.
+            content = msgspec.json.encode(self._content)
+            data = b"%s\n%08x\n" % (content, zlib.crc32(content))
+            # The lock is on this file, so no other can take its name: it is written over, and never shrinks.
             size = max(len(data), os.fstat(self._fd).st_size)
             os.pwrite(self._fd, data.ljust(size), 0)
 
@@ -168,11 +171,25 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Content:
+    """What the file tells; nothing where it is no file of ours, or its writer was stopped within the write."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return _Content()
-        content = msgspec.json.decode(path.read_bytes(), type=_Content)
+        content = msgspec.json.decode(_whole(path), type=_Content)
     except (OSError, ValueError, RecursionError):
         return _Content()
     content.sockets = [s for s in content.sockets if "\0" not in s.path]
     return content
+
+
+def _whole(path: Path) -> bytes:
+    """The first line, as it was written: a read can meet a write, and then finds some of both (the kernel locks neither).
+
+    Raises ``ValueError`` where no read finds it whole.
+    """
+    for _ in range(_READS):
+        content, _, rest = path.read_bytes().partition(b"\n")
+        if rest.partition(b"\n")[0] == b"%08x" % zlib.crc32(content):
+            return content
+        time.sleep(0.0005)
+    raise ValueError(f"{path} was not written whole")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from . import nodes
+from ...resources import node_selection as nodes
 
 JSON = Mapping[str, Any]
 
