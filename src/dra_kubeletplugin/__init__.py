@@ -18,6 +18,7 @@ from .driver import (
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
 from .resources.gates import Gate
+from .resources.partitions import Partition, Partitioned, Profile, partitions
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
 from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
@@ -52,11 +53,14 @@ __all__ = [
     "Mount",
     "NetDevice",
     "Nodes",
+    "Partition",
+    "Partitioned",
     "PciFunction",
     "PermanentError",
     "Pool",
     "PreparedClaim",
     "PreparedDevice",
+    "Profile",
     "Quantity",
     "RecoveredClaim",
     "RequestPolicy",
@@ -64,5 +68,6 @@ __all__ = [
     "Role",
     "Taint",
     "Version",
+    "partitions",
     "run",
 ]
