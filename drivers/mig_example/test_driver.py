@@ -64,6 +64,17 @@ async def test_each_gpu_is_published_as_25_partitions_and_whole() -> None:
     assert small["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": "0000:17:00.0"}
 
 
+async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_published() -> None:
+    a100 = {"vendor": 0x10DE, "device": 0x20B0, "class": 0x030200, "driver": "nvidia", "numa": 0}
+    functions = [a100 | {"address": f"0000:{bus:02x}:00.0", "iommu_group": bus} for bus in range(0x10, 0x18)]
+    async with node_with(Mig, host={"functions": functions}) as node:
+        specs = [s["spec"] for s in node.cluster.slices(Mig.name)]
+        await node.run_pod(selector=of("7g.40gb"), count=8)
+    sizes = [len(spec.get("devices") or []) for spec in specs]
+    assert (sum(sizes), max(sizes) <= 64) == (8 * 26, True)
+    assert sum(len(spec.get("sharedCounters") or []) for spec in specs) == 8
+
+
 async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_and_destroyed() -> None:
     async with server() as node:
         await node.cluster.apply_file(HERE / "pod.yaml")

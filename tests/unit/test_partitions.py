@@ -128,6 +128,7 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
         (lambda: small(Profile(name="p", takes={}, at=[-1])), "does not fit at -1"),
         (lambda: small(Profile(name="p", takes={}, slots=0)), "does not fit at 0"),
         (lambda: small(Profile(name="a.b", takes={}), Profile(name="a-b", takes={})), "two partitions are called 'gpu-part-a-b-0'"),
+        (lambda: small(has={}, slots=0), "counter set 'gpu': counters: Required value"),
         (lambda: small(slots=40), "counter set 'gpu': counters: Too many: 41"),
         (lambda: small(has={"copyEngines": 1, "copy-engines": 1}), "two resources are the counter 'copy-engines'"),
     ],
