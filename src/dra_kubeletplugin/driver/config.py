@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import msgspec
 
@@ -19,7 +19,14 @@ from ..resources.version import Version
 from .data import plain_json
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class _ConfigMeta(msgspec.StructMeta):
+    """Tells type checkers that subclasses of :class:`Config` are frozen as it is, without saying so."""
+
+
+class Config(
+    msgspec.Struct, metaclass=_ConfigMeta, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
     """Base class of a driver's parameters.
 
     Fields are written in Python's style and read in JSON's (``time_slice`` is ``timeSlice``). An unknown field, a wrong type or
