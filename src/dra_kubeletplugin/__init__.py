@@ -6,10 +6,15 @@ About ten names are enough for a first driver; the docstrings of :class:`Driver`
 from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
 from .driver import (
     AllocatedDevice,
+    BoundClaim,
+    BoundDevice,
     Claim,
+    Condition,
     Config,
+    DeviceStatus,
     Driver,
     Health,
+    NetworkData,
     PreparedClaim,
     PreparedDevice,
     RecoveredClaim,
@@ -20,7 +25,7 @@ from .host import Host, PciFunction
 from .resources.gates import Gate
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
-from .resources.types import Capacity, CounterSet, Device, Taint
+from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
 from .resources.version import Version
 
 __version__ = "0.1.0"
@@ -36,13 +41,17 @@ def run(driver: type[Driver]) -> None:
 
 __all__ = [
     "AllocatedDevice",
+    "BoundClaim",
+    "BoundDevice",
     "Capacity",
     "Claim",
+    "Condition",
     "Config",
     "ContainerEdits",
     "CounterSet",
     "Device",
     "DeviceNode",
+    "DeviceStatus",
     "DraError",
     "Driver",
     "Gate",
@@ -51,6 +60,7 @@ __all__ = [
     "Host",
     "Mount",
     "NetDevice",
+    "NetworkData",
     "Nodes",
     "PciFunction",
     "PermanentError",
@@ -59,6 +69,7 @@ __all__ = [
     "PreparedDevice",
     "Quantity",
     "RecoveredClaim",
+    "RequestPolicy",
     "RetryableError",
     "Role",
     "Taint",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cdi import ClaimSpecs, ContainerEdits
-from ..driver import AllocatedDevice, Claim, PreparedDevice
+from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
 from .record import Record, allocated_json, identity, request_names
@@ -85,7 +85,8 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(f"{shown}: prepare answered {_type(p)}, not PreparedDevice")
         key = (p.pool, p.name, p.share_id, p.request)
-        if not all(isinstance(k, str | None) for k in key) or not isinstance(p.edits, ContainerEdits):
+        typed = isinstance(p.edits, ContainerEdits) and isinstance(p.status, DeviceStatus | None)
+        if not all(isinstance(k, str | None) for k in key) or not typed:
             raise BadAnswerError(
                 f"{shown}: prepare answered a PreparedDevice with a field of a wrong type: use AllocatedDevice.prepared()"
             )

@@ -29,6 +29,8 @@ from ..errors import (
 )
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
+from ..reporting import ClaimKey, StatusReports
+from ..resources.allocation import node_of
 from . import rows
 from .answers import PreparedAnswer, answer, complete
 from .batch import Rendezvous
@@ -51,7 +53,8 @@ class Engine:
     """The claims of one driver on one node, for one process.
 
     ``call_timeout`` and ``lock_wait`` are seconds: how soon the kubelet is answered, and how long another instance's work on a
-    claim is waited for. ``changed`` is called when a claim's devices were taken or freed.
+    claim is waited for. ``changed`` is called when a claim's devices were taken or freed; ``reports`` takes what drivers tell
+    of devices.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Engine:
         call_timeout: float,
         lock_wait: float,
         changed: Callable[[], None],
+        reports: StatusReports,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -82,6 +86,7 @@ class Engine:
         self.call_timeout = call_timeout
         self.lock_wait = lock_wait
         self.changed = changed
+        self.reports = reports
         self.stopping = False
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -215,6 +220,7 @@ class Engine:
 
         fence = record.fence
         undo = RecordUndo(self.driver, asyncio.get_running_loop(), save)
+        key = ClaimKey(ref.namespace, ref.name, ref.uid)
         claim = Claim(
             namespace=ref.namespace,
             name=ref.name,
@@ -223,7 +229,9 @@ class Engine:
             reserved_for=verified.reserved_for,
             object=verified.object,
             operation=operation_id(),
+            node=node_of(verified.object),
             _undo=undo,
+            _status=self.reports.of(key),
         )
         try:
             try:
@@ -247,6 +255,8 @@ class Engine:
         self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()
+        if told := {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}:
+            self.reports.say(key, told)
         return answer(record)
 
     async def _take_back(self, record: Record, error: DraError) -> Record | None:

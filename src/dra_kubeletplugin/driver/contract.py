@@ -15,7 +15,7 @@ from ..resources.gates import Gate
 from ..resources.pools import Pool
 from ..resources.types import Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
-from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
 
 T = TypeVar("T")
@@ -186,6 +186,32 @@ class Driver:
         Nothing else uses the devices until it returns. An exception keeps them held, and the call is repeated.
         """
 
+    def bind(self, claim: Claim) -> Awaitable[None] | None:
+        """Makes devices with binding conditions ready for the node where they were allocated, while the scheduler waits (KEP-5007).
+
+        Called in the controller role, for each allocation whose devices have binding conditions that are not all true;
+        ``claim.devices`` are these, ``claim.node`` is where. When it returns, all binding conditions become True and the pod is
+        bound. Raise :class:`PermanentError` where it cannot be: a binding failure condition becomes True with the text as
+        message, the scheduler takes the allocation back and tries again. Anything else that is raised is tried again with
+        growing pauses, until the scheduler's own timeout (10 minutes by default).
+
+        Idempotent: called again for the same allocation after a crash, when the leader changes, and after an error. Never twice
+        at once for a claim, nor for a device that another claim still has: that one's :meth:`unbind` comes first.
+        ``claim.report`` adds data to the claim. Plain ``def`` methods run on in their thread when the process loses its lead,
+        for at most a few seconds, and then the process ends.
+        """
+        raise DriverError(
+            f"{type(self).__name__} has no `bind` method, and a claim has devices with binding conditions"
+        )
+
+    def unbind(self, claim: BoundClaim) -> Awaitable[None] | None:
+        """Reverses :meth:`bind`, once the claim has been deallocated or allocated anew, or has gone.
+
+        Called in the controller role. Idempotent: may be called again after success, and for a claim whose bind never began,
+        failed or broke off. Nobody else is given the devices' bind until it returns. An exception is tried again with growing
+        pauses.
+        """
+
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
         """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy.
 
@@ -210,6 +236,10 @@ class Driver:
     @property
     def answers_pools(self) -> bool:
         return type(self).pools is not Driver.pools
+
+    @property
+    def binds(self) -> bool:
+        return type(self).bind is not Driver.bind
 
     @property
     def reports_health(self) -> bool:

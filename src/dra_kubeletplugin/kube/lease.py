@@ -101,7 +101,9 @@ class Elector:
 
     async def run(self) -> None:
         """Becomes leader sooner or later, then renews, and returns when it leads no more."""
-        while not await self._attempt(self.times.renew_deadline):
+        while True:
+            if await self._attempt(self.times.renew_deadline):
+                break
             await asyncio.sleep(self.times.retry * random.uniform(1, _JITTER))
         log.info("leads: %s holds lease %s/%s", self.identity, self.namespace, self.name)
         self.leader.set()
@@ -174,8 +176,8 @@ class Elector:
         if not ours:
             found = await self._read()
             if found is None:
-                made = {"metadata": {"name": self.name, "namespace": self.namespace}, "spec": self._spec(None)}
-                made |= {"apiVersion": LEASES.api_version, "kind": "Lease"}
+                made: JSON = {"apiVersion": LEASES.api_version, "kind": "Lease", "spec": self._spec(None)}
+                made["metadata"] = {"name": self.name, "namespace": self.namespace}
                 self._see(await self.client.create(LEASES, made))
                 self._renewed_at = sent
                 return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import quantity
-from .types import Capacity, Device, Taint, attribute_value
+from .types import Capacity, Device, RequestPolicy, Taint, attribute_value
 
 JSON = Mapping[str, Any]
 
@@ -47,10 +47,19 @@ def read_counters(raw: JSON) -> dict[str, str]:
 
 
 def _capacity(raw: JSON) -> Capacity:
+    value = _amount(raw["value"])
     policy = raw.get("requestPolicy")
-    if policy is not None and not isinstance(policy, Mapping):
-        raise TypeError("a requestPolicy is no object")
-    return Capacity(value=_amount(raw["value"]), policy=policy)
+    return Capacity(value, None if policy is None else _policy(policy, value))
+
+
+def _policy(raw: JSON, whole: str) -> RequestPolicy:
+    """Fields that we do not know are passed over. Without a default a claim gets the whole capacity, as from the scheduler."""
+    span = raw.get("validRange") or {}
+    known = {k: span[k] for k in ("min", "max", "step") if span.get(k) is not None}
+    default = whole if raw.get("default") is None else raw["default"]
+    return RequestPolicy.from_json(
+        {"default": default, "validValues": raw.get("validValues") or [], "validRange": known}
+    )
 
 
 def _amount(value: object) -> str:

@@ -219,6 +219,7 @@ class ApiServer:
         self._drop(target, obj)
         named = self._name(target, obj["metadata"])
         self._validate(target, obj, None, status=False)
+        obj = strategy.stored(target.kind, obj)
         if self.storage.get(target.qualified, target.namespace, named) is not None:
             details = {"name": named, "kind": target.kind.plural, "group": target.kind.group}
             raise Refusal(409, "AlreadyExists", f'{target.qualified} "{named}" already exists', details)
@@ -357,7 +358,7 @@ class ApiServer:
             )
         obj = strategy.prepare(target.kind, obj, old, status=target.sub == "status")
         if managed is None:
-            managed = managing.updated(request, target, old, obj, asked)
+            managed = managing.updated(request, target, old, strategy.written(target.kind, obj), asked)
         self._manage(obj, managed)
         strategy.settle(target.kind, obj, old)
         self._drop(target, obj)
@@ -375,6 +376,8 @@ class ApiServer:
             if key in before:
                 meta[key] = before[key]
         self._validate(target, obj, old, status=target.sub == "status")
+        obj = strategy.stored(target.kind, obj)
+        meta = obj["metadata"]
         if obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
         if same_object(obj, old):
