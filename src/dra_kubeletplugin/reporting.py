@@ -154,7 +154,7 @@ class StatusReports:
         uid = pending.claim.uid
         sent, told = dict(pending.wanted), list(pending.told)
         try:
-            written = await self._write(pending.claim, sent)
+            written = await self.write(pending.claim, sent)
         except ApiError as e:
             self._failed(pending, e)
         except Exception as e:  # an odd answer must not end the process
@@ -190,8 +190,13 @@ class StatusReports:
 
     # --- one write ------------------------------------------------------------------------------
 
-    async def _write(self, claim: ClaimKey, wanted: Mapping[DeviceKey, DeviceStatus]) -> bool:
-        """Whether it is in the claim now; False where the claim or the devices are its no more.
+    async def write(
+        self,
+        claim: ClaimKey,
+        wanted: Mapping[DeviceKey, DeviceStatus],
+        same: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    ) -> bool:
+        """Writes now. Whether it is in the claim then; False where the claim or the devices are its no more, or not ``same``.
 
         Raises :class:`ApiError`.
         """
@@ -203,7 +208,7 @@ class StatusReports:
                 if e.status == 404 and e.names(claim.name):
                     return False
                 raise
-            if found["metadata"]["uid"] != claim.uid:
+            if found["metadata"]["uid"] != claim.uid or not same(found):
                 return False
             entries = merged(found, self.driver, self.manager, wanted)
             if entries is None:

@@ -135,7 +135,9 @@ class DeviceScan:
     async def run(self) -> None:
         """Looks, at once and then again and again. Never returns; no fault from outside ends it."""
         self._loop = asyncio.get_running_loop()
-        with kernel_events(self._sysfs, self._wanted.set, self._driver.subsystems):
+        # A controller's devices are not on the machine that it happens to run on.
+        subsystems = self._driver.subsystems if self._driver.role is Role.NODE else ()
+        with kernel_events(self._sysfs, self._wanted.set, subsystems):
             while True:
                 self._wanted.clear()
                 await self._look()
