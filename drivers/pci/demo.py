@@ -85,7 +85,8 @@ class Story:
         say(2, "What this machine has, and what is published of it")
         published = {d.data.address: d for d in self.s.plugin.inventory if isinstance(d.data, PciFunction)}
         notes = {a: STYLE.green(f"published as {d.name}") for a, d in published.items()}
-        withheld = getattr(self.s.plugin.driver, "_withheld", {})
+        driver: Any = self.s.plugin.driver
+        withheld = driver.withheld
         notes |= {
             a: STYLE.yellow(f"kept for the host: it carries {why}") for a, why in withheld.items() if a not in notes
         }

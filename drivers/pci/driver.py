@@ -52,6 +52,11 @@ class Pci(Driver):
 
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
+    subsystems = (
+        "pci",
+        "block",
+        "net",
+    )  # what the host needs is not published, and that changes with its disks and networks
 
     def start(self) -> None:
         self.selection = parse_selection(os.environ.get("PCI_SELECT", ""))
@@ -60,7 +65,7 @@ class Pci(Driver):
         if self.mode not in {"auto", "vfio", "info"}:
             raise PermanentError(f"PCI_MODE {self.mode!r} is not one of auto, vfio, info")
         self.natives = Natives(self.settings.plugin_dir / "native-drivers", self.host.boot_id())
-        self._withheld: dict[str, str] = {}
+        self.withheld: dict[str, str] = {}
 
     def devices(self) -> list[Device]:
         functions = self.host.pci()
@@ -71,7 +76,7 @@ class Pci(Driver):
             if not self._selected(fn, native):
                 continue
             if reason := reasons.get(fn.address):
-                if self._withheld.get(fn.address) != reason:
+                if self.withheld.get(fn.address) != reason:
                     self.log.info(
                         "%s is kept for the host: it carries %s (PCI_UNSAFE=1 publishes it)", fn.address, reason
                     )
@@ -79,7 +84,7 @@ class Pci(Driver):
             # While a container has it the driver is another, and nothing that is published may change with that: each prepare
             # would write a slice, and what PCI_SELECT names by its driver would vanish in use.
             out.append(fn.device(attributes={"driver": native} if native else {}))
-        self._withheld = reasons
+        self.withheld = reasons
         return out
 
     def _selected(self, fn: PciFunction, native: str | None) -> bool:

@@ -22,9 +22,10 @@ from .driver import (
 )
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
+from .resources.gates import Gate
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
-from .resources.types import Capacity, CounterSet, Device, Taint
+from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
 from .resources.version import Version
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "DeviceStatus",
     "DraError",
     "Driver",
+    "Gate",
     "Health",
     "Hook",
     "Host",
@@ -67,6 +69,7 @@ __all__ = [
     "PreparedDevice",
     "Quantity",
     "RecoveredClaim",
+    "RequestPolicy",
     "RetryableError",
     "Role",
     "Taint",

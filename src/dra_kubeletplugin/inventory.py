@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from .diagnosis import Diagnosis, HealthPolicy
 from .driver import Health, Role
 from .errors import DriverError, describe, printable
 from .publishable import answered, decoded, taint_fault
+from .resources.gates import Gate
 from .resources.nodes import Where
+from .resources.slice_rules import MAX_DEVICES
 from .resources.types import Device, Taint
 from .settings import HEALTH_TIMEOUT
 from .stock import GONE, Entry, PoolContent, Stock, checked, restocked
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 Held = Mapping[tuple[str, str], JSON]  # pool and name of devices that claims have → what `description` said, or nothing
 _NOBODY: Held = MappingProxyType({})
+_NO_EFFECT = HealthPolicy()
 
 
 class DeviceKey(NamedTuple):
@@ -49,27 +53,32 @@ class Inventory:
 
     Args:
         pool: name of the pool that is meant where none is said: the node's.
-        unhealthy_taint: what devices get that the driver reports as unhealthy.
+        policy: what the driver's reports of bad health do.
         health_timeout: seconds after which a health report is too old to be believed.
         clock: the time in unix seconds.
         role: whose pools these are; those of the other role are passed over.
+        full: devices that a slice may have; fewer where each may get a taint one day, so that none has to move then.
 
-    Raises :class:`DriverError` where the API server would refuse ``unhealthy_taint``.
+    Raises :class:`DriverError` where the API server would refuse the policy's taint.
     """
 
     def __init__(
         self,
         pool: str,
-        unhealthy_taint: Taint | None = None,
+        policy: HealthPolicy = _NO_EFFECT,
         health_timeout: float = HEALTH_TIMEOUT,
         clock: Callable[[], float] = time.time,
         role: Role = Role.NODE,
+        full: int = MAX_DEVICES,
     ) -> None:
-        if unhealthy_taint is not None and (fault := taint_fault(unhealthy_taint)):
+        if policy.taint is not None and (fault := taint_fault(policy.taint)):
             raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
         self.pool = pool
         self.role = role
+        self.full = full
         self.health_timeout = health_timeout
+        self.gates_off: frozenset[Gate] = frozenset()
+        """Feature gates that the API server was found to have off: what depends on them is published otherwise, or not."""
         self.known = False
         """Whether the driver ever said which devices there are: until then a device that is missing may come yet."""
         self.version = 0
@@ -78,12 +87,13 @@ class Inventory:
         """Grows with every health report and every change of the devices."""
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
-        self._unhealthy_taint = unhealthy_taint.json() if unhealthy_taint is not None else None
+        self._policy = policy
         self._clock = clock
         self._stocks: dict[str, Stock] = {}
-        self._reports: dict[DeviceKey, tuple[Health, float]] = {}
+        self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._reported_at: float | None = None
         self._strangers: set[str] = set()  # names in the last report that are no devices
+        self._bad_taints: set[str] = set()  # what was said of taints that cannot be published
         self._changed = asyncio.Condition()
 
     # --- devices --------------------------------------------------------------------------------
@@ -132,12 +142,21 @@ class Inventory:
 
     def contents(self) -> list[PoolContent]:
         """The pools as they should be in slices. What the API server would refuse is missing, see :attr:`left_out`."""
-        out = []
-        for stock in self._stocks.values():
-            unhealthy = {k.device for k in self._reports if k.pool == stock.name and not self.healthy(k.device, k.pool)}
-            if content := stock.content(unhealthy, self._unhealthy_taint):
-                out.append(content)
-        return out
+        found = (s.content(self._taints(s), self.gates_off) for s in self._stocks.values())
+        return [content for content in found if content]
+
+    def _taints(self, stock: Stock) -> dict[str, JSON]:
+        """The taints for bad health, by device."""
+        bad = ((k, d) for k, d in self._diagnoses.items() if d.fault is not None and k.pool == stock.name)
+        return {k.device: taint for k, d in bad if (taint := self._taint(d)) is not None}
+
+    def _taint(self, diagnosis: Diagnosis | None) -> JSON | None:
+        return self._policy.taint_for(diagnosis.fault) if diagnosis and diagnosis.fault else None
+
+    def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
+        """By pool and by the feature gates that it depends on, whatever is off, one device of each kind."""
+        found = {s.name: s.samples(self._taints(s)) for s in self._stocks.values() if not s.fault}
+        return {pool: samples for pool, samples in found.items() if samples}
 
     def published(self, pool: str | None = None) -> list[JSON]:
         """The devices of one pool as objects, made for the caller."""
@@ -178,7 +197,7 @@ class Inventory:
         )
         self.known = True
         self._stocks = stocks
-        self._reports = {k: r for k, r in self._reports.items() if self._entry(k)}
+        self._diagnoses = {k: d for k, d in self._diagnoses.items() if self._entry(k)}
         self._leave_out()
         if changed:
             await self._tell(published=True)
@@ -206,10 +225,20 @@ class Inventory:
         await self._tell(published=True)
         return True
 
+    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+        """What the API server drops now."""
+        if off != self.gates_off:
+            self.gates_off = off
+            self._leave_out()
+            await self._tell(published=True)
+
     def _leave_out(self) -> None:
         out = {}
         for stock in self._stocks.values():
-            for name, fault in stock.left_out.items():
+            faults = dict(stock.left_out)
+            if self.gates_off and not stock.fault:
+                faults |= stock.withheld(self._taints(stock), self.gates_off)
+            for name, fault in faults.items():
                 out[self.shown(stock.name, name) if name else f"pool {printable(stock.name)}"] = fault
         for name, fault in out.items():
             if self.left_out.get(name) != fault:
@@ -228,27 +257,29 @@ class Inventory:
     # --- health ---------------------------------------------------------------------------------
 
     def healthy(self, name: str, pool: str | None = None) -> bool:
-        """False where the driver's last word on a device is that it is unhealthy. Not known is not unhealthy."""
-        report = self._reports.get(DeviceKey(self.pool if pool is None else pool, name))
-        return report is None or report[0].healthy is not False
+        """False where the driver's reports make a device unhealthy. Not known is not unhealthy."""
+        return self._fault(name, pool) is None
 
     def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
-        """The driver's last word on an unhealthy device."""
-        report = self._reports.get(DeviceKey(self.pool if pool is None else pool, name))
-        return (report[0].message if report else "") or "no reason given"
+        """What the driver said of an unhealthy device."""
+        fault = self._fault(name, pool)
+        return (fault.message if fault else "") or "no reason given"
+
+    def _fault(self, name: str, pool: str | None) -> Health | None:
+        diagnosis = self._diagnoses.get(DeviceKey(self.pool if pool is None else pool, name))
+        return diagnosis.fault if diagnosis else None
 
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """What is known of a device's health now; a report that is too old says nothing any more."""
         stock = self._stocks.get(key.pool)
         if stock and (gone := stock.gone.get(key.device)):
             return DeviceHealth(False, "the device vanished while a claim uses it", gone.gone_at)
-        report = self._reports.get(key)
-        if report is None:
+        diagnosis = self._diagnoses.get(key)
+        if diagnosis is None:
             return DeviceHealth(None, "the driver has not reported its health yet")
-        health, at = report
-        if abs(self._clock() - at) > self.health_timeout:
-            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", at)
-        return DeviceHealth(health.healthy, health.message, at)
+        if abs(self._clock() - diagnosis.at) > self.health_timeout:
+            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", diagnosis.at)
+        return DeviceHealth(diagnosis.health.healthy, diagnosis.health.message, diagnosis.at)
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Every device, those that vanished in use included, with its health."""
@@ -275,23 +306,34 @@ class Inventory:
 
         Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
         """
-        told = _checked(report)
+        told = self._taintable(_checked(report))
         fresh = {}
         for key in self._keys():
             health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
-            fresh[key] = (health, at)
+            before = self._diagnoses.get(key)
+            fresh[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
         self._tell_strangers(told.keys())
         turned = False
-        for key, (health, _) in fresh.items():
-            was, now = self.healthy(key.device, key.pool), health.healthy is not False
-            if was and not now:
-                shown = self.shown(key.pool, key.device)
-                log.warning("device %s is unhealthy: %s", shown, health.message or "no reason given")
-            elif now and not was:
-                log.info("device %s is healthy again", self.shown(key.pool, key.device))
-            turned = turned or was != now
-        self._reports, self._reported_at = fresh, at
+        for key, now in fresh.items():
+            was = self._diagnoses.get(key)
+            shown = self.shown(key.pool, key.device)
+            if now.fault and not (was and was.fault):
+                log.warning("device %s is unhealthy: %s", shown, now.fault.message or "no reason given")
+            elif was and was.fault and not now.fault:
+                log.info("device %s is healthy again", shown)
+            turned = turned or self._taint(was) != self._taint(now)
+        self._diagnoses, self._reported_at = fresh, at
+        if turned and self.gates_off:
+            self._leave_out()
         await self._tell(published=turned)
+
+    def _taintable(self, told: dict[str, Health]) -> dict[str, Health]:
+        """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""
+        faults = {n: fault for n, h in told.items() if h.taint is not None and (fault := taint_fault(h.taint))}
+        for fault in set(faults.values()) - self._bad_taints:
+            log.error("a taint that health() gives cannot be published, the usual one is: %s", fault)
+        self._bad_taints = set(faults.values())
+        return told | {n: Health(False, told[n].message) for n in faults}
 
     def _tell_strangers(self, told: Collection[str]) -> None:
         known = {n for s in self._stocks.values() for n in (*s.entries, *s.gone)}
@@ -335,7 +377,9 @@ def _checked(report: object) -> dict[str, Health]:
                 raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
             # A vendor's library may say 0 for False: it must mean the same to all who look.
             healthy = None if health.healthy is None else bool(health.healthy)
-            out[name] = Health(healthy, printable(health.message))
+            if not isinstance(health.taint, Taint | None):
+                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
+            out[name] = Health(healthy, printable(health.message), health.taint)
     except DriverError:
         raise
     except Exception as e:

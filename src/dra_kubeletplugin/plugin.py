@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
+from .diagnosis import HealthPolicy
 from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, NotReadyError, SettingsError, describe, printable
@@ -37,9 +38,11 @@ from .kubelet import (
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
+from .resources.gates import Gate
+from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace
 from .settings import Settings
-from .slices import NodeScope, Publisher
+from .slices import NodeScope, Publisher, PublisherStatus
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +60,19 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.host = Host(settings.sysfs_root, settings.dev_root)
+        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
         driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
-        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout)
+        # A device that may be tainted one day needs a slice that may have taints: none has to move then.
+        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+        policy = HealthPolicy(
+            taint=driver.unhealthy_taint,
+            effect=settings.unhealthy_effect,
+            unhealthy_after=settings.unhealthy_after,
+            healthy_after=settings.healthy_after,
+        )
+        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, full=full)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
@@ -77,6 +88,8 @@ class Plugin:
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
             self.process.is_newest,
+            times=settings.plugin_dir / "taint-times.json",
+            gates_off=self._gates_off,
         )
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
@@ -99,6 +112,12 @@ class Plugin:
 
     def _look_again(self) -> None:
         self.scan.request()
+
+    def _gates_off(self, off: frozenset[Gate]) -> None:
+        """The driver may have a layout of its devices that the server understands."""
+        self.driver.gates_off = off
+        if self.driver.answers_pools:
+            self.scan.request()
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()
@@ -212,6 +231,18 @@ class Plugin:
         except TimeoutError:
             why = "; ".join(await self.not_ready())
             raise NotReadyError(f"the plugin is not ready after {timeout:g} s: {why}") from None
+
+    async def published(self, timeout: float | None = None) -> PublisherStatus:
+        """Waits until the API server has what the driver said last; answers what is published, and what is not.
+
+        Raises :class:`NotReadyError` with the reason after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.publisher.current()
+        except TimeoutError:
+            why = self.publisher.fault or self.scan.fault or "the API server has not answered yet"
+            raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
         """Why the plugin is not ready now; empty when it is."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from .errors import DraError, DriverError, describe, printable
+from .resources.gates import Gate, gates_of
 from .resources.nodes import Nodes, Where
 from .resources.pools import MAX_DEVICES, Pool
 from .resources.rules import pool_name
@@ -37,13 +38,15 @@ class Parcel(NamedTuple):
 class Judged:
     """A device or counter set, as JSON text as it would be sent. ``fault`` is why it may not be.
 
-    ``shape`` tells whether it changed; it is empty where there is nothing that could be sent.
+    ``shape`` tells whether it changed; it is empty where there is nothing that could be sent. ``gates`` are those of the server
+    that it depends on.
     """
 
     shape: bytes
     fault: str = ""
     consumed: int = 0
     most: int = 0
+    gates: frozenset[Gate] = frozenset()
 
     @property
     def json(self) -> JSON:
@@ -87,11 +90,12 @@ def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judg
         if device.nodes is not None and device.nodes.where is Where.THIS:
             faults.append("nodes: this node is said for a pool, not for a device")
         consumed, most = _takes(built)
+        gates = gates_of(built)
     except DraError as e:
         return Judged(b"", printable(e))
     except Exception as e:  # an author's object may be anything inside
         return Judged(b"", describe(e))
-    return Judged(shape, _told(faults, shape), consumed, most)
+    return Judged(shape, _told(faults, shape), consumed, most, gates)
 
 
 def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> Judged:
@@ -114,7 +118,7 @@ def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> J
 def recalled_device(raw: JSON) -> Judged:
     """Looks at a device as it was published before. Raises what reading it may."""
     shape = msgspec.json.encode(raw)
-    return Judged(shape, _told(device_faults(raw), shape), *_takes(raw))
+    return Judged(shape, _told(device_faults(raw), shape), *_takes(raw), gates_of(raw))
 
 
 def recalled_set(raw: JSON) -> Judged:

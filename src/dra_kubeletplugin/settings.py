@@ -47,6 +47,16 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _flag(text: str) -> bool:
+    return text.lower() in {"1", "true", "yes"}
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
+        raise ValueError("not a number from 1 to 9999")
+    return int(text)
+
+
 def _address(text: str) -> str:
     match = re.fullmatch(r"(?:\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})", text, re.ASCII)
     if text and (not match or int(match[1]) > 65535):
@@ -145,7 +155,7 @@ class Settings:
         "LOCAL_CLUSTER",
         False,
         "1 when the machine is somebody's own and its hardware must be left as it is; `dra dev` sets it.",
-        lambda text: text.lower() in {"1", "true", "yes"},
+        _flag,
     )
     unhealthy_policy: str = _option(
         "--unhealthy-policy",
@@ -153,6 +163,34 @@ class Settings:
         "refuse",
         "refuse or allow a prepare of a device that the driver reports as unhealthy.",
         _choice("refuse", "allow"),
+    )
+    unhealthy_effect: str = _option(
+        "--unhealthy-effect",
+        "UNHEALTHY_EFFECT",
+        "",
+        "Effect of every taint for bad health, in place of what the driver says: None, NoSchedule, or NoExecute, which evicts pods.",
+        _choice("", "None", "NoSchedule", "NoExecute"),
+    )
+    unhealthy_after: int = _option(
+        "--unhealthy-after",
+        "UNHEALTHY_AFTER",
+        1,
+        "Reports in a row that must call a healthy device unhealthy before it counts; the first of all counts at once.",
+        _count,
+    )
+    healthy_after: int = _option(
+        "--healthy-after",
+        "HEALTHY_AFTER",
+        3,
+        "Reports in a row that must call an unhealthy device healthy before it counts.",
+        _count,
+    )
+    list_attributes: bool = _option(
+        "--list-attributes",
+        "LIST_ATTRIBUTES",
+        False,
+        "1 where the cluster's feature gate DRAListTypeAttributes is on: numaNode is published as a list then.",
+        _flag,
     )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,12 +21,14 @@ from .publishable import (
     recalled_set,
     tainted,
 )
+from .resources.gates import Gate, without
 from .resources.nodes import Nodes
 from .resources.reading import read_device
 from .resources.types import Device, Taint
 
 log = logging.getLogger(__name__)
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
+_GONE = GONE.json()
 _BREATH = 16  # devices that are judged before others on the event loop have their turn
 JSON = Mapping[str, Any]
 
@@ -78,21 +80,63 @@ class Stock:
         """What the driver would have answered for a pool of this kind without devices."""
         return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device)
 
-    def content(self, unhealthy: Collection[str], taint: JSON | None) -> PoolContent | None:
-        """What is published: with a taint for bad health, and for what vanished in use; None where the pool cannot be."""
-        if self.fault:
+    def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
+        """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
+
+        Without what depends on gates that are ``off``.
+        """
+        if self.fault or (self.per_device and Gate.PARTITIONS in off):
             return None
         out = []
-        for name, entry in self.entries.items():
-            if name not in self.left_out:
-                if taint is not None and name in unhealthy:
-                    out.append(parcel(tainted(entry.judged.json, taint)))
-                else:
-                    out.append(entry.judged.parcel(name))
-        gone = GONE.json()
-        out += [parcel(tainted(e.judged.json, gone)) for name, e in self.gone.items() if name not in self.left_out]
-        sets = [j.json for j in self.sets.values() if not j.fault]
+        for name, entry in self._whole():
+            changed = self._changed(name, entry, taints)
+            if off and (changed is not None or not entry.judged.gates.isdisjoint(off)):
+                found = without(changed or entry.judged.json, off)
+                if not isinstance(found, str):
+                    out.append(parcel(found))
+            else:
+                out.append(entry.judged.parcel(name) if changed is None else parcel(changed))
+        sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
         return PoolContent(self.name, self.nodes, self.per_device, out, sets)
+
+    def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
+        """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
+        if self.per_device and Gate.PARTITIONS in off:
+            gate = Gate.PARTITIONS.value
+            return {
+                "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
+            }
+        out = {}
+        for name, entry in self._whole():
+            changed = self._changed(name, entry, taints)
+            if changed is not None or not entry.judged.gates.isdisjoint(off):
+                found = without(changed or entry.judged.json, off)
+                if isinstance(found, str):
+                    out[name] = found
+        return out
+
+    def samples(self, taints: Mapping[str, JSON]) -> Mapping[frozenset[Gate], JSON]:
+        """For each set of gates that some device depends on as it would be sent, whatever is off, one such device."""
+        out: dict[frozenset[Gate], JSON] = {}
+        for name, entry in self._whole():
+            changed = self._changed(name, entry, taints)
+            gates = entry.judged.gates if changed is None else entry.judged.gates | {Gate.TAINTS}
+            if gates and gates not in out:
+                out[gates] = changed or entry.judged.json
+        return out
+
+    def _whole(self) -> Iterator[tuple[str, Entry]]:
+        """What could be sent, in order; what vanished in use comes last."""
+        for entries in (self.entries, self.gone):
+            for name, entry in entries.items():
+                if name not in self.left_out:
+                    yield name, entry
+
+    def _changed(self, name: str, entry: Entry, taints: Mapping[str, JSON]) -> JSON | None:
+        """A device with a taint of ours; None where it has none."""
+        if name in self.gone:
+            return tainted(entry.judged.json, _GONE)
+        return tainted(entry.judged.json, taints[name]) if name in taints else None
 
     def same(self, other: Stock) -> bool:
         """Whether both are published alike, before health and the server's word. Order counts."""

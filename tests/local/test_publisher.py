@@ -22,7 +22,7 @@ from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.slices import NodeScope, Publisher
 from dra_kubeletplugin.slices.contention import Contention, Undone
-from dra_kubeletplugin.slices.publisher import refused_devices
+from dra_kubeletplugin.slices.echo import refused_devices
 
 DRIVER = "d.example.com"
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"

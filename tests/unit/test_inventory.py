@@ -6,15 +6,19 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Health, Nodes, Pool, Role, Taint
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
+from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
+from dra_kubeletplugin.diagnosis import HealthPolicy
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.inventory import GONE, Inventory
 from dra_kubeletplugin.kubelet import HealthService
@@ -49,13 +53,13 @@ def renamed(device: Device, name: str) -> Device:
 
 
 async def stocked(*names: str, clock: Clock | None = None) -> Inventory:
-    inventory = Inventory("node", UNHEALTHY, clock=clock or Clock())
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=clock or Clock())
     await inventory.update(node([Device(n) for n in names or ("a", "b")]))
     return inventory
 
 
 def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> dict[str, tuple[int, int, str]]:
-    message = HealthService(inventory).message(kind)
+    (message,) = HealthService(inventory).messages(kind)
     return {d.device.device_name: (d.health, d.last_updated_time, d.message) for d in message.devices}
 
 
@@ -152,17 +156,63 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     assert set(told(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize("text", ["x" * 2000, "\U0001f525" * 2000])
-async def test_8192_devices_with_long_messages_fit_into_one_grpc_message(text: str) -> None:
+@pytest.mark.parametrize(("text", "most"), [("x" * 2000, 3), ("\U0001f525" * 2000, 9), ("", 1)])
+async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_takes_and_lose_nothing(
+    text: str, most: int
+) -> None:
     inventory = Inventory("n" * 253, clock=Clock())
     names = [f"{'d' * 50}-{i}" for i in range(8192)]
     device = Device("d")
     await inventory.update(node([renamed(device, n) for n in names]))
     await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
-    message = HealthService(inventory).message(v1.NodeWatchResourcesResponse)
-    assert len(message.devices) == 8192
-    assert message.ByteSize() < 4 * 1024 * 1024
-    assert message.devices[0].message.endswith("...")
+    messages = list(HealthService(inventory).messages(v1.NodeWatchResourcesResponse))
+    assert len(messages) <= most
+    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in messages)
+    assert [d.device.device_name for m in messages for d in m.devices] == names
+    assert {d.message for m in messages for d in m.devices} == {text[:1021] + "..." if text else ""}
+
+
+async def test_a_fault_s_own_taint_is_published_and_changes_with_the_fault() -> None:
+    inventory = await stocked()
+    ecc, hot = Taint(key="x.example.com/ecc", effect="NoExecute"), Taint(key="x.example.com/hot")
+    await inventory.set_health({"a": Health(False, "ECC", taint=ecc), "b": Health(False, "odd")}, at=1.0)
+    assert published(inventory) == {"a": ["x.example.com/ecc"], "b": [UNHEALTHY.key]}
+    version = inventory.version
+    await inventory.set_health({"a": Health(False, "ECC again", taint=ecc), "b": Health(False, "odd")}, at=2.0)
+    assert inventory.version == version, "another message is no reason to write a slice"
+    await inventory.set_health({"a": Health(False, "hot", taint=hot), "b": Health(None)}, at=1_000_000.0)
+    assert published(inventory) == {"a": ["x.example.com/hot"], "b": [UNHEALTHY.key]}, "not known heals nothing"
+    assert told(inventory)["b"][0] == v1.UNKNOWN
+
+
+async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inventory = await stocked()
+    for _ in range(3):
+        await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
+    assert published(inventory)["a"] == [UNHEALTHY.key]
+    assert sum("a taint that health() gives cannot be published" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=3), clock=Clock())
+    await inventory.update(node([Device("a")]))
+    at = 1_000_000.0
+    await inventory.set_health({"a": Health(False, "hot")}, at=at)
+    version = inventory.version
+    reports: list[dict[str, Health]] = [{}, {"a": Health(False, "hot again")}, {}, {}]
+    for report in reports:
+        await inventory.set_health(report, at=at)
+        assert (published(inventory), inventory.healthy("a")) == ({"a": [UNHEALTHY.key]}, False)
+    assert told(inventory)["a"] == (v1.UNHEALTHY, 1_000_000, "healthy again in 2 of 3 reports; it was: hot again")
+    assert inventory.version == version, "a device that comes and goes writes no slices"
+    await inventory.set_health({}, at=at)
+    assert (published(inventory), told(inventory)["a"][0]) == ({"a": []}, v1.HEALTHY)
+
+
+async def test_without_any_device_one_empty_message_says_so() -> None:
+    assert [len(m.devices) for m in HealthService(Inventory("node")).messages(v1.NodeWatchResourcesResponse)] == [0]
 
 
 async def test_a_single_message_is_cut_at_the_kubelet_s_length() -> None:
@@ -245,7 +295,7 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 async def test_a_device_that_the_server_would_refuse_is_left_out_alone_and_named(what: str) -> None:
-    inventory = Inventory("node", UNHEALTHY)
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     sets = [CounterSet("gpu-0", {"slices": 7})]
     good = Device("good", consumes_counters={"gpu-0": {"slices": 1}})
     await inventory.update(node([BAD[what], good], sets))
@@ -281,7 +331,7 @@ async def test_a_counter_set_that_is_answered_twice_is_left_out() -> None:
 
 
 async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> None:
-    inventory = Inventory("node", UNHEALTHY)
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     await inventory.update(node([Device("a", taints=SEVENTEEN[:16])]))
     await inventory.set_health({"a": Health(False)}, at=1.0)
     (device,) = inventory.published()
@@ -294,7 +344,7 @@ async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> N
 
 def test_a_driver_whose_unhealthy_taint_is_invalid_is_told_at_start() -> None:
     with pytest.raises(DriverError, match="unhealthy_taint"):
-        Inventory("node", Taint(key="not valid!"))
+        Inventory("node", HealthPolicy(taint=Taint(key="not valid!")))
 
 
 async def test_a_refused_device_is_left_out_until_it_is_described_differently() -> None:
@@ -376,7 +426,7 @@ async def test_nothing_that_a_driver_answers_raises_anything_but_a_driver_error(
             await step
         except DriverError as e:
             assert str(e).encode()
-    assert HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString() is not None
+    assert next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString() is not None
     inventory.published()
 
 
@@ -389,7 +439,7 @@ async def test_whatever_a_device_has_become_inside_it_is_published_validly_or_le
     for device in inventory.published():
         assert validate_device(device, "") == []
     assert "good" in published(inventory) or name == "good"
-    HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString()
+    next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString()
 
 
 # --- pools ------------------------------------------------------------------------------------------
@@ -462,9 +512,32 @@ async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it(
 
 
 async def test_health_of_one_name_in_two_pools_is_told_apart_by_the_pool() -> None:
-    inventory = Inventory("node", UNHEALTHY, clock=Clock())
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=Clock())
     await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a")])])
     await inventory.set_health({"node/x/a": Health(False, "hot")}, at=1.0)
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (True, False)
     await inventory.set_health({"a": Health(False, "hot")}, at=2.0)
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (False, False)
+
+
+async def test_8192_sick_devices_reach_a_client_that_takes_4_mib_and_no_more(tmp_path: Path) -> None:
+    """Through a real socket, with gRPC's own limit, as the kubelet has it."""
+    inventory = Inventory("node", clock=Clock())
+    device = Device("d")
+    names = {f"d-{i}" for i in range(8192)}
+    await inventory.update(node([renamed(device, n) for n in names]))
+    await inventory.set_health({n: Health(False, "x" * 1024) for n in names}, at=1_000_000.0)
+    server = grpc.aio.server()
+    HealthService(inventory).add_to(server)
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel, asyncio.timeout(60):
+            seen: set[str] = set()
+            stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
+            async for message in stub.NodeWatchResources(v1.NodeWatchResourcesRequest()):
+                seen |= {d.device.device_name for d in message.devices if d.health == v1.UNHEALTHY}
+                if seen == names:
+                    break
+    finally:
+        await server.stop(0)

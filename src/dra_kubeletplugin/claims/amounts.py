@@ -1,4 +1,4 @@
-"""What a claim takes of counters and of shared capacity, and whether that is there: exact numbers, in units of 1e-9.
+"""What a claim takes of counters and of shared capacity, and whether that is there.
 
 A partition draws from counter sets of its pool, whoever has it (KEP-4815); a share has a part of its device's capacity
 (KEP-5075). What is held counts as it was when it was taken, what there is counts as it is now. What is there no more sets no
@@ -10,17 +10,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..resources import quantity
+from ..resources.quantity import Quantity
 from ..resources.types import Device
 
 JSON = dict[str, Any]
-_NANO = 10**9
-_KIBI = 1024 * _NANO
+_NONE = Quantity(0)
 
 
 class Hold(NamedTuple):
@@ -45,7 +43,7 @@ class Supply(Protocol):
 
 @dataclass(frozen=True)
 class Shortage:
-    """More is asked for than there is beside what others hold. Amounts are in units of 1e-9.
+    """More is asked for than there is beside what others hold.
 
     ``holders`` are the UIDs of the claims that hold some of it; those in ``unknown`` hold a device of which nobody knows what it
     takes.
@@ -53,15 +51,15 @@ class Shortage:
 
     what: str
     devices: Sequence[str]
-    asked: int
-    limit: int
-    held: int
+    asked: Quantity
+    limit: Quantity
+    held: Quantity
     holders: frozenset[str]
     unknown: frozenset[str]
 
     def __str__(self) -> str:
-        rest = f", of which {shown(self.held, self.limit)} are held" if self.holders else ""
-        return f"{shown(self.asked, self.limit)} of {self.what} are asked for and there are {shown(self.limit)}{rest}"
+        rest = f", of which {self.held} are held" if self.holders else ""
+        return f"{self.asked} of {self.what} are asked for and there are {self.limit}{rest}"
 
 
 class _Takes(msgspec.Struct, frozen=True):
@@ -72,11 +70,11 @@ class _Takes(msgspec.Struct, frozen=True):
 class Takes(NamedTuple):
     """Amounts of one hold: counter set → counter → amount, and capacity → amount."""
 
-    counters: Mapping[str, Mapping[str, int]]
-    capacity: Mapping[str, int]
+    counters: Mapping[str, Mapping[str, Quantity]]
+    capacity: Mapping[str, Quantity]
 
 
-def takes_json(device: Device, share: bool, consumed: Mapping[str, quantity.Quantity]) -> JSON:
+def takes_json(device: Device, share: bool, consumed: Mapping[str, Quantity]) -> JSON:
     """What a claim takes with ``device``, as its record has it; nothing of a device that it has whole and undivided."""
     out: JSON = {}
     if device.consumes_counters:
@@ -96,25 +94,16 @@ def read_takes(text: object) -> Takes | None:
         found = msgspec.json.decode(text, type=_Takes) if isinstance(text, str) else None
         if found is None:
             return None
-        counters = {s: {n: nano(v) for n, v in c.items()} for s, c in found.counters.items()}
-        return Takes(counters, {n: nano(v) for n, v in found.capacity.items()})
+        counters = {s: {n: amount(v) for n, v in c.items()} for s, c in found.counters.items()}
+        return Takes(counters, {n: amount(v) for n, v in found.capacity.items()})
     except ValueError:
         return None
 
 
 @functools.lru_cache(512)
-def nano(text: str) -> int:
-    """A quantity in units of 1e-9, which is the least that Kubernetes knows.
-
-    Raises ``ValueError`` for what is none.
-    """
-    return int(Fraction(quantity.parse(text).value) * _NANO)
-
-
-def shown(amount: int, like: int | None = None) -> str:
-    """As an operator reads it: in powers of 1024 where it, or the amount ``like`` which it is compared with, is one of those."""
-    binary = amount % _KIBI == 0 and (like or amount) % _KIBI == 0
-    return quantity.canonical(quantity.parse(f"{amount // _KIBI}Ki" if binary else f"{amount}n"))
+def amount(text: str) -> Quantity:
+    """Raises ``ValueError`` for what is none."""
+    return Quantity(text)
 
 
 def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:
@@ -137,25 +126,25 @@ def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], suppl
         for counter in dict.fromkeys(c for counters in asked.values() for c in counters):
             if counter not in limits:
                 continue
-            limit = nano(limits[counter])
+            limit = amount(limits[counter])
             # Shares of one device draw once, whichever claims have them.
-            before: dict[str, int] = {}
+            before: dict[str, Quantity] = {}
             for h, counters in drawn:
-                amount = limit if counters is None else counters.get(counter, 0)
-                before[h.device] = max(before.get(h.device, 0), amount)
-            after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in asked.items()}
-            used, more = sum(before.values()), sum(after.values()) - sum(before.values())
-            if more > 0 and used + more > limit:
+                has = limit if counters is None else counters.get(counter, _NONE)
+                before[h.device] = max(before.get(h.device, _NONE), has)
+            after = before | {d: max(before.get(d, _NONE), c.get(counter, _NONE)) for d, c in asked.items()}
+            used, total = sum(before.values(), _NONE), sum(after.values(), _NONE)
+            if total > used and total > limit:
                 return Shortage(
                     f"counter {counter} in counter set {name} of pool {pool}",
-                    [d for d, amount in after.items() if amount > before.get(d, 0)], more, limit, used,
-                    frozenset(h.uid for h, c in drawn if c is None or c.get(counter, 0)),
+                    [d for d, has in after.items() if has > before.get(d, _NONE)], total - used, limit, used,
+                    frozenset(h.uid for h, c in drawn if c is None or c.get(counter)),
                     frozenset(h.uid for h, c in drawn if c is None),
                 )  # fmt: skip
     return None
 
 
-def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | None:
+def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, Quantity] | None:
     """What a hold draws from a counter set; None where nobody knows."""
     takes = read_takes(hold.takes)
     if takes is None:
@@ -179,13 +168,13 @@ def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], suppl
         for capacity in dict.fromkeys(c for amounts in asked for c in amounts):
             if capacity not in limits:
                 continue
-            limit = nano(limits[capacity])
-            used = sum(limit if t is None else t.capacity.get(capacity, 0) for _, t in had)
-            more = sum(amounts.get(capacity, 0) for amounts in asked)
-            if more > 0 and used + more > limit:
+            limit = amount(limits[capacity])
+            used = sum((limit if t is None else t.capacity.get(capacity, _NONE) for _, t in had), _NONE)
+            more = sum((amounts.get(capacity, _NONE) for amounts in asked), _NONE)
+            if more and used + more > limit:
                 return Shortage(
                     f"capacity {capacity} of device {name} in pool {pool}", [name], more, limit, used,
-                    frozenset(h.uid for h, t in had if t is None or t.capacity.get(capacity, 0)),
+                    frozenset(h.uid for h, t in had if t is None or t.capacity.get(capacity)),
                     frozenset(h.uid for h, t in had if t is None),
                 )  # fmt: skip
     return None

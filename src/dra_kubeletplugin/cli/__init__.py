@@ -10,6 +10,8 @@ from ..errors import DraError, SettingsError
 from ..settings import NODE_ONLY, ControllerSettings
 from .options import Parser, add_settings, given
 
+HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
+
 
 def parser() -> Parser:
     out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.")
@@ -30,7 +32,7 @@ def parser() -> Parser:
         description="Starts a whole cluster in one process, with the driver in it.",
     )
     dev.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
-    dev.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
+    dev.add_argument("--host", metavar="HOST", help=HOST)
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
     dev.add_argument(
@@ -52,7 +54,10 @@ def parser() -> Parser:
     add_settings(cleanup)
     inspect = commands.add_parser("inspect", help="show the PCI tree and what a driver would publish")
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="path to a file, or module:Class")
-    inspect.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
+    inspect.add_argument("--host", metavar="HOST", help=HOST)
+    inspect.add_argument(
+        "--record", action="store_true", help="print the machine as a description for --host, and nothing else"
+    )
     add_settings(inspect)
     return out
 

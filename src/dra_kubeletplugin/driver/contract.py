@@ -10,6 +10,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ..errors import DriverError
 from ..host import Host
+from ..host.events import SUBSYSTEMS
+from ..resources.gates import Gate
 from ..resources.pools import Pool
 from ..resources.types import Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
@@ -36,10 +38,26 @@ def _nobody() -> None:
 
 @dataclass(frozen=True)
 class Health:
-    """A device's health. ``message`` is cut by the kubelet at 1,024 characters."""
+    """A device's health.
 
-    healthy: bool | None  # None: not known
+    Args:
+        healthy: None where it is not known.
+        message: cut by the kubelet at 1,024 characters.
+        taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
+            ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
+
+    Raises :class:`DriverError` for a taint of a device that is not unhealthy.
+    """
+
+    healthy: bool | None
     message: str = ""
+    taint: Taint | None = None
+
+    def __post_init__(self) -> None:
+        if self.taint is not None and (self.healthy is None or self.healthy):
+            raise DriverError(
+                "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
+            )
 
 
 class Driver:
@@ -66,15 +84,24 @@ class Driver:
     """Kinds of opaque parameters; None where there are none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """Put on unhealthy devices; None for no taint. NoExecute would also evict the pods that use them."""
+    subsystems: ClassVar[Sequence[str]] = SUBSYSTEMS
+    """Kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
     settings: Settings
     log: logging.Logger
     role: Role = Role.NODE
+    gates_off: frozenset[Gate] = frozenset()
+    """Feature gates that the API server was found to have off. It drops what depends on them, so partitions, for example, are
+    withheld then. ``pools`` is called again when this changes, and may answer a plainer layout, such as whole devices."""
     _look_again: Callable[[], None] = staticmethod(_nobody)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.subsystems, str) or not all(isinstance(s, str) and s for s in cls.subsystems):
+            raise DriverError(
+                f"{cls.__name__}.subsystems {cls.subsystems!r} is no list of kernel subsystems such as ('pci', 'net')"
+            )
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
@@ -190,7 +217,10 @@ class Driver:
 
         A name stands for the devices of that name in all pools of this node; ``pool/name`` for one of them.
 
-        An unhealthy device is published with the taint ``dra-kubeletplugin.dev/unhealthy`` (``NoSchedule``).
+        An unhealthy device is published with the report's taint, or :attr:`unhealthy_taint`, and not prepared unless the operator
+        allows it (``UNHEALTHY_POLICY``). The operator also says how many reports in a row it takes (``UNHEALTHY_AFTER``,
+        ``HEALTHY_AFTER``), and which effect taints have (``UNHEALTHY_EFFECT``). The first report of a device counts at once; one
+        that is not known (None) leaves a fault in force.
         """
         return {}
 

@@ -124,7 +124,8 @@ def remove_function(root: Path, address: str) -> None:
     """Unplugs one function, with its virtual ones and what hangs below it."""
     folder = (root / "bus/pci/devices" / address).resolve()
     for below in sorted(folder.rglob(_TOLD), key=lambda p: len(p.parts), reverse=True):
-        _unplug(root, below.parent)
+        if below.exists():  # virtual functions go with their parent
+            _unplug(root, below.parent)
     shutil.rmtree(folder)
 
 

@@ -246,6 +246,8 @@ def _function(keys: Keys) -> Function | None:
         "classes": keys.mapping("classes", _word, _class),
         "attributes": keys.mapping("attributes", _attribute, _text),
     }
+    if (virtual := rest["vfs"]) and virtual.enabled and not rest["driver"]:
+        keys.fault("vfs", "without a driver for the function the kernel enables no virtual ones: give `driver`")
     keys.end()
     if address is None or vendor is None or device is None:
         return None

@@ -12,15 +12,17 @@ from .machine import Host
 from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
-_CLASSES = ("accel", "block", "drm", "infiniband", "mdev_bus", "net", "nvme")  # found below a function's folder
+_BUSES = {"pci_bus"}  # a class of what is no device, and what no driver made
 _KEPT = ("dev", "operstate", "size")  # attributes of what a driver made
 
 
 def record(host: Host) -> Machine:
     """What a machine's sysfs says, as far as a description can say it: virtual functions are told with their parents."""
-    functions = [fn for fn in host.pci() if not fn.is_vf]
+    every = host.pci()
+    functions, virtual = [fn for fn in every if not fn.is_vf], [fn for fn in every if fn.is_vf]
+    made = _devices(host)
     numa = {n: {"cpus": _ranges(host.numa.cpus(n)), **_numa(host, n)} for n in host.numa.nodes()}
-    found: dict[str, Any] = {"functions": [_function(host, fn) for fn in functions]}
+    found: dict[str, Any] = {"functions": [_function(host, fn, virtual, made.get(fn.folder, {})) for fn in functions]}
     if numa:
         found["numa_nodes"] = {
             n: {k: v for k, v in told.items() if v not in ("", None, [])} for n, told in numa.items()
@@ -47,7 +49,9 @@ def text(machine: Machine, title: str = "") -> str:
     return "\n".join(out) + "\n"
 
 
-def _function(host: Host, fn: PciFunction) -> dict[str, Any]:
+def _function(
+    host: Host, fn: PciFunction, virtual: Sequence[PciFunction], classes: Mapping[str, Any]
+) -> dict[str, Any]:
     said: dict[str, Any] = {
         "address": fn.address,
         "vendor": fn.vendor,
@@ -63,8 +67,8 @@ def _function(host: Host, fn: PciFunction) -> dict[str, Any]:
         "iommu_group": fn.iommu_group,
         "boot_vga": fn.boot_vga,
         "link": _link(fn),
-        "vfs": _virtual(host, fn) if fn.total_vfs else None,
-        "classes": {kind: found for kind in _CLASSES if (found := _devices(fn, kind))},
+        "vfs": _virtual(fn, virtual) if fn.total_vfs else None,
+        "classes": classes,
     }
     return {k: v for k, v in said.items() if v is not None and v != {}}
 
@@ -85,13 +89,13 @@ def _link(fn: PciFunction) -> Mapping[str, float] | None:
     return {"speed": known, "width": width} if known and width in description.WIDTHS else None
 
 
-def _virtual(host: Host, fn: PciFunction) -> Mapping[str, Any]:
-    virtual = sorted((vf for vf in host.pci() if vf.physical_function == fn.address), key=lambda vf: vf.vf_index or 0)
-    first = virtual[0] if virtual else None
+def _virtual(fn: PciFunction, virtual: Sequence[PciFunction]) -> Mapping[str, Any]:
+    own = [vf for vf in virtual if vf.physical_function == fn.address]
+    first = next((vf for vf in own if vf.vf_index == 0), None)
     said: dict[str, Any] = {
         "total": fn.total_vfs,
         "device": sysfs.integer(f"{fn.folder}/sriov_vf_device", 16),
-        "enabled": len(virtual),
+        "enabled": len(own),
         "driver": first.driver if first else None,
         "iommu_group": first.iommu_group if first else None,
         "offset": sysfs.integer(f"{fn.folder}/sriov_offset") or None,
@@ -100,16 +104,24 @@ def _virtual(host: Host, fn: PciFunction) -> Mapping[str, Any]:
     return {k: v for k, v in said.items() if v is not None}
 
 
-def _devices(fn: PciFunction, kind: str) -> Mapping[str, Mapping[str, str]]:
-    folder = f"{fn.folder}/{kind}"
-    out = {}
-    for name in sysfs.names(folder):
-        found = {a: said for a in _KEPT if (said := sysfs.text(f"{folder}/{name}/{a}"))}
-        event = dict(line.partition("=")[::2] for line in (sysfs.text(f"{folder}/{name}/uevent") or "").splitlines())
-        if "dev" in found and event.get("DEVNAME", name) != name:
-            found["devname"] = event["DEVNAME"]
-        out[name] = found
+def _devices(host: Host) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
+    """What drivers made of functions, wherever below their folders it hangs: folder, class, name, attributes."""
+    out: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+    folders = {fn.folder for fn in host.pci()}
+    for kind in sysfs.names(f"{host.sysfs}/class"):
+        for link in sorted((host.sysfs / "class" / kind).iterdir()) if kind not in _BUSES else ():
+            folder = link.resolve()
+            function = next((str(above) for above in folder.parents if str(above) in folders), None)
+            if function is not None:
+                out.setdefault(function, {}).setdefault(kind, {})[link.name] = _device(str(folder))
     return out
+
+
+def _device(folder: str) -> dict[str, str]:
+    found = {a: said for a in _KEPT if (said := sysfs.text(f"{folder}/{a}"))}
+    event = dict(line.partition("=")[::2] for line in (sysfs.text(f"{folder}/uevent") or "").splitlines())
+    name = folder.rpartition("/")[2]
+    return found | ({"devname": event["DEVNAME"]} if "dev" in found and event.get("DEVNAME", name) != name else {})
 
 
 def _numa(host: Host, node: int) -> Mapping[str, Any]:

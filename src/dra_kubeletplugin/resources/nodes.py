@@ -79,7 +79,7 @@ class Nodes:
         Raises :class:`InvalidObjectError` where the API server would refuse it.
         """
         try:
-            faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector"))
+            faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
             text = _text(selector)
         except Exception as e:  # an author's object may be anything inside
             raise InvalidObjectError(f"Nodes: no NodeSelector: {describe(e)}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import quantity
+from .quantity import Quantity
 from .types import Capacity, Device, Taint, attribute_value
 
 JSON = Mapping[str, Any]
@@ -47,13 +47,11 @@ def read_counters(raw: JSON) -> dict[str, str]:
 
 
 def _capacity(raw: JSON) -> Capacity:
-    policy = raw.get("requestPolicy")
-    if policy is not None and not isinstance(policy, Mapping):
-        raise TypeError("a requestPolicy is no object")
-    return Capacity(value=_amount(raw["value"]), policy=policy)
+    try:
+        return Capacity.from_json(raw)
+    except ValueError:  # a policy of a newer version: the server has rounded what claims have of it
+        return Capacity(_amount(raw["value"]))
 
 
 def _amount(value: object) -> str:
-    text = str(value)
-    quantity.parse(text)
-    return text
+    return str(Quantity(str(value)))

@@ -3,5 +3,6 @@
 from .pack import SliceContent, pack
 from .publisher import Publisher
 from .scope import ClusterScope, NodeScope, Scope
+from .status import PoolStatus, PublisherStatus
 
-__all__ = ["ClusterScope", "NodeScope", "Publisher", "Scope", "SliceContent", "pack"]
+__all__ = ["ClusterScope", "NodeScope", "PoolStatus", "Publisher", "PublisherStatus", "Scope", "SliceContent", "pack"]

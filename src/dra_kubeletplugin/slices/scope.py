@@ -30,6 +30,9 @@ class Scope(Protocol):
     def nodes(self, nodes: Nodes) -> JSON:
         """The fields of a slice that say on which nodes its devices are."""
 
+    def somewhere(self) -> JSON:
+        """The same for a slice of which it does not matter where its devices are."""
+
     async def metadata(self, client: KubeClient) -> JSON:
         """What each slice's metadata has besides its name.
 
@@ -53,6 +56,9 @@ class NodeScope:
 
     def nodes(self, nodes: Nodes) -> JSON:
         return dict(nodes.of_slice(self.node))
+
+    def somewhere(self) -> JSON:
+        return {"nodeName": self.node}
 
     async def metadata(self, client: KubeClient) -> JSON:
         node = await client.get(NODES, self.node)
@@ -81,6 +87,9 @@ class ClusterScope:
 
     def nodes(self, nodes: Nodes) -> JSON:
         return dict(nodes.of_slice(""))
+
+    def somewhere(self) -> JSON:
+        return {"allNodes": True}
 
     async def metadata(self, client: KubeClient) -> JSON:
         owners = {"ownerReferences": [dict(self.owner)]} if self.owner else {}

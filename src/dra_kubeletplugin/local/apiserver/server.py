@@ -48,7 +48,7 @@ class Faults:
     delay: float = 0.0  # seconds before each answer
     conflicts: int = 0
     throttle: int = 0
-    dropped: set[str] = field(default_factory=set)  # names of device fields, e.g. "taints"
+    dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
     served: set[str] | None = None  # the versions of resource.k8s.io that there are; None for all
     calls: list[tuple[str, str]] = field(default_factory=list)
 
@@ -219,6 +219,7 @@ class ApiServer:
         self._drop(target, obj)
         named = self._name(target, obj["metadata"])
         self._validate(target, obj, None, status=False)
+        obj = strategy.stored(target.kind, obj)
         if self.storage.get(target.qualified, target.namespace, named) is not None:
             details = {"name": named, "kind": target.kind.plural, "group": target.kind.group}
             raise Refusal(409, "AlreadyExists", f'{target.qualified} "{named}" already exists', details)
@@ -275,9 +276,7 @@ class ApiServer:
     def _drop(self, target: Target, obj: JSON) -> None:
         """As a server with a feature gate off."""
         if target.kind.kind == "ResourceSlice":
-            for device in obj["spec"].get("devices") or []:
-                for name in self.faults.dropped:
-                    device.pop(name, None)
+            strategy.drop(obj["spec"], self.faults.dropped)
 
     def _update(self, request: Request, target: Target) -> Response:
         body = body_of(request)
@@ -359,7 +358,7 @@ class ApiServer:
             )
         obj = strategy.prepare(target.kind, obj, old, status=target.sub == "status")
         if managed is None:
-            managed = managing.updated(request, target, old, obj, asked)
+            managed = managing.updated(request, target, old, strategy.written(target.kind, obj), asked)
         self._manage(obj, managed)
         strategy.settle(target.kind, obj, old)
         self._drop(target, obj)
@@ -377,6 +376,8 @@ class ApiServer:
             if key in before:
                 meta[key] = before[key]
         self._validate(target, obj, old, status=target.sub == "status")
+        obj = strategy.stored(target.kind, obj)
+        meta = obj["metadata"]
         if obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
         if same_object(obj, old):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ...resources import claim_rules, defaults, schema, slice_rules
+from ...resources import claim_rules, claim_status_rules, defaults, metadata_rules, schema, slice_rules
 from ...resources.convert import GROUP, convert
 from ...resources.fields import FieldError, invalid
 from .. import cel
@@ -47,7 +47,30 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
         raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {e}') from None
     except (TypeError, AttributeError, KeyError):
         raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: wrong shape') from None
+    if owners := decoded["metadata"].get("ownerReferences"):
+        decoded["metadata"]["ownerReferences"] = metadata_rules.merged_owners(owners)
+    if kind.kind == "ResourceSlice":
+        _drop_gated(decoded["spec"])
     return decoded
+
+
+def _drop_gated(spec: JSON) -> None:
+    """Fields whose gates are off in 1.36 go before anything looks at them."""
+    for device in spec.get("devices") or []:
+        device.pop("nodeAllocatableResourceMappings", None)
+        for attribute in (device.get("attributes") or {}).values():
+            for name in slice_rules.LIST_ATTRIBUTES:
+                attribute.pop(name, None)
+
+
+def stored(kind: Kind, obj: JSON) -> JSON:
+    """A valid object as it is kept."""
+    return schema.stored(obj, kind.kind) if kind.group == GROUP else obj
+
+
+def written(kind: Kind, obj: JSON) -> JSON:
+    """An object as a client sees it that wrote it just now."""
+    return schema.written(obj, kind.kind) if kind.group == GROUP else obj
 
 
 def _without_empty(obj: JSON, fields: Iterable[str]) -> None:
@@ -89,17 +112,9 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
 
 def settle(kind: Kind, obj: JSON, old: JSON) -> None:
     """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
-    manager), and storage does not tell an empty list from none."""
-    status = obj.get("status") or {}
-    if kind.kind != "ResourceClaim" or not status.get("devices"):
-        return
-    gone = claim_rules.allocated_devices(old) - claim_rules.allocated_devices(obj)
-    kept = [
-        {**d, "conditions": d.get("conditions") or None}
-        for d in status["devices"]
-        if claim_rules.device_key(d) not in gone
-    ]
-    obj["status"] = {k: v for k, v in status.items() if k != "devices"} | ({"devices": kept} if kept else {})
+    manager)."""
+    if kind.kind == "ResourceClaim" and "status" in obj:
+        obj["status"] = claim_status_rules.without_deallocated(obj["status"] or {}, old.get("status") or {})
 
 
 def _pod_defaults(pod: JSON) -> None:
@@ -110,46 +125,45 @@ def _pod_defaults(pod: JSON) -> None:
     spec.setdefault("schedulerName", "default-scheduler")
 
 
+def drop(spec: JSON, names: Collection[str]) -> None:
+    """Takes fields of a slice's spec away: its own, those of devices, of their capacities and of their attributes."""
+    devices = spec.get("devices") or []
+    parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
+    for name in names:
+        if name in {"sharedCounters", "perDeviceNodeSelection"}:
+            spec.pop(name, None)
+        for part in (*devices, *parts):
+            part.pop(name, None)
+
+
 def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool) -> None:
     """Raises :class:`InvalidObject` with every fault."""
     faults: list[FieldError] = []
     match kind.kind:
         case "ResourceSlice":
-            faults = slice_rules.validate(obj) + _slice_update(obj, old)
+            faults = slice_rules.validate(obj, old)
         case "ResourceClaim":
             if status and old is not None:
-                faults = claim_rules.validate_claim_status(obj, old)
+                faults = claim_status_rules.validate_claim_status(stored(kind, obj), old)
+            elif old is not None:
+                faults = claim_status_rules.validate_claim_update(stored(kind, obj), old)
             else:
                 faults = claim_rules.validate_claim(obj, cel.compile_selector)
                 faults += claim_rules.validate_admin_access(obj["spec"], namespace_labels)
-                faults += claim_rules.validate_claim_update(obj, old) if old else []
         case "ResourceClaimTemplate":
-            faults = claim_rules.validate_template(obj, cel.compile_selector)
-            faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
-            if old and obj["spec"] != old["spec"]:
-                faults.append(invalid("spec", "<value omitted>", "field is immutable"))
+            if old is not None:
+                faults = claim_status_rules.validate_claim_update(stored(kind, obj), old)
+            else:
+                faults = claim_rules.validate_template(obj, cel.compile_selector)
+                faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
         case "DeviceClass":
-            faults = claim_rules.validate_class(obj, cel.compile_selector)
+            faults = claim_rules.validate_class(obj, cel.compile_selector, update=old is not None)
         case "Pod":
             faults = _pod(obj, old)
         case "Lease":
             faults = _lease(obj)
     if faults:
         raise InvalidObject(faults)
-
-
-def _slice_update(new: JSON, old: JSON | None) -> list[FieldError]:
-    if old is None:
-        return []
-    spec, before = new["spec"], old["spec"]
-    out = []
-    if spec["driver"] != before["driver"]:
-        out.append(invalid("spec.driver", spec["driver"], "field is immutable"))
-    if spec["pool"]["name"] != before["pool"]["name"]:
-        out.append(invalid("spec.pool.name", spec["pool"]["name"], "field is immutable"))
-    if spec.get("nodeName") != before.get("nodeName"):
-        out.append(invalid("spec.nodeName", spec.get("nodeName"), "field is immutable"))
-    return out
 
 
 def _lease(lease: JSON) -> list[FieldError]:

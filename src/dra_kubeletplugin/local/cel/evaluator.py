@@ -16,9 +16,9 @@ from .values import (
     NONE,
     AttributeList,
     CelError,
-    CompileError,
     DefaultMap,
     Optional,
+    ProgramError,
     Type,
     UInt,
     equal,
@@ -92,7 +92,7 @@ def fold_constant(node: Node) -> Any:
     try:
         return FUNCTIONS[node.function](*(fold_constant(a) for a in node.args))
     except CelError as e:
-        raise CompileError(f"program instantiation failed: {e}") from None
+        raise ProgramError(f"program instantiation failed: {e}") from None
 
 
 def _is_attribute(node: Node) -> bool:

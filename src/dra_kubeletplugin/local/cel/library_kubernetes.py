@@ -7,7 +7,6 @@ import ipaddress
 import re
 import urllib.parse
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 from ...resources import names, quantity, version
@@ -26,7 +25,7 @@ def to_quantity(a: Any) -> Quantity:
     try:
         return quantity.parse(need(a, str))
     except quantity.QuantityError as e:
-        raise CelError(str(e)) from None
+        raise CelError(e.reason) from None
 
 
 def _parses(parse: Callable[..., Any]) -> Callable[..., bool]:
@@ -55,8 +54,8 @@ def as_integer(a: Any) -> int:
 
 def _quantity_sum(sign: int) -> Callable[[Any, Any], Quantity]:
     def compute(a: Any, b: Any) -> Quantity:
-        other = b.value if isinstance(b, Quantity) else Decimal(need(b, int))
-        return Quantity(need(a, Quantity).value + sign * other, a.format)
+        other = b if isinstance(b, Quantity) else Quantity(need(b, int))
+        return Quantity(need(a, Quantity) + other * sign)
 
     return compute
 

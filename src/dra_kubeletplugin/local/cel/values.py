@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ...resources.fields import ProgramFault
 from ...resources.quantity import Quantity
 from ...resources.version import Version
 
@@ -18,6 +19,10 @@ class CelError(Exception):
 
 class CompileError(ValueError):
     """The expression is not accepted; the text is what Kubernetes reports."""
+
+
+class ProgramError(CompileError, ProgramFault):
+    """The expression compiles, and a part of it that is constant cannot be evaluated."""
 
 
 class UInt(int):
