@@ -85,7 +85,8 @@ class Story:
         say(2, "What this machine has, and what is published of it")
         published = {d.data.address: d for d in self.s.plugin.inventory if isinstance(d.data, PciFunction)}
         notes = {a: STYLE.green(f"published as {d.name}") for a, d in published.items()}
-        withheld = getattr(self.s.plugin.driver, "_withheld", {})
+        driver: Any = self.s.plugin.driver
+        withheld = driver.withheld
         notes |= {
             a: STYLE.yellow(f"kept for the host: it carries {why}") for a, why in withheld.items() if a not in notes
         }
@@ -152,7 +153,7 @@ class Story:
         checks = {
             "CDI files": self.s.plugin.claims.files.specs.uids(),
             "records": await self.s.plugin.claims.store.all(),
-            "devices held": await self.s.plugin.claims.store.held(),
+            "devices held": [d for _, d in await self.s.plugin.claims.store.held()],
             "claims": self.cluster.claims(),
         }
         for what, left in checks.items():

@@ -4,6 +4,7 @@ Options, from the environment:
 
 PCI_SELECT     which functions, e.g. ``vendor=10ee,class=12;driver=xclmgmt``: ``;`` between alternatives, ``,`` between
                conditions. Keys: vendor, device, class (2, 4 or 6 hex digits), driver, address. Everything but bridges when empty.
+               The driver is the one that a function has while no container does.
 PCI_MODE       ``auto``, ``vfio`` (or fail) or ``info``: what a container gets where its claim does not say. On a local
                cluster (``dra dev``, the demo) ``auto`` never touches a real machine's functions.
 PCI_UNSAFE     ``1`` publishes also the functions that carry the host's disks, console or network.
@@ -51,6 +52,11 @@ class Pci(Driver):
 
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
+    subsystems = (
+        "pci",
+        "block",
+        "net",
+    )  # what the host needs is not published, and that changes with its disks and networks
 
     def start(self) -> None:
         self.selection = parse_selection(os.environ.get("PCI_SELECT", ""))
@@ -58,30 +64,33 @@ class Pci(Driver):
         self.mode = os.environ.get("PCI_MODE", "auto")
         if self.mode not in {"auto", "vfio", "info"}:
             raise PermanentError(f"PCI_MODE {self.mode!r} is not one of auto, vfio, info")
-        self._withheld: dict[str, str] = {}
+        self.natives = Natives(self.settings.plugin_dir / "native-drivers", self.host.boot_id())
+        self.withheld: dict[str, str] = {}
 
     def devices(self) -> list[Device]:
-        if not hasattr(self, "selection"):
-            self.start()
-        reasons = {} if self.unsafe else dict(essential(self.host.sysfs, self.host.pci()))
+        functions = self.host.pci()
+        reasons = {} if self.unsafe else dict(essential(self.host.sysfs, functions))
         out = []
-        for fn in self.host.pci():
-            if not self._selected(fn):
+        for fn in functions:
+            native = self.natives.of(fn)
+            if not self._selected(fn, native):
                 continue
             if reason := reasons.get(fn.address):
-                if self._withheld.get(fn.address) != reason:
+                if self.withheld.get(fn.address) != reason:
                     self.log.info(
                         "%s is kept for the host: it carries %s (PCI_UNSAFE=1 publishes it)", fn.address, reason
                     )
                 continue
-            out.append(fn.device())
-        self._withheld = reasons
+            # While a container has it the driver is another, and nothing that is published may change with that: each prepare
+            # would write a slice, and what PCI_SELECT names by its driver would vanish in use.
+            out.append(fn.device(attributes={"driver": native} if native else {}))
+        self.withheld = reasons
         return out
 
-    def _selected(self, fn: PciFunction) -> bool:
+    def _selected(self, fn: PciFunction, native: str | None) -> bool:
         if not self.selection:
             return not fn.is_class(BRIDGE)
-        return any(matches(fn, conditions) for conditions in self.selection)
+        return any(matches(fn, native, conditions) for conditions in self.selection)
 
     # --- a claim --------------------------------------------------------------------------------
 
@@ -109,13 +118,12 @@ class Pci(Driver):
 
     def _function(self, device: AllocatedDevice) -> PciFunction:
         address = device.device.data.address if isinstance(device.device.data, PciFunction) else ""
-        for fn in self.host.pci():
-            if fn.address == address:
-                reason = None if self.unsafe else dict(essential(self.host.sysfs, [fn])).get(address)
-                if reason:
-                    raise PermanentError(f"{address} carries {reason} of the host: set PCI_UNSAFE=1 to give it away")
-                return fn
-        raise RetryableError(f"PCI function {address} is not there (any more)")
+        fn = self.host.function(address)
+        if fn is None:
+            raise RetryableError(f"PCI function {address} is not there (any more)")
+        if not self.unsafe and (reason := dict(essential(self.host.sysfs, [fn])).get(address)):
+            raise PermanentError(f"{address} carries {reason} of the host: set PCI_UNSAFE=1 to give it away")
+        return fn
 
     def _info_edits(self, fn: PciFunction) -> ContainerEdits:
         mount = Mount(
@@ -136,8 +144,9 @@ class Pci(Driver):
         if not (self.host.sysfs / f"bus/pci/drivers/{VFIO}").is_dir():
             return f"the host has no driver {VFIO} (modprobe vfio-pci)"
         ours = {d.device.data.address for d in claim.devices if isinstance(d.device.data, PciFunction)}
-        for other in self.host.pci():
-            if other.iommu_group != fn.iommu_group or other.address in ours or other.is_class(BRIDGE):
+        for member in sorted((self.host.sysfs / f"kernel/iommu_groups/{fn.iommu_group}/devices").iterdir()):
+            other = self.host.function(member.name)
+            if other is None or other.address in ours or other.is_class(BRIDGE):
                 continue
             if other.driver not in FREE:
                 return f"{other.address} of the same IOMMU group {fn.iommu_group} is in use by driver {other.driver}"
@@ -147,6 +156,7 @@ class Pci(Driver):
         if fn.driver == VFIO:
             return
         claim.on_undo("restore_driver", address=fn.address, driver=fn.driver)
+        self.natives.note(fn.address, fn.driver)
         self.host.write(f"bus/pci/devices/{fn.address}/driver_override", VFIO)
         if fn.driver:
             self.host.write(f"bus/pci/drivers/{fn.driver}/unbind", fn.address)
@@ -164,20 +174,50 @@ class Pci(Driver):
             return
         self.host.write(f"bus/pci/devices/{address}/driver_override", "\n")
         now = self._bound(address)
-        if now == driver:
-            return
-        if now:
+        if now and now != driver:
             self.host.write(f"bus/pci/drivers/{now}/unbind", address)
-        if driver:
+        if driver and now != driver:
             self.host.write("bus/pci/drivers_probe", address)
             if (now := self._bound(address)) != driver:
                 raise RetryableError(
                     f"{address} had driver {driver} and has {now or 'none'} after drivers_probe: see dmesg"
                 )
+        self.natives.forget(address)
 
     def _bound(self, address: str) -> str | None:
         link = self.host.sysfs / "bus/pci/devices" / address / "driver"
         return link.resolve().name if link.is_symlink() else None
+
+
+class Natives:
+    """Which drivers functions had before containers got them; in files, because a restart or another instance must know too.
+
+    A note counts for one boot, and while the function has VFIO's driver or, on the way there, none.
+    """
+
+    def __init__(self, folder: Path, boot_id: str) -> None:
+        self._folder = folder
+        self._boot_id = boot_id
+
+    def of(self, fn: PciFunction) -> str | None:
+        """The driver that a function has while no container does."""
+        if fn.driver not in {None, VFIO}:
+            return fn.driver
+        try:
+            boot_id, _, driver = (self._folder / fn.address).read_text().strip().partition(" ")
+        except OSError:
+            return fn.driver
+        return driver or None if boot_id == self._boot_id else fn.driver
+
+    def note(self, address: str, driver: str | None) -> None:
+        """Before the driver is taken away. Written aside and renamed: half a note would be another driver's name."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        aside = self._folder / f".{address}"
+        aside.write_text(f"{self._boot_id} {driver or ''}\n")
+        aside.replace(self._folder / address)
+
+    def forget(self, address: str) -> None:
+        (self._folder / address).unlink(missing_ok=True)
 
 
 def environment(fn: PciFunction, mode: str) -> dict[str, str]:
@@ -203,12 +243,12 @@ def parse_selection(text: str) -> list[Mapping[str, str]]:
     return out
 
 
-def matches(fn: PciFunction, conditions: Mapping[str, str]) -> bool:
+def matches(fn: PciFunction, native: str | None, conditions: Mapping[str, str]) -> bool:
     have = {
         "vendor": f"{fn.vendor:04x}",
         "device": f"{fn.device_id:04x}",
         "class": f"{fn.class_code:06x}",
-        "driver": fn.driver or "",
+        "driver": native or "",
         "address": fn.address,
     }
     return all(have[k].startswith(v) if k == "class" else have[k] == v for k, v in conditions.items())
@@ -220,10 +260,10 @@ def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, 
     A pod without hostNetwork does not see the host's interfaces, so a network card in use by the kernel whose interfaces are not
     seen is kept as well. Virtual functions are made to be given away.
     """
-    disks, networks = _homes(sysfs, "block"), _homes(sysfs, "net")
+    disks, networks = _carried(sysfs, "block"), _carried(sysfs, "net")
     for fn in functions:
-        interfaces = [name for name, path in networks.items() if path.is_relative_to(fn.path)]
-        if any(p.is_relative_to(fn.path) for p in disks.values()) or (fn.path / "block").is_dir():
+        interfaces = networks.get(fn.folder, ())
+        if fn.folder in disks:
             yield fn.address, "a disk"
         elif fn.boot_vga:
             yield fn.address, "the console"
@@ -233,9 +273,14 @@ def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, 
             yield fn.address, "a network whose state cannot be seen from here"
 
 
-def _homes(sysfs: Path, kind: str) -> dict[str, Path]:
+def _carried(sysfs: Path, kind: str) -> Mapping[str, list[str]]:
+    """The devices of a class by each folder that they hang below: a node may have a thousand of them."""
+    out: dict[str, list[str]] = {}
     folder = sysfs / "class" / kind
-    return {p.name: p.resolve() for p in folder.iterdir()} if folder.is_dir() else {}
+    for device in folder.iterdir() if folder.is_dir() else ():
+        for above in device.resolve().parents:
+            out.setdefault(str(above), []).append(device.name)
+    return out
 
 
 def _is_up(interface: Path) -> bool:

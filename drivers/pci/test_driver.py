@@ -97,6 +97,68 @@ async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour() -> None:
         assert bound(node, "0000:65:00.0") == "nouveau"
 
 
+def published(node: DriverNode) -> list[object]:
+    return [(s["metadata"]["resourceVersion"], s["spec"]) for s in node.cluster.slices()]
+
+
+@pytest.mark.parametrize("selection", ["", "driver=xclmgmt"])
+async def test_what_is_published_of_a_function_stays_the_same_while_a_container_has_it(
+    monkeypatch: pytest.MonkeyPatch, selection: str
+) -> None:
+    """Published was the driver of the moment: each prepare wrote a slice, and a selection by driver lost what it gave away."""
+    monkeypatch.setenv("PCI_SELECT", selection)
+    async with server() as node:
+        before = published(node)
+        await node.run_pod(selector=FPGA)
+        assert bound(node, "0000:17:00.0") == "vfio-pci"
+        await node.rescan()
+        assert published(node) == before
+        await node.stop()
+        await node.start()
+        assert published(node) == before, "the next process knows the driver too"
+        assert not node.plugin.inventory.has_gone
+        await node.delete_pod()
+        await node.rescan()
+        assert bound(node, "0000:17:00.0") == "xclmgmt"
+        assert published(node) == before
+        assert list((node.plugin.settings.plugin_dir / "native-drivers").iterdir()) == [], "nothing is left"
+
+
+async def test_a_function_that_the_host_itself_gave_to_vfio_is_published_with_that_driver() -> None:
+    async with server() as node:
+        notes = node.plugin.settings.plugin_dir / "native-drivers"
+        notes.mkdir()
+        (notes / "0000:17:00.0").write_text("another-boot xclmgmt\n")
+        node.plugin.host.write("bus/pci/devices/0000:17:00.0/driver_override", "vfio-pci")
+        node.plugin.host.write("bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0")
+        node.plugin.host.write("bus/pci/drivers_probe", "0000:17:00.0")
+        await node.rescan()
+        device = node.plugin.inventory.get("pci-0000-17-00-0")
+        assert device is not None
+        assert device.attributes["driver"] == "vfio-pci", "a note of another boot says nothing"
+
+
+@pytest.mark.parametrize("name", described.machines())
+async def test_the_driver_runs_on_every_machine_that_comes_with_the_package(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCI_UNSAFE", "1")
+    async with node_with(Pci, host=name, local_cluster=False) as node:
+        assert len(node.plugin.inventory) >= 5
+        assert not node.plugin.inventory.left_out
+        await node.run_pod()
+        await node.delete_pod()
+        assert not any((await node.leftovers()).values())
+
+
+async def test_disks_and_networks_that_the_host_needs_are_kept_wherever_they_hang() -> None:
+    async with node_with(Pci, host="storage-host", local_cluster=False) as node:
+        names = {d.name for d in node.plugin.inventory}
+        assert "pci-0000-01-00-0" not in names, "the host's own disk"
+        assert "pci-0000-31-00-0" not in names, "a network that is up"
+        assert "pci-10000-01-00-0" in names, "a disk without a block device is nobody's"
+
+
 async def test_a_missing_vfio_node_undoes_the_binding() -> None:
     async with server() as node:
         (node.plugin.host.dev / "vfio/20").unlink()
@@ -153,6 +215,6 @@ def test_on_a_local_cluster_a_real_machine_is_never_touched() -> None:
     from dra_kubeletplugin.settings import Settings
 
     driver = Pci()
-    driver.bind(Host(), dataclasses.replace(Settings(), local_cluster=True))
+    driver.attach(Host(), dataclasses.replace(Settings(), local_cluster=True))
     for fn in Host().pci():
         assert driver._vfio_obstacle(type("C", (), {"devices": ()})(), fn)

@@ -6,18 +6,26 @@ About ten names are enough for a first driver; the docstrings of :class:`Driver`
 from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
 from .driver import (
     AllocatedDevice,
+    BoundClaim,
+    BoundDevice,
     Claim,
+    Condition,
     Config,
+    DeviceStatus,
     Driver,
     Health,
+    NetworkData,
     PreparedClaim,
     PreparedDevice,
     RecoveredClaim,
+    Role,
 )
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
+from .resources.gates import Gate
+from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
-from .resources.types import Capacity, CounterSet, Device, Taint
+from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
 from .resources.version import Version
 
 __version__ = "0.1.0"
@@ -33,27 +41,37 @@ def run(driver: type[Driver]) -> None:
 
 __all__ = [
     "AllocatedDevice",
+    "BoundClaim",
+    "BoundDevice",
     "Capacity",
     "Claim",
+    "Condition",
     "Config",
     "ContainerEdits",
     "CounterSet",
     "Device",
     "DeviceNode",
+    "DeviceStatus",
     "DraError",
     "Driver",
+    "Gate",
     "Health",
     "Hook",
     "Host",
     "Mount",
     "NetDevice",
+    "NetworkData",
+    "Nodes",
     "PciFunction",
     "PermanentError",
+    "Pool",
     "PreparedClaim",
     "PreparedDevice",
     "Quantity",
     "RecoveredClaim",
+    "RequestPolicy",
     "RetryableError",
+    "Role",
     "Taint",
     "Version",
     "run",

@@ -10,6 +10,7 @@ The tree::
     ├── InvalidSpecError         a CDI spec that a runtime would refuse
     ├── ApiError                 the API server refused, or cannot be reached
     ├── NotReadyError            a plugin that was waited for does not serve
+    ├── LeaseLostError           a controller leads no more
     ├── RecordsError             the claim records cannot be read or written
     │   ├── RecordsBusyError
     │   └── RecordsNewerError
@@ -195,6 +196,17 @@ class NotReadyError(DraError):
     help = "The message has the lines of /readyz: registration, devices, slices, records. Mend the first one."
 
 
+class LeaseLostError(DraError):
+    """This process led the controllers of its driver, and does so no more: it ends, and a new one takes part again."""
+
+    code = "DRA-E008"
+    reason = "LEASE_LOST"
+    help = (
+        "The Lease could not be renewed in time, or somebody took it: see the API server and the line of log before. Another "
+        "replica leads; the container starts again by itself."
+    )
+
+
 class RecordsError(DraError):
     """The claim records cannot be read or written."""
 
@@ -285,6 +297,18 @@ class DeviceHeldError(ClaimError):
     help = (
         "An exclusive device is still prepared for the named claim. It is freed when that claim's pod has stopped. "
         "Where that pod is gone for good, `dra claims` shows the record, and `dra claims forget UID` drops it."
+    )
+
+
+class OverdrawnError(DeviceHeldError):
+    """Not enough is left of a counter, or of the capacity of a device that is shared."""
+
+    code = "DRA-E130"
+    reason = "OVERDRAWN"
+    help = (
+        "Partitions of one physical device, or shares of one device, would together have more than there is. It is freed when "
+        "the pods of the named claims have stopped. Where that is for good, `dra claims` shows the record, and "
+        "`dra claims forget UID` drops it."
     )
 
 

@@ -6,19 +6,34 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from .driver import Health
+from .diagnosis import Diagnosis, HealthPolicy
+from .driver import Health, Role
 from .errors import DriverError, describe, printable
-from .publishable import Judged, Parcel, counters_fault, decoded, judge, named, parcel, taint_fault, tainted
-from .resources.types import CounterSet, Device, Taint
+from .publishable import answered, decoded, taint_fault
+from .resources.gates import Gate
+from .resources.nodes import Where
+from .resources.slice_rules import MAX_DEVICES
+from .resources.types import Device, Taint
 from .settings import HEALTH_TIMEOUT
+from .stock import GONE, Entry, PoolContent, Stock, checked, restocked
 
+__all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
-GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
-_BREATH = 16  # devices that are judged before others on the event loop have their turn
 JSON = Mapping[str, Any]
+Held = Mapping[tuple[str, str], JSON]  # pool and name of devices that claims have → what `description` said, or nothing
+_NOBODY: Held = MappingProxyType({})
+_NO_EFFECT = HealthPolicy()
+
+
+class DeviceKey(NamedTuple):
+    """Which device: names are unique in a pool."""
+
+    pool: str
+    device: str
 
 
 @dataclass(frozen=True)
@@ -33,197 +48,245 @@ class DeviceHealth:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    device: Device
-    judged: Judged
-    gone_at: float = 0.0  # unix seconds since when a device that is in use is missing
-
-
 class Inventory:
-    """The devices of one pool. Changed by :meth:`update` and :meth:`set_health`; read by publisher, engine and health stream.
+    """The devices of all pools of a role. Changed by :meth:`update` and :meth:`set_health`; read by publisher, engine, health stream.
 
     Args:
-        pool: the pool's name, which is the node's.
-        unhealthy_taint: what devices get that the driver reports as unhealthy.
+        pool: name of the pool that is meant where none is said: the node's.
+        policy: what the driver's reports of bad health do.
         health_timeout: seconds after which a health report is too old to be believed.
         clock: the time in unix seconds.
+        role: whose pools these are; those of the other role are passed over.
+        full: devices that a slice may have; fewer where each may get a taint one day, so that none has to move then.
 
-    Raises :class:`DriverError` where the API server would refuse ``unhealthy_taint``.
+    Raises :class:`DriverError` where the API server would refuse the policy's taint.
     """
 
     def __init__(
         self,
         pool: str,
-        unhealthy_taint: Taint | None = None,
+        policy: HealthPolicy = _NO_EFFECT,
         health_timeout: float = HEALTH_TIMEOUT,
         clock: Callable[[], float] = time.time,
+        role: Role = Role.NODE,
+        full: int = MAX_DEVICES,
     ) -> None:
-        if unhealthy_taint is not None and (fault := taint_fault(unhealthy_taint)):
+        if policy.taint is not None and (fault := taint_fault(policy.taint)):
             raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
         self.pool = pool
+        self.role = role
+        self.full = full
         self.health_timeout = health_timeout
+        self.gates_off: frozenset[Gate] = frozenset()
+        """Feature gates that the API server was found to have off: what depends on them is published otherwise, or not."""
         self.known = False
         """Whether the driver ever said which devices there are: until then a device that is missing may come yet."""
         self.version = 0
-        """Grows with whatever changes :meth:`published` or :meth:`published_sets`."""
+        """Grows with whatever changes :meth:`contents`."""
         self.health_version = 0
         """Grows with every health report and every change of the devices."""
         self.left_out: Mapping[str, str] = {}
-        """Devices and counter sets that are not published, each with the reason."""
-        self._unhealthy_taint = unhealthy_taint.json() if unhealthy_taint is not None else None
+        """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
+        self._policy = policy
         self._clock = clock
-        self._entries: dict[str, _Entry] = {}
-        self._gone: dict[str, _Entry] = {}
-        self._sets: dict[str, Judged] = {}
-        self._refused: dict[str, tuple[bytes, str]] = {}  # by the API server: name → what it refused, and why
-        self._reports: dict[str, tuple[Health, float]] = {}
+        self._stocks: dict[str, Stock] = {}
+        self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._reported_at: float | None = None
         self._strangers: set[str] = set()  # names in the last report that are no devices
+        self._bad_taints: set[str] = set()  # what was said of taints that cannot be published
         self._changed = asyncio.Condition()
 
     # --- devices --------------------------------------------------------------------------------
 
-    def get(self, name: str) -> Device | None:
+    @property
+    def pools(self) -> Collection[str]:
+        """Names of the pools that there are now."""
+        return self._stocks.keys()
+
+    def get(self, name: str, pool: str | None = None) -> Device | None:
         """The device, if it is there now."""
-        entry = self._entries.get(name)
+        stock = self._stocks.get(self.pool if pool is None else pool)
+        entry = stock.entries.get(name) if stock else None
         return entry.device if entry else None
+
+    def find(self, name: str, pool: str) -> Device | None:
+        """The device, if it is there now, or vanished while a claim has it."""
+        stock = self._stocks.get(pool)
+        entry = stock.find(name) if stock else None
+        return entry.device if entry else None
+
+    def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
+        """Counter → amount of a counter set; None where there is no such set that can be published."""
+        stock = self._stocks.get(pool)
+        found = stock.sets.get(counter_set) if stock else None
+        return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
+
+    def description(self, name: str, pool: str) -> JSON:
+        """A device that is there now, as a record keeps it while it is in use: see ``used`` of :meth:`update`."""
+        return self._stocks[pool].description(name)
 
     @property
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
-        return bool(self._gone)
+        return any(s.gone for s in self._stocks.values())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(len(s.entries) for s in self._stocks.values())
 
     def __iter__(self) -> Iterator[Device]:
-        return (e.device for e in self._entries.values())
+        return (e.device for s in self._stocks.values() for e in s.entries.values())
 
-    def parcels(self) -> list[Parcel]:
-        """The devices as they should be in slices: with taints for bad health, and with those that vanished in use.
+    def shown(self, pool: str, name: str) -> str:
+        """A device's name as people and :meth:`Driver.health` know it."""
+        return printable(name if pool == self.pool else f"{pool}/{name}")
 
-        What the API server would refuse is missing, see :attr:`left_out`.
-        """
-        out = []
-        for name, entry in self._entries.items():
-            if name not in self.left_out:
-                if self._unhealthy_taint is not None and not self.healthy(name):
-                    out.append(parcel(tainted(entry.judged.json, self._unhealthy_taint)))
-                else:
-                    out.append(entry.judged.parcel(name))
-        gone = GONE.json()
-        out += [parcel(tainted(e.judged.json, gone)) for name, e in self._gone.items() if name not in self.left_out]
-        return out
+    def contents(self) -> list[PoolContent]:
+        """The pools as they should be in slices. What the API server would refuse is missing, see :attr:`left_out`."""
+        found = (s.content(self._taints(s), self.gates_off) for s in self._stocks.values())
+        return [content for content in found if content]
 
-    def published(self) -> list[JSON]:
-        """:meth:`parcels` as objects, made for the caller."""
-        return [decoded(p.encoded) for p in self.parcels()]
+    def _taints(self, stock: Stock) -> dict[str, JSON]:
+        """The taints for bad health, by device."""
+        bad = ((k, d) for k, d in self._diagnoses.items() if d.fault is not None and k.pool == stock.name)
+        return {k.device: taint for k, d in bad if (taint := self._taint(d)) is not None}
 
-    def published_sets(self) -> list[JSON]:
-        """The counter sets as they should be in slices."""
-        return [j.json for j in self._sets.values() if not j.fault]
+    def _taint(self, diagnosis: Diagnosis | None) -> JSON | None:
+        return self._policy.taint_for(diagnosis.fault) if diagnosis and diagnosis.fault else None
 
-    async def update(self, devices: object, counter_sets: object = (), used: Collection[str] | None = ()) -> bool:
+    def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
+        """By pool and by the feature gates that it depends on, whatever is off, one device of each kind."""
+        found = {s.name: s.samples(self._taints(s)) for s in self._stocks.values() if not s.fault}
+        return {pool: samples for pool, samples in found.items() if samples}
+
+    def published(self, pool: str | None = None) -> list[JSON]:
+        """The devices of one pool as objects, made for the caller."""
+        found = (c for c in self.contents() if c.name == (self.pool if pool is None else pool))
+        return [decoded(p.encoded) for c in found for p in c.devices]
+
+    async def update(self, pools: object, used: Held | None = _NOBODY, method: str = "pools") -> bool:
         """Takes the driver's answer, which may be anything; True where something changed.
 
-        Order is kept: what was there stays in place, what is new comes behind it. Devices in ``used``, which claims hold,
-        stay published with a taint when they vanish; None says that it is not known which these are, so all that vanish do.
-        A device or counter set that the API server would refuse is left out alone.
+        Devices in ``used`` (pool and name), which claims hold, stay published with a taint when they vanish; None says that it
+        is not known which these are, so all that vanish do. Its values are what :meth:`description` said, or empty: that is
+        how one that vanished while no plugin ran is known. A device or counter set that the API server would refuse is left out
+        alone. ``method`` is what the answer came from.
 
-        Raises :class:`DriverError` for what is no list of devices, or has a name twice; nothing is changed then.
+        Raises :class:`DriverError` for what is no list of pools, or has a name twice; nothing is changed then.
         """
-        fresh: dict[str, Device] = named(devices, Device, "devices")
-        fresh_sets: dict[str, CounterSet | None] = named(counter_sets, CounterSet, "counter_sets")
-        sets = {n: _judge_set(s, self._sets.get(n)) for n, s in fresh_sets.items()}
-        entries: dict[str, _Entry] = {}
-        for i, name in enumerate([*(n for n in self._entries if n in fresh), *fresh]):
-            if name not in entries:
-                entries[name] = _entry(fresh[name], self._entries.get(name))
-            if i % _BREATH == _BREATH - 1:
-                await asyncio.sleep(0)
         now = self._clock()
-        vanished = {n: _Entry(e.device, e.judged, now) for n, e in self._entries.items() if n not in fresh}
-        missing = {n: e for n, e in {**vanished, **self._gone}.items() if n not in fresh}
-        gone = {n: e for n, e in missing.items() if used is None or n in used}
-        for name in gone.keys() - self._gone.keys():
-            log.warning("device %s vanished while a claim uses it: it stays published with a taint", name)
+        fresh = {
+            p.name: p for p in answered(pools, method) if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)
+        }
+        held: dict[str, dict[str, JSON]] = {}
+        for (name, device), described in (used or {}).items():
+            held.setdefault(name, {})[device] = described
+        stocks = {}
+        for name, pool in fresh.items():
+            of_pool = None if used is None else held.get(name, {})
+            stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, of_pool, now)
+        for name in [*self._stocks, *(n for n in held if n not in self._stocks)]:
+            if name not in fresh:  # the pool vanished: what of it is in use stays
+                before = self._stocks.get(name) or Stock(name)
+                rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}), now)
+                if rest.gone:
+                    stocks[name] = rest
         changed = (
             not self.known
-            or _differ(_judged(entries), _judged(self._entries))
-            or _differ(_judged(gone), _judged(self._gone))
-            or _differ(sets, self._sets)
+            or list(stocks) != list(self._stocks)
+            or any(not s.same(self._stocks[n]) for n, s in stocks.items())
         )
         self.known = True
-        self._entries, self._gone, self._sets = entries, gone, sets
-        self._reports = {n: r for n, r in self._reports.items() if n in entries}
+        self._stocks = stocks
+        self._diagnoses = {k: d for k, d in self._diagnoses.items() if self._entry(k)}
         self._leave_out()
         if changed:
             await self._tell(published=True)
         return changed
 
-    async def refuse(self, reasons: Mapping[str, str]) -> None:
+    async def refuse(self, reasons: Mapping[str, str], pool: str | None = None) -> None:
         """The API server refused devices, by name: they are left out until the driver describes them differently."""
+        stock = self._stocks.get(self.pool if pool is None else pool)
+        if stock is None:
+            return
+        refused = dict(stock.refused)
         for name, reason in reasons.items():
-            if entry := self._entries.get(name) or self._gone.get(name):
-                self._refused[name] = (entry.judged.shape, printable(reason))
+            if entry := stock.find(name):
+                refused[name] = (entry.judged.shape, printable(reason))
+        self._stocks[stock.name] = checked(replace(stock, refused=refused))
         self._leave_out()
         await self._tell(published=True)
 
     async def forgive(self) -> bool:
         """What the API server refused may be tried again; True where there is such a thing."""
-        if not self._refused:
+        if not any(s.refused for s in self._stocks.values()):
             return False
-        self._refused = {}
+        self._stocks = {n: checked(replace(s, refused={})) for n, s in self._stocks.items()}
         self._leave_out()
         await self._tell(published=True)
         return True
 
+    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+        """What the API server drops now."""
+        if off != self.gates_off:
+            self.gates_off = off
+            self._leave_out()
+            await self._tell(published=True)
+
     def _leave_out(self) -> None:
-        out = {f"counter set {printable(n)}": j.fault for n, j in self._sets.items() if j.fault}
-        known = {**self._gone, **self._entries}
-        counters = {n: j.json["counters"] for n, j in self._sets.items() if not j.fault}
-        self._refused = {n: r for n, r in self._refused.items() if n in known and known[n].judged.shape == r[0]}
-        for name, entry in known.items():
-            fault = entry.judged.fault or counters_fault(entry.judged, self._sets, counters)
-            if not fault and name in self._refused:
-                fault = f"refused by the API server: {self._refused[name][1]}"
-            if fault:
-                out[name] = fault
+        out = {}
+        for stock in self._stocks.values():
+            faults = dict(stock.left_out)
+            if self.gates_off and not stock.fault:
+                faults |= stock.withheld(self._taints(stock), self.gates_off)
+            for name, fault in faults.items():
+                out[self.shown(stock.name, name) if name else f"pool {printable(stock.name)}"] = fault
         for name, fault in out.items():
             if self.left_out.get(name) != fault:
-                log.error("%s is not published: %s", printable(name), fault)
+                log.error("%s is not published: %s", name, fault)
         for name in self.left_out.keys() - out.keys():
-            log.info("%s is left out no longer", printable(name))
+            log.info("%s is left out no longer", name)
         self.left_out = out
+
+    def _entry(self, key: DeviceKey) -> Entry | None:
+        stock = self._stocks.get(key.pool)
+        return stock.entries.get(key.device) if stock else None
+
+    def _keys(self) -> Iterator[DeviceKey]:
+        return (DeviceKey(s.name, n) for s in self._stocks.values() for n in s.entries)
 
     # --- health ---------------------------------------------------------------------------------
 
-    def healthy(self, name: str) -> bool:
-        """False where the driver's last word on a device is that it is unhealthy. Not known is not unhealthy."""
-        report = self._reports.get(name)
-        return report is None or report[0].healthy is not False
+    def healthy(self, name: str, pool: str | None = None) -> bool:
+        """False where the driver's reports make a device unhealthy. Not known is not unhealthy."""
+        return self._fault(name, pool) is None
 
-    def unhealthy_reason(self, name: str) -> str:
-        """The driver's last word on an unhealthy device."""
-        report = self._reports.get(name)
-        return (report[0].message if report else "") or "no reason given"
+    def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
+        """What the driver said of an unhealthy device."""
+        fault = self._fault(name, pool)
+        return (fault.message if fault else "") or "no reason given"
 
-    def health_of(self, name: str) -> DeviceHealth:
+    def _fault(self, name: str, pool: str | None) -> Health | None:
+        diagnosis = self._diagnoses.get(DeviceKey(self.pool if pool is None else pool, name))
+        return diagnosis.fault if diagnosis else None
+
+    def health_of(self, key: DeviceKey) -> DeviceHealth:
         """What is known of a device's health now; a report that is too old says nothing any more."""
-        if gone := self._gone.get(name):
+        stock = self._stocks.get(key.pool)
+        if stock and (gone := stock.gone.get(key.device)):
             return DeviceHealth(False, "the device vanished while a claim uses it", gone.gone_at)
-        report = self._reports.get(name)
-        if report is None:
+        diagnosis = self._diagnoses.get(key)
+        if diagnosis is None:
             return DeviceHealth(None, "the driver has not reported its health yet")
-        health, at = report
-        if abs(self._clock() - at) > self.health_timeout:
-            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", at)
-        return DeviceHealth(health.healthy, health.message, at)
+        if abs(self._clock() - diagnosis.at) > self.health_timeout:
+            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", diagnosis.at)
+        return DeviceHealth(diagnosis.health.healthy, diagnosis.health.message, diagnosis.at)
 
-    def health(self) -> Iterator[tuple[str, DeviceHealth]]:
+    def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Every device, those that vanished in use included, with its health."""
-        return ((name, self.health_of(name)) for name in [*self._entries, *self._gone])
+        for stock in self._stocks.values():
+            for name in [*stock.entries, *stock.gone]:
+                key = DeviceKey(stock.name, name)
+                yield key, self.health_of(key)
 
     def health_age(self) -> float | None:
         """Seconds since the driver's last report was measured; None before the first."""
@@ -243,20 +306,41 @@ class Inventory:
 
         Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
         """
-        told = _checked(report)
-        fresh = {n: (told.get(n, Health(True)), at) for n in self._entries}
-        strangers = told.keys() - self._entries.keys() - self._gone.keys()
+        told = self._taintable(_checked(report))
+        fresh = {}
+        for key in self._keys():
+            health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
+            before = self._diagnoses.get(key)
+            fresh[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
+        self._tell_strangers(told.keys())
+        turned = False
+        for key, now in fresh.items():
+            was = self._diagnoses.get(key)
+            shown = self.shown(key.pool, key.device)
+            if now.fault and not (was and was.fault):
+                log.warning("device %s is unhealthy: %s", shown, now.fault.message or "no reason given")
+            elif was and was.fault and not now.fault:
+                log.info("device %s is healthy again", shown)
+            turned = turned or self._taint(was) != self._taint(now)
+        self._diagnoses, self._reported_at = fresh, at
+        if turned and self.gates_off:
+            self._leave_out()
+        await self._tell(published=turned)
+
+    def _taintable(self, told: dict[str, Health]) -> dict[str, Health]:
+        """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""
+        faults = {n: fault for n, h in told.items() if h.taint is not None and (fault := taint_fault(h.taint))}
+        for fault in set(faults.values()) - self._bad_taints:
+            log.error("a taint that health() gives cannot be published, the usual one is: %s", fault)
+        self._bad_taints = set(faults.values())
+        return told | {n: Health(False, told[n].message) for n in faults}
+
+    def _tell_strangers(self, told: Collection[str]) -> None:
+        known = {n for s in self._stocks.values() for n in (*s.entries, *s.gone)}
+        strangers = {n for n in told if n.rpartition("/")[2] not in known}
         for name in strangers - self._strangers:
             log.warning("health() tells of %s, which is no device of this node: it is ignored", printable(name))
         self._strangers = strangers
-        for name, (health, _) in fresh.items():
-            if health.healthy is False and self.healthy(name):
-                log.warning("device %s is unhealthy: %s", name, health.message or "no reason given")
-            elif health.healthy is not False and not self.healthy(name):
-                log.info("device %s is healthy again", name)
-        turned = any(self.healthy(n) != (h.healthy is not False) for n, (h, _) in fresh.items())
-        self._reports, self._reported_at = fresh, at
-        await self._tell(published=turned)
 
     # --- who must be told -----------------------------------------------------------------------
 
@@ -279,36 +363,6 @@ class Inventory:
             return self.health_version
 
 
-def _entry(device: Device, before: _Entry | None) -> _Entry:
-    """Where nothing changed the old one is kept: what a look every minute makes anew is garbage at once then."""
-    if before is None:
-        return _Entry(device, judge(device))
-    judged = judge(device, before.judged)
-    return before if judged is before.judged and _same(device, before.device) else _Entry(device, judged)
-
-
-def _judged(entries: Mapping[str, _Entry]) -> dict[str, Judged]:
-    return {n: e.judged for n, e in entries.items()}
-
-
-def _differ(now: Mapping[str, Judged], before: Mapping[str, Judged]) -> bool:
-    """Order counts."""
-    return list(now) != list(before) or any(now[n] is not before[n] and now[n] != before[n] for n in now)
-
-
-def _same(device: Device, before: Device) -> bool:
-    try:
-        return device.data is before.data and device == before
-    except Exception:  # an author's object may be anything inside
-        return False
-
-
-def _judge_set(counter_set: CounterSet | None, before: Judged | None) -> Judged:
-    if counter_set is None:
-        return Judged(b"", "counter_sets() answered two of this name")
-    return judge(counter_set, before)
-
-
 def _checked(report: object) -> dict[str, Health]:
     if not isinstance(report, Mapping):
         raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
@@ -323,7 +377,9 @@ def _checked(report: object) -> dict[str, Health]:
                 raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
             # A vendor's library may say 0 for False: it must mean the same to all who look.
             healthy = None if health.healthy is None else bool(health.healthy)
-            out[name] = Health(healthy, printable(health.message))
+            if not isinstance(health.taint, Taint | None):
+                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
+            out[name] = Health(healthy, printable(health.message), health.taint)
     except DriverError:
         raise
     except Exception as e:

@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
-from .driver import Driver
+from .diagnosis import HealthPolicy
+from .driver import Driver, Role
 from .driver.calls import Calls
-from .errors import DraError, DriverError, NotReadyError, SettingsError, describe, printable
+from .errors import DraError, NotReadyError, SettingsError, describe, printable
 from .host import Host
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
@@ -35,15 +36,15 @@ from .kubelet import (
     socket_paths,
 )
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
-from .observe.http import PROBES, HttpServer, Request, Response
-from .observe.metrics import CONTENT_TYPE, Metrics
+from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
+from .observe.metrics import Metrics
+from .resources.gates import Gate
+from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace
 from .settings import Settings
-from .slices import Publisher
+from .slices import NodeScope, Publisher, PublisherStatus
 
 log = logging.getLogger(__name__)
-_STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
-Job = Callable[[], Awaitable[object]]
 
 
 class Plugin:
@@ -59,11 +60,19 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.host = Host(settings.sysfs_root, settings.dev_root)
-        driver.bind(self.host, settings)
+        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
+        driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
-        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout)
+        # A device that may be tainted one day needs a slice that may have taints: none has to move then.
+        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+        policy = HealthPolicy(
+            taint=driver.unhealthy_taint,
+            effect=settings.unhealthy_effect,
+            unhealthy_after=settings.unhealthy_after,
+            healthy_after=settings.healthy_after,
+        )
+        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, full=full)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
@@ -74,7 +83,13 @@ class Plugin:
             driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
-            self.client, self.inventory, settings.driver_name, settings.node_name, self.metrics, self.process.is_newest
+            self.client,
+            self.inventory,
+            NodeScope(settings.driver_name, settings.node_name),
+            self.metrics,
+            self.process.is_newest,
+            times=settings.plugin_dir / "taint-times.json",
+            gates_off=self._gates_off,
         )
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
@@ -95,6 +110,15 @@ class Plugin:
         self.stopping = False
         self.http_url = ""
 
+    def _look_again(self) -> None:
+        self.scan.request()
+
+    def _gates_off(self, off: frozenset[Gate]) -> None:
+        """The driver may have a layout of its devices that the server understands."""
+        self.driver.gates_off = off
+        if self.driver.answers_pools:
+            self.scan.request()
+
     def _claims_changed(self) -> None:
         self.scan.claim_ended()
 
@@ -109,50 +133,30 @@ class Plugin:
         """
         self.settings.check()
         async with contextlib.AsyncExitStack() as stack:
-            self._bounded(stack, "closing connections", self.client.close)
+            bounded(stack, "closing connections", self.client.close)
             self._lock_process(stack)
-            await self._start_http(stack)
-            self._bounded(stack, "closing the records", self.claims.close)
-            await self._start_driver(stack)
+            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
+            self.http_url = await probes.serve(stack, self.settings.http_address)
+            bounded(stack, "closing the records", self.claims.close)
+            await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             await self.claims.open()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    jobs = [tasks.create_task(_job("devices", self.scan.run), name="devices")]
-                    try:
-                        if not await self.scan.first_look(self.settings.scan_timeout):
-                            log.warning("serving without knowing the devices: %s", self.scan.fault)
-                        await self._serve(stack)
-                        more = self._background().items()
-                        jobs += [tasks.create_task(_job(name, job), name=name) for name, job in more]
-                        self.serving = True
-                        yield self
-                    finally:
-                        # The kubelet loses the registration first, then what is under way may end.
-                        self.stopping = True
-                        self._registrar.unlink()
-                        self.registration.left()
-                        await self.claims.stop(self.settings.stop_grace)
-                        for job in jobs:
-                            job.cancel()
-            except BaseExceptionGroup as group:
-                if len(group.exceptions) == 1:
-                    raise group.exceptions[0] from None  # what failed says why, and nothing else
-                raise
-
-    @staticmethod
-    def _bounded(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
-        """Registers a part of the stop, which may hang or fail without keeping the others from theirs."""
-
-        async def bounded() -> None:
-            task = asyncio.ensure_future(stop())
-            done, _ = await asyncio.wait([task], timeout=_STOP)
-            if not done:
-                log.error("%s takes longer than %gs and is left", what, _STOP)
-                task.cancel()
-            elif not task.cancelled() and (error := task.exception()):
-                log.error("%s failed: %s", what, describe(error))
-
-        stack.push_async_callback(bounded)
+            async with only_error(), asyncio.TaskGroup() as tasks:
+                jobs = begin(tasks, {"devices": self.scan.run})
+                try:
+                    if not await self.scan.first_look(self.settings.scan_timeout):
+                        log.warning("serving without knowing the devices: %s", self.scan.fault)
+                    await self._serve(stack)
+                    jobs += begin(tasks, self._background())
+                    self.serving = True
+                    yield self
+                finally:
+                    # The kubelet loses the registration first, then what is under way may end.
+                    self.stopping = True
+                    self._registrar.unlink()
+                    self.registration.left()
+                    await self.claims.stop(self.settings.stop_grace)
+                    for job in jobs:
+                        job.cancel()
 
     def _lock_process(self, stack: contextlib.AsyncExitStack) -> None:
         """The mark of life, and an end to what dead instances left. It lasts until no thread can touch hardware any more."""
@@ -168,28 +172,6 @@ class Plugin:
             raise SettingsError(f"{self.process.folder} cannot be written ({e.strerror}): see --kubelet-root") from None
         stack.callback(self.calls.when_idle, self.process.release)
 
-    async def _start_http(self, stack: contextlib.AsyncExitStack) -> None:
-        if not self.settings.http_address:
-            return
-        server = HttpServer(self._http, self.settings.http_address, limits=PROBES)
-        try:
-            self.http_url = await server.start()
-        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
-            raise SettingsError(f"--http-address (HTTP_ADDRESS) {self.settings.http_address}: {describe(e)}") from None
-        self._bounded(stack, "closing the probes", server.close)
-        log.info("metrics and probes at %s", self.http_url)
-
-    async def _start_driver(self, stack: contextlib.AsyncExitStack) -> None:
-        try:
-            async with asyncio.timeout(self.settings.start_timeout):
-                await self.calls(self.driver.start)
-        except TimeoutError:
-            raise DriverError(
-                f"start() of {type(self.driver).__name__} has not returned within {self.settings.start_timeout:g}s: see what it "
-                "waits for, or give it longer with --start-timeout (START_TIMEOUT)"
-            ) from None
-        self._bounded(stack, "stop() of the driver", lambda: self.calls(self.driver.stop))
-
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
         # Noted before they are made: the next instance removes what one that is killed in between leaves.
@@ -197,7 +179,7 @@ class Plugin:
         for server in (self._dra, self._registrar):
             await server.start()
             # Registered callbacks run in reverse: the kubelet loses the registration first.
-            self._bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
+            bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
         self._own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
 
@@ -250,6 +232,18 @@ class Plugin:
             why = "; ".join(await self.not_ready())
             raise NotReadyError(f"the plugin is not ready after {timeout:g} s: {why}") from None
 
+    async def published(self, timeout: float | None = None) -> PublisherStatus:
+        """Waits until the API server has what the driver said last; answers what is published, and what is not.
+
+        Raises :class:`NotReadyError` with the reason after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.publisher.current()
+        except TimeoutError:
+            why = self.publisher.fault or self.scan.fault or "the API server has not answered yet"
+            raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
+
     async def not_ready(self) -> list[str]:
         """Why the plugin is not ready now; empty when it is."""
         if self.stopping:
@@ -282,25 +276,3 @@ class Plugin:
         await self.claims.measure()
         for health, count in self.inventory.health_counts().items():
             self.metrics.set("devices", count, health=health)
-
-    async def _http(self, request: Request) -> Response:
-        match request.path:
-            case "/metrics":
-                await self._measure()
-                return Response(200, self.metrics.text(), CONTENT_TYPE)
-            case "/healthz":
-                return Response(200, b"ok\n", "text/plain")
-            case "/readyz":
-                faults = await self.not_ready()
-                lines = [*faults, *(f"note: {line}" for line in await self.notes())]
-                return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
-        return Response(404, b"/metrics, /healthz or /readyz\n", "text/plain")
-
-
-async def _job(name: str, job: Job) -> None:
-    try:
-        await job()
-    except Exception as e:
-        log.critical("background task %r failed, the plugin ends: %s", name, describe(e))
-        raise
-    raise DraError(f"background task {name!r} ended by itself")

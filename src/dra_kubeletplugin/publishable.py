@@ -5,17 +5,22 @@ A slice with one bad device is refused whole, so a bad device must never get int
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from .errors import DraError, DriverError, describe, printable
+from .resources.gates import Gate, gates_of
+from .resources.nodes import Nodes, Where
+from .resources.pools import MAX_DEVICES, Pool
+from .resources.rules import pool_name
 from .resources.slice_rules import MAX_TAINTS, max_devices
 from .resources.types import CounterSet, Device, Taint, counter_set_faults, device_faults
 
-MAX_DEVICES = 65_536  # of one node; an answer that goes on for ever must end somewhere
+MAX_POOLS = 4096
+_NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
 MAX_BYTES = 512 * 1024  # of one device or counter set as JSON: two in a slice stay below what etcd takes
 JSON = Mapping[str, Any]
 
@@ -33,13 +38,15 @@ class Parcel(NamedTuple):
 class Judged:
     """A device or counter set, as JSON text as it would be sent. ``fault`` is why it may not be.
 
-    ``shape`` tells whether it changed; it is empty where there is nothing that could be sent.
+    ``shape`` tells whether it changed; it is empty where there is nothing that could be sent. ``gates`` are those of the server
+    that it depends on.
     """
 
     shape: bytes
     fault: str = ""
     consumed: int = 0
     most: int = 0
+    gates: frozenset[Gate] = frozenset()
 
     @property
     def json(self) -> JSON:
@@ -56,25 +63,74 @@ def decoded(encoded: bytes) -> dict[str, Any]:
     return out
 
 
-def judge(item: Device | CounterSet, before: Judged | None = None) -> Judged:
-    """Looks at one device or counter set. ``before`` saves the work where nothing changed. Raises nothing."""
+class Answered(NamedTuple):
+    """A pool of a driver's answer, whose names are known to be unique."""
+
+    name: str
+    nodes: Nodes
+    devices: Mapping[str, Device]
+    counter_sets: Mapping[str, CounterSet | None]  # None: two of this name
+    fault: str  # why the pool cannot be published at all
+    per_device: bool  # whether each device says on which nodes it is
+
+
+def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judged | None = None) -> Judged:
+    """Looks at one device of a pool that is of ``nodes``. ``before`` saves the work where nothing changed. Raises nothing."""
     try:
-        built = item.json()
+        built = device.json()
+        own = any(f in built for f in _NODE_FIELDS)
+        if per_device and not own:
+            built |= nodes.of_device()
         shape = msgspec.json.encode(built)
         if before is not None and before.shape == shape:
             return before
-        if isinstance(item, Device):
-            faults = device_faults(built)
-            consumed, most = _takes(built)
-        else:
-            faults, consumed, most = counter_set_faults(built), 0, 0
-        if len(shape) > MAX_BYTES:
-            faults.append(f"{len(shape)} bytes as JSON: at most {MAX_BYTES} can be published")
+        faults = device_faults(built)
+        if own and nodes.where is Where.THIS:
+            faults.append("nodes: a device of a pool of this node has none of its own: give the pool other nodes")
+        if device.nodes is not None and device.nodes.where is Where.THIS:
+            faults.append("nodes: this node is said for a pool, not for a device")
+        consumed, most = _takes(built)
+        gates = gates_of(built)
     except DraError as e:
         return Judged(b"", printable(e))
     except Exception as e:  # an author's object may be anything inside
         return Judged(b"", describe(e))
-    return Judged(shape, printable("; ".join(faults)), consumed, most)
+    return Judged(shape, _told(faults, shape), consumed, most, gates)
+
+
+def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> Judged:
+    """Looks at one counter set, as :func:`judge_device` does; None for one that was answered twice."""
+    if counter_set is None:
+        return Judged(b"", "the driver answered two of this name")
+    try:
+        built = counter_set.json()
+        shape = msgspec.json.encode(built)
+        if before is not None and before.shape == shape:
+            return before
+        faults = counter_set_faults(built)
+    except DraError as e:
+        return Judged(b"", printable(e))
+    except Exception as e:
+        return Judged(b"", describe(e))
+    return Judged(shape, _told(faults, shape))
+
+
+def recalled_device(raw: JSON) -> Judged:
+    """Looks at a device as it was published before. Raises what reading it may."""
+    shape = msgspec.json.encode(raw)
+    return Judged(shape, _told(device_faults(raw), shape), *_takes(raw), gates_of(raw))
+
+
+def recalled_set(raw: JSON) -> Judged:
+    """Looks at a counter set as it was published before. Raises what reading it may."""
+    shape = msgspec.json.encode(raw)
+    return Judged(shape, _told(counter_set_faults(raw), shape))
+
+
+def _told(faults: list[str], shape: bytes) -> str:
+    if len(shape) > MAX_BYTES:
+        faults.append(f"{len(shape)} bytes as JSON: at most {MAX_BYTES} can be published")
+    return printable("; ".join(faults))
 
 
 def parcel(device: JSON) -> Parcel:
@@ -87,30 +143,55 @@ def _takes(device: JSON) -> tuple[int, int]:
     return consumed, max_devices([device])
 
 
-def named(answer: object, kind: type[Device] | type[CounterSet], method: str) -> dict[str, Any]:
-    """The items of an author's answer by name, in their order.
+def answered(answer: object, method: str) -> list[Answered]:
+    """The pools of a driver's answer; ``method`` is the one that gave it.
 
-    Raises :class:`DriverError` for an answer that is no such list: nothing of it can be trusted then.
+    Raises :class:`DriverError` for an answer that is no list of pools with lists in them, or has a name twice: nothing of it can
+    be trusted then.
     """
+    out: dict[str, Answered] = {}
+    for pool in _items(answer, Pool, method, MAX_POOLS):
+        name, nodes = pool.name, pool.nodes
+        if not isinstance(name, str) or not isinstance(nodes, Nodes):
+            raise DriverError(f"{method}() answered a Pool whose name is no text, or whose nodes are no Nodes")
+        if name in out:
+            raise DriverError(f"{method}() answered two pools named {printable(name)!r}: names must be unique")
+        devices: dict[str, Device] = {}
+        for device in _items(pool.devices, Device, method, MAX_DEVICES):
+            if device.name in devices:
+                raise DriverError(
+                    f"{method}() answered two devices named {printable(device.name)!r}: names must be unique in a pool"
+                )
+            devices[device.name] = device
+        sets: dict[str, CounterSet | None] = {}
+        for item in _items(pool.counter_sets, CounterSet, method, MAX_DEVICES):
+            sets[item.name] = None if item.name in sets else item
+        fault = printable("; ".join(str(f) for f in pool_name(name, "name")))
+        per_device = nodes.where is not Where.THIS and any(d.nodes is not None for d in devices.values())
+        out[name] = Answered(name, nodes, devices, sets, fault, per_device)
+    return list(out.values())
+
+
+T = TypeVar("T", Pool, Device, CounterSet)
+
+
+def _items(answer: object, kind: type[T], method: str, most: int) -> Iterator[T]:
+    """What an author answered, or put into what he answered."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         raise DriverError(f"{method}() answered {type(answer).__name__}: it must answer a list of {kind.__name__}")
-    out: dict[str, Any] = {}
     try:
-        for item in answer:
+        for i, item in enumerate(answer):
             if not isinstance(item, kind) or not isinstance(item.name, str):
                 raise DriverError(f"{method}() answered {type(item).__name__}, not {kind.__name__}")
-            if item.name in out and kind is Device:
+            if i >= most:
                 raise DriverError(
-                    f"{method}() answered two devices named {printable(item.name)!r}: names must be unique in a node"
+                    f"{method}() answered more than {most} items of {kind.__name__}: as many cannot be published"
                 )
-            out[item.name] = None if item.name in out else item
-            if len(out) > MAX_DEVICES:
-                raise DriverError(f"{method}() answered more than {MAX_DEVICES} items: a node cannot publish as many")
+            yield item
     except DriverError:
         raise
     except Exception as e:
         raise DriverError(f"the answer of {method}() cannot be read: {describe(e)}") from e
-    return out
 
 
 def counters_fault(device: Judged, sets: Mapping[str, Judged], counters: Mapping[str, Collection[str]]) -> str:
@@ -124,7 +205,7 @@ def counters_fault(device: Judged, sets: Mapping[str, Judged], counters: Mapping
         name = consumption["counterSet"]
         found = sets.get(name)
         if found is None:
-            return f"it draws from counter set {name!r}, which counter_sets() does not answer"
+            return f"it draws from counter set {name!r}, which its pool does not have"
         if found.fault:
             return f"its counter set {name!r} is left out: {found.fault}"
         if unknown := sorted(set(consumption["counters"]).difference(counters[name])):

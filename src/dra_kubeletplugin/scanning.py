@@ -6,16 +6,17 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .driver import Driver
+from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, describe
-from .host.events import SUBSYSTEMS, kernel_events
-from .inventory import Inventory
+from .host.events import kernel_events
+from .inventory import Held, Inventory
 from .observe.metrics import Metrics
+from .resources.pools import Pool
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,30 @@ class Pace:
     retry: float = 1.0  # after the first failure; it doubles, up to ``interval``
 
 
+def asked(driver: Driver) -> str:
+    """The method that tells a driver's devices."""
+    return "pools" if driver.answers_pools else "devices"
+
+
+async def ask(driver: Driver, calls: Calls, node: str) -> object:
+    """The driver's pools, which may be anything; those of one that has only ``devices`` are made here.
+
+    Raises what ``calls`` does.
+    """
+    if driver.answers_pools:
+        return await calls(driver.pools)
+    if driver.role is Role.CONTROLLER:
+        return []  # one pool of a node, and this process has none
+    return [Pool(node, await calls(driver.devices))]
+
+
 class DeviceScan:
-    """Owns the calls of ``devices`` and ``counter_sets``, so that they are never made twice at once and the newest answer wins.
+    """Owns the calls of ``pools`` or ``devices``, so that they are never made twice at once and the newest answer wins.
 
     A look that hangs holds up nothing else: it is told in :attr:`fault`, and its answer is taken when it comes.
 
     Args:
-        held: the devices that claims hold; may raise :class:`DraError` where that is not known now.
+        held: the devices that claims hold, as pool and name; may raise :class:`DraError` where that is not known now.
         sysfs: where kernel events are about; none come for a described host.
     """
 
@@ -47,11 +65,10 @@ class DeviceScan:
         driver: Driver,
         calls: Calls,
         inventory: Inventory,
-        held: Callable[[], Awaitable[Collection[str]]],
+        held: Callable[[], Awaitable[Held]],
         metrics: Metrics,
         sysfs: Path,
         pace: Pace,
-        subsystems: tuple[str, ...] = SUBSYSTEMS,
     ) -> None:
         self.last_success: float | None = None
         """When the driver last answered, in unix seconds."""
@@ -62,7 +79,6 @@ class DeviceScan:
         self._metrics = metrics
         self._sysfs = sysfs
         self._pace = pace
-        self._subsystems = subsystems
         self._wanted = asyncio.Event()
         self._ended = asyncio.Condition()
         self._looks = (0, 0)  # begun, ended
@@ -87,7 +103,7 @@ class DeviceScan:
     def fault(self) -> str:
         """Why the devices may be others than those published; empty where all is well."""
         if self._hangs:
-            return f"devices() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
+            return f"{asked(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"looking at the devices failed {self._failures} times, {self._consequence}: {self._failure}"
         return ""
@@ -119,7 +135,9 @@ class DeviceScan:
     async def run(self) -> None:
         """Looks, at once and then again and again. Never returns; no fault from outside ends it."""
         self._loop = asyncio.get_running_loop()
-        with kernel_events(self._sysfs, self._wanted.set, self._subsystems):
+        # A controller's devices are not on the machine that it happens to run on.
+        subsystems = self._driver.subsystems if self._driver.role is Role.NODE else ()
+        with kernel_events(self._sysfs, self._wanted.set, subsystems):
             while True:
                 self._wanted.clear()
                 await self._look()
@@ -130,7 +148,7 @@ class DeviceScan:
     async def _look(self) -> None:
         self._began = time.monotonic()
         self._looks = (self._looks[0] + 1, self._looks[1])
-        look = asyncio.create_task(self._ask(), name="devices()")
+        look = asyncio.create_task(self._ask(), name="look")
         try:
             await asyncio.wait({look}, timeout=self._pace.hang)
             if not look.done():
@@ -138,7 +156,9 @@ class DeviceScan:
                 self._metrics.set("scan_hanging", 1)
                 log.error("%s: its answer is taken when it comes; the last one stays in force", self.fault)
                 await asyncio.wait({look})
-                log.warning("devices() of the driver answered after %.0f s", time.monotonic() - self._began)
+                log.warning(
+                    "%s() of the driver answered after %.0f s", asked(self._driver), time.monotonic() - self._began
+                )
         finally:
             look.cancel()
             self._hangs = False
@@ -149,14 +169,13 @@ class DeviceScan:
             self._ended.notify_all()
 
     async def _ask(self) -> None:
-        devices = await self._calls(self._driver.devices)
-        counter_sets = await self._calls(self._driver.counter_sets)
+        pools = await ask(self._driver, self._calls, self._inventory.pool)
         try:
-            held: Collection[str] | None = await self._held()
+            held: Held | None = await self._held()
         except DraError as e:
             log.warning("which devices claims hold is not known (%s): all that vanish stay published with a taint", e)
             held = None
-        if await self._inventory.update(devices, counter_sets, held):
+        if await self._inventory.update(pools, held, asked(self._driver)):
             log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
 
     def _took(self, look: asyncio.Task[None]) -> None:

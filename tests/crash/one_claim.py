@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, PreparedDevice
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, Pool, PreparedDevice
 from dra_kubeletplugin.claims import ClaimRef, Claims
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.driver.calls import Calls
@@ -43,8 +43,8 @@ class Api:
 async def main(root: Path) -> None:
     settings = Settings(driver_name=NAME, node_name="node", kubelet_root=root, cdi_root=root / "cdi")
     driver, inventory, process = One(), Inventory("node"), ProcessLock(settings.plugin_dir / "processes")
-    driver.bind(Host(), settings)
-    await inventory.update([Device("d")])
+    driver.attach(Host(), settings)
+    await inventory.update([Pool("node", [Device("d")])])
     process.acquire()
     api: Any = Api()
     claims = Claims(driver, Calls(), api, inventory, settings, process, "boot", Metrics())

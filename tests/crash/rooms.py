@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin import Device, Driver, Host
+import msgspec
+
+from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.claims import Answer, ClaimRef, Claims
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.boundary import Metadata, Page
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.settings import Settings
 
@@ -25,6 +28,11 @@ class Api:
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
         self.away = False
+        self.slices: list[Any] = []
+        self.nodes: dict[str, dict[str, str]] = {}  # labels by name
+        self.nodes_read = 0
+        self.forbidden = False  # to read nodes
+        self.listed: list[str] = []  # the selectors of lists
 
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
@@ -32,9 +40,26 @@ class Api:
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
         if self.away:
             raise ApiError("away")
+        if resource.plural == "nodes":
+            self.nodes_read += 1
+            if self.forbidden:
+                raise ApiError("nodes is forbidden", status=403)
+            return {"metadata": {"name": name, "labels": self.nodes[name]}}
         if name not in self.claims:
             raise ApiError("gone", status=404, details={"details": {"name": name}})
         return self.claims[name]
+
+    async def page(self, resource: Resource, *, fields: str = "", limit: int = 0, cont: str = "") -> Page:
+        """All slices that match, whatever the limit."""
+        self.listed.append(fields)
+        if self.away:
+            raise ApiError("away")
+        asked = dict(f.split("=") for f in fields.split(","))
+        found = [
+            s for s in self.slices
+            if (s["spec"]["driver"], s["spec"].get("nodeName", "")) == (asked["spec.driver"], asked["spec.nodeName"])
+        ]  # fmt: skip
+        return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(s)) for s in found])
 
     def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimRef:
         """A claim that the scheduler gave a device."""
@@ -61,7 +86,7 @@ class Room:
         self.inventory = Inventory("node")
         self.metrics = Metrics()
         self.process = ProcessLock(self.settings.plugin_dir / "processes")
-        driver.bind(Host(folder / "sys"), self.settings)
+        driver.attach(Host(folder / "sys"), self.settings)
         self.claims = Claims(
             driver, self.calls, api, self.inventory, self.settings, self.process, boot, self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -69,7 +94,7 @@ class Room:
     async def open(self) -> None:
         self.process.acquire()
         self.process.bury()
-        await self.inventory.update([Device(f"d-{i}") for i in range(40)])
+        await self.inventory.update([Pool("node", [Device(f"d-{i}") for i in range(40)])])
         await self.claims.open()
 
     async def close(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_kubeletplugin import Device
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
+from dra_kubeletplugin.claims.amounts import Supply
 from dra_kubeletplugin.claims.files import note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
@@ -65,6 +67,22 @@ def write_back(path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
+
+
+class Stocked(Supply):
+    """What there is to be had: devices and counter sets of one pool."""
+
+    def __init__(
+        self, devices: Sequence[Device] = (), counter_sets: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
+        self.devices = {d.name: d for d in devices}
+        self.counter_sets = counter_sets or {}
+
+    def device(self, pool: str, name: str) -> Device | None:
+        return self.devices.get(name)
+
+    def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
+        return self.counter_sets.get(counter_set)
 
 
 def in_memory() -> sqlite3.Connection:

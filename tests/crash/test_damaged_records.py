@@ -57,7 +57,7 @@ async def check_goes_on(folder: Path) -> None:
     """Twice opened: devices of claims with files are held by their claims, and new claims come and go."""
     for new in ("new", "newer"):
         async with instance(folder, wait=0.5) as store:
-            assert set(WITH_FILES) <= await store.held()
+            assert set(WITH_FILES) <= {d for _, d in await store.held()}
             with pytest.raises(DeviceHeldError):
                 await add(store, a_record("thief", "d-0"))
             await add(store, a_record(new, f"d-{new}"))
@@ -121,7 +121,7 @@ def test_the_log_may_be_cut_or_wrong_anywhere_and_claims_with_files_are_known(
 
     async def check() -> None:
         async with instance(folder) as store:
-            assert "d-late" in await store.held()
+            assert "d-late" in {d for _, d in await store.held()}
             assert "late" in {r.uid for r in await store.all()}
 
     asyncio.run(check())
@@ -145,7 +145,9 @@ def a_column_is_gone(db: sqlite3.Connection) -> None:
 
 
 def a_hold_without_claim(db: sqlite3.Connection) -> None:
-    db.execute("INSERT INTO holds VALUES ('d.example.com', 'node', 'd-x', '', 'nobody')")
+    db.execute(
+        "INSERT INTO holds (driver, pool, device, share_id, uid) VALUES ('d.example.com', 'node', 'd-x', '', 'nobody')"
+    )
 
 
 def definition_is_no_text(db: sqlite3.Connection) -> None:
@@ -189,7 +191,7 @@ async def test_what_only_a_hold_tells_stays_held_until_it_is_unprepared(original
     data[(root - 1) * PAGE : root * PAGE] = random.Random(1).randbytes(PAGE)
     path.write_bytes(data)
     async with instance(path.parent) as store:
-        assert {"d-8", "d-9"} <= await store.held()
+        assert {"d-8", "d-9"} <= {d for _, d in await store.held()}
         record = await store.get("u-8")
         assert isinstance(record, Record)
         assert record.partial

@@ -143,7 +143,7 @@ async def test_damage_while_running_asks_the_driver_what_it_holds() -> None:
 
         async def known() -> bool:
             try:
-                return await node.plugin.claims.store.held() == {"toy-3"}
+                return {d for _, d in await node.plugin.claims.store.held()} == {"toy-3"}
             except RecordsError:
                 return False
 
@@ -227,7 +227,7 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
         filler.unlink()
         assert not (await prepare_call(node, ref(claims[1]))).claims[claims[1]["metadata"]["uid"]].error
         assert await node.plugin.not_ready() == []
-        assert sorted(await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]
+        assert sorted(d for _, d in await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]
         await node.stop()
 
 
@@ -376,7 +376,7 @@ async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_hea
             subprocess.run(["umount", "-l", path], check=True)
         await node.restart()
         assert not (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error
-        assert sorted(await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]
+        assert sorted(d for _, d in await node.plugin.claims.store.held()) == ["toy-0", "toy-1"]
 
 
 async def test_who_looks_at_the_records_and_leaves_takes_nothing_away() -> None:

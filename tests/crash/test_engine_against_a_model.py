@@ -13,13 +13,24 @@ import os
 import tempfile
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, PreparedClaim, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin import (
+    Claim,
+    ContainerEdits,
+    CounterSet,
+    Device,
+    Driver,
+    Host,
+    Pool,
+    PreparedClaim,
+    PreparedDevice,
+    RecoveredClaim,
+)
 from dra_kubeletplugin.claims import ClaimRef, Claims, State
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.driver.calls import Calls
@@ -30,15 +41,53 @@ from dra_kubeletplugin.settings import Settings
 from tests.crash.rooms import Api
 
 NAME = "model.example.com"
-DEVICES = [f"m-{i}" for i in range(3)]
-KNOWN = {"first": DEVICES, "second": DEVICES[:2]}  # two versions of a driver see different devices
+LINKS, LANES = 4, 10  # what there is of a counter for the partitions, and of a capacity for the shares
+DRAWS = {"p-0": 2, "p-1": 2, "p-2": 3}
+DEVICES = [*(f"m-{i}" for i in range(3)), *DRAWS, "shared"]
+KNOWN = {"first": DEVICES, "second": ["m-0", "m-1", "p-0", "p-1", "shared"]}  # two versions see different devices
+
+
+class Wish(NamedTuple):
+    """What the scheduler gave a claim: a device, or a share with so much of its capacity."""
+
+    device: str
+    share: str = ""
+    lanes: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.device}/{self.share}" if self.share else self.device
+
+    def clashes(self, other: Wish) -> bool:
+        return self.device == other.device and (self.share == other.share or not (self.share and other.share))
+
+
+WISHES = [*(Wish(d) for d in DEVICES), *(Wish("shared", s, n) for s, n in (("a", 3), ("b", 5), ("c", 8), ("d", 10)))]
+
+
+def published(name: str) -> Device:
+    if name in DRAWS:
+        return Device(name, consumes_counters={"s": {"links": DRAWS[name]}})
+    if name == "shared":
+        return Device(name, capacity={"lanes": LANES}, allow_multiple_allocations=True)
+    return Device(name)
 
 
 class Hardware:
-    """What the devices themselves know: who has them. Survives kills, not reboots."""
+    """What the devices themselves know: who has them, and how much of them. Survives kills, not reboots."""
 
     def __init__(self) -> None:
         self.holder: dict[str, str] = {}
+        self.lanes: dict[str, int] = {}
+        self.overdrawn: list[str] = []  # at any moment; what a driver raises is undone and told as its own fault
+
+    def look(self) -> None:
+        """Notes what is handed out twice, in parts too."""
+        drawn = sum(DRAWS.get(key, 0) for key in self.holder)
+        shared = sum(self.lanes[key] for key in self.holder if "/" in key)
+        both = "shared" in self.holder and any("/" in key for key in self.holder)
+        if drawn > LINKS or shared > LANES or both:
+            self.overdrawn.append(f"{self.holder}, lanes {self.lanes}")
 
 
 class Model(Driver):
@@ -59,12 +108,15 @@ class Model(Driver):
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         for d in claim.devices:
             await self.effect()
-            await claim.on_undo("release", device=d.name)
+            key = f"{d.name}/{d.share_id}" if d.share_id else d.name
+            await claim.on_undo("release", device=key)
             await self.effect()
-            holder = self.hardware.holder.setdefault(d.name, claim.uid)
+            self.hardware.lanes[key] = sum(int(n.value) for n in d.consumed_capacity.values())
+            holder = self.hardware.holder.setdefault(key, claim.uid)
             if holder != claim.uid:
                 # Only an instance that was taken for dead may get here; see taken_for_dead.
                 raise RetryableError(f"{d.name} is in use by {holder}")
+            self.hardware.look()
             await self.effect()
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
@@ -76,8 +128,13 @@ class Model(Driver):
 
     async def recover(self) -> list[RecoveredClaim]:
         return [
-            RecoveredClaim(uid=uid, devices=[PreparedDevice(request="r", pool="node", name=device)])
-            for device, uid in self.hardware.holder.items()
+            RecoveredClaim(
+                uid=uid,
+                devices=[
+                    PreparedDevice(request="r", pool="node", name=(at := key.partition("/"))[0], share_id=at[2] or None)
+                ],
+            )
+            for key, uid in self.hardware.holder.items()
         ]
 
 
@@ -97,9 +154,11 @@ class Instance:
             lock_wait=1,
             reconcile_grace=0,
         )
-        self.driver.bind(Host(machine.root / "sys"), options)
+        self.driver.attach(Host(machine.root / "sys"), options)
         inventory = Inventory("node")
-        machine.run(inventory.update([Device(d) for d in self.devices]))
+        machine.run(
+            inventory.update([Pool("node", list(map(published, self.devices)), [CounterSet("s", {"links": LINKS})])])
+        )
         self.process = ProcessLock(options.plugin_dir / "processes")
         self.process.acquire()
         self.process.bury()
@@ -148,7 +207,7 @@ class Machine(RuleBasedStateMachine):
         self.api = Api()
         self.boot = 0
         self.numbers = itertools.count()
-        self.wanted: dict[str, str] = {}  # UIDs whose last answer to prepare was success, and their device
+        self.wanted: dict[str, Wish] = {}  # UIDs whose last answer to prepare was success, and their device
         self.instances = {"first": Instance(self, "first")}
 
     def teardown(self) -> None:
@@ -201,41 +260,85 @@ class Machine(RuleBasedStateMachine):
 
     # --- rules ----------------------------------------------------------------------------------
 
-    @rule(target=refs, device=st.sampled_from(DEVICES), name=st.sampled_from(["a", "b", "c"]))
-    def allocate(self, device: str, name: str) -> Any:
+    @rule(target=refs, wish=st.sampled_from(WISHES), name=st.sampled_from(["a", "b", "c"]))
+    def allocate(self, wish: Wish, name: str) -> Any:
         """A claim under a name that may have been used before, on a device that may still be held."""
+        return multiple(self._allocate(wish, name))
+
+    def _allocate(self, wish: Wish, name: str) -> tuple[ClaimRef, Wish]:
         uid = f"uid-{next(self.numbers)}"
-        self.api.allocate(name, uid, device, NAME)
-        return multiple((ClaimRef("ns", name, uid), device))
+        share = {"shareID": wish.share, "consumedCapacity": {"lanes": str(wish.lanes)}} if wish.share else {}
+        self.api.allocate(name, uid, wish.device, NAME, **share)
+        return ClaimRef("ns", name, uid), wish
+
+    @rule(target=refs, wishes=st.lists(st.sampled_from(WISHES[3:]), min_size=2, max_size=3), second=st.booleans())
+    def a_call_for_parts_of_one_device(self, wishes: list[Wish], second: bool) -> Any:
+        """Together they may be too much: then some get theirs, and none is refused that fits beside those."""
+        instance = self.instance(second)
+        refs = [self._allocate(wish, name) for wish, name in zip(wishes, "abc", strict=False)]
+        before = self._living(instance)
+        answers = self.run(instance.claims.prepare([ref for ref, _ in refs]))
+        for ref, wish in refs:
+            answer = answers[ref.uid]
+            others = [r for r in [*before, *self._living(instance)] if r.uid != ref.uid]
+            if not isinstance(answer, DraError):
+                self.wanted[ref.uid] = wish
+            elif not isinstance(answer, DeviceGoneError) or wish.device in instance.devices:
+                unique = list({r.uid: r for r in others}.values())
+                assert self.api.away or self._stands_in_the_way(wish, unique, instance), answer
+        return multiple(*refs)
+
+    def _living(self, instance: Instance) -> list[Any]:
+        return [r for r in self.records() if r.state is State.PREPARED and r.boot_id == instance.boot_id]
 
     @rule(ref=refs, second=st.booleans())
-    def prepare(self, ref: tuple[ClaimRef, str], second: bool) -> None:
+    def prepare(self, ref: tuple[ClaimRef, Wish], second: bool) -> None:
         self._prepare(*ref, self.instance(second))
 
-    def _prepare(self, ref: ClaimRef, device: str, instance: Instance) -> None:
+    def _stands_in_the_way(self, wish: Wish, others: list[Any], instance: Instance) -> bool:
+        """Whether what others have leaves too little, as far as ``instance`` can know."""
+        entries = [d for r in others for d in r.devices]
+        if any(wish.clashes(Wish(d["device"], d.get("shareID") or "")) for d in entries):
+            return True
+        known = [d.get("takes") is not None for d in entries]
+        if wish.share:
+            shares = [(d, k) for d, k in zip(entries, known, strict=True) if d["device"] == "shared"]
+            taken = [int(d["takes"]["capacity"]["lanes"]) if k else LANES for d, k in shares]
+            return sum(taken) + wish.lanes > LANES
+        if wish.device in DRAWS:
+            drawn = [
+                DRAWS.get(d["device"], 0) if k or d["device"] in instance.devices else LINKS
+                for d, k in zip(entries, known, strict=True)
+            ]
+            return sum(drawn) + DRAWS[wish.device] > LINKS
+        return False
+
+    def _prepare(self, ref: ClaimRef, wish: Wish, instance: Instance) -> None:
         claim = self.api.claims.get(ref.name) or {"metadata": {"uid": ""}}
         live = claim["metadata"]["uid"] == ref.uid and bool(claim["status"])
-        others = [r for r in self.records() if device in {d["device"] for d in r.devices} and r.uid != ref.uid]
-        held = any(r.state is State.PREPARED and r.boot_id == instance.boot_id for r in others)
+        living = self._living(instance)
+        recorded = {r.uid for r in living}
+        held = self._stands_in_the_way(wish, [r for r in living if r.uid != ref.uid], instance)
         answer = self.run(instance.claims.prepare([ref]))[ref.uid]
         if isinstance(answer, DraError):
-            unknown = isinstance(answer, DeviceGoneError) and device not in instance.devices
+            unknown = isinstance(answer, DeviceGoneError) and wish.device not in instance.devices
             assert self.api.away or not live or held or unknown, answer
             return
-        assert [a.device for a in answer] == [device]
-        assert self.hardware.holder[device] == ref.uid
+        assert ref.uid in recorded or not held
+        assert [(a.device, a.share_id or "") for a in answer] == [wish[:2]]
+        assert self.hardware.holder[wish.key] == ref.uid
         assert self.specs.exists(ref.uid)
-        self.wanted[ref.uid] = device
+        self.wanted[ref.uid] = wish
 
     @rule(ref=consumes(refs), second=st.booleans())
-    def unprepare(self, ref: tuple[ClaimRef, str], second: bool) -> None:
+    def unprepare(self, ref: tuple[ClaimRef, Wish], second: bool) -> None:
         answer = self.run(self.instance(second).claims.unprepare([ref[0]]))[ref[0].uid]
         assert not isinstance(answer, DraError), answer
         self.wanted.pop(ref[0].uid, None)
         assert ref[0].uid not in self.hardware.holder.values()
 
     @rule(ref=refs, effects=st.integers(0, 4), undo=st.booleans(), second=st.booleans())
-    def killed_in_the_middle(self, ref: tuple[ClaimRef, str], effects: int, undo: bool, second: bool) -> None:
+    def killed_in_the_middle(self, ref: tuple[ClaimRef, Wish], effects: int, undo: bool, second: bool) -> None:
         instance = self.instance(second)
         instance.driver.fuse = effects
 
@@ -260,10 +363,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ref=refs, effects=st.integers(0, 2), other=st.sampled_from(["same claim", "reconcile"]))
     @precondition(lambda self: len(self.instances) == 2)
-    def taken_for_dead(self, ref: tuple[ClaimRef, str], effects: int, other: str) -> None:
+    def taken_for_dead(self, ref: tuple[ClaimRef, Wish], effects: int, other: str) -> None:
         """What no lock should ever let happen: one instance is at work, the other holds it for dead, and it goes on late."""
         slow, quick = self.instances.values()
-        if self.api.away or ref[1] not in quick.devices or ref[0].uid in {r.uid for r in self.records()}:
+        if self.api.away or ref[1].device not in quick.devices or ref[0].uid in {r.uid for r in self.records()}:
             return  # undoing what is on record is a touch of the hardware that no fence can hold back
         slow.driver.fuse = effects
 
@@ -302,7 +405,7 @@ class Machine(RuleBasedStateMachine):
         self.instances["first"] = Instance(self, "first")
 
     @rule(ref=refs)
-    def reboot_and_prepare_again(self, ref: tuple[ClaimRef, str]) -> None:
+    def reboot_and_prepare_again(self, ref: tuple[ClaimRef, Wish]) -> None:
         """What the kubelet does for every pod that stays."""
         self._prepare(*ref, self.one)
         self.reboot()
@@ -336,7 +439,7 @@ class Machine(RuleBasedStateMachine):
             self.wanted.pop(uid, None)
 
     @rule(ref=refs, cut=st.booleans())
-    def a_file_is_damaged_by_hand(self, ref: tuple[ClaimRef, str], cut: bool) -> None:
+    def a_file_is_damaged_by_hand(self, ref: tuple[ClaimRef, Wish], cut: bool) -> None:
         path = self.specs.path(ref[0].uid)
         if cut and path.exists():
             path.write_bytes(path.read_bytes()[:-5])
@@ -370,9 +473,13 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_answered_is_true(self) -> None:
-        for uid, device in self.wanted.items():
-            assert self.hardware.holder.get(device) == uid, f"{uid} was told that it has {device}"
+        for uid, wish in self.wanted.items():
+            assert self.hardware.holder.get(wish.key) == uid, f"{uid} was told that it has {wish}"
             assert self.specs.exists(uid)
+
+    @invariant()
+    def nothing_is_handed_out_twice(self) -> None:
+        assert self.hardware.overdrawn == []
 
     @invariant()
     def every_file_and_every_held_device_has_a_record(self) -> None:

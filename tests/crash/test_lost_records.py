@@ -203,7 +203,7 @@ async def test_admin_access_that_the_driver_tells_of_holds_nothing_and_conflicts
         assert await after.records() == {"a": "Prepared", "admin": "Prepared"}
         record = await after.claims.store.get("admin")
         assert isinstance(record, Record)
-        assert record.exclusive() == []
+        assert record.holds() == []
         assert record.prepared_claim("boot").devices[0].admin_access
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.files import record_of
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
@@ -156,7 +156,7 @@ async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
     api = Api()
     ref = api.allocate("a", "a", device, DRIVER, **({"shareID": share} if share else {}))
     async with room(tmp_path, Plain(), api) as one:
-        await one.inventory.update([Device(device)])
+        await one.inventory.update([Pool("node", [Device(device)])])
         answer = await one.prepare(ref)
         assert not isinstance(answer, DraError)
         before = (await one.claims.store.all())[0]
@@ -164,10 +164,10 @@ async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
     one.settings.records_path.write_bytes(b"garbage" * 999)
     one.settings.records_path.with_name("records.db-wal").unlink(missing_ok=True)
     async with room(tmp_path, Plain(), api) as after:
-        await after.inventory.update([Device(device)])
+        await after.inventory.update([Pool("node", [Device(device)])])
         (record,) = await after.claims.store.all()
         assert record.devices == before.devices
-        assert record.exclusive() == [("node", device, share or "")]
+        assert [h[:3] for h in record.holds()] == [("node", device, share or "")]
         assert await after.prepare(ref) == answer
         other = api.allocate("b", "b", device, DRIVER, **({"shareID": share} if share else {}))
         assert isinstance(await after.prepare(other), DeviceHeldError)

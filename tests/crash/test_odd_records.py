@@ -82,7 +82,9 @@ def put_odd(path: Path, **change: Any) -> str:
     for column, value in change.items():
         db.execute(f"UPDATE claims SET {column} = ? WHERE uid = 'odd'", (value,))  # noqa: S608  (our own columns)
     uid = change.get("uid", "odd")
-    db.execute("INSERT INTO holds VALUES (?, 'node', 'd-0', '', ?)", (DRIVER, uid))
+    db.execute(
+        "INSERT INTO holds (driver, pool, device, share_id, uid) VALUES (?, 'node', 'd-0', '', ?)", (DRIVER, uid)
+    )
     db.close()
     return rows.shown_key(uid)
 
@@ -93,7 +95,7 @@ async def check_all_goes_on(folder: Path, shown: str) -> None:
         assert not isinstance(await after.prepare(api.allocate("fine", "fine", "d-1", DRIVER)), DraError)
         held = await after.prepare(api.allocate("second", "second", "d-0", DRIVER))
         assert isinstance(held, DeviceHeldError), held
-        assert "d-0" in await after.claims.held()
+        assert ("node", "d-0") in await after.claims.held()
         await after.claims.reconciler.once()
         assert any(shown in note for note in await after.claims.notes())
         assert await after.claims.faults() == []

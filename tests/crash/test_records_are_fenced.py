@@ -21,7 +21,7 @@ from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, RecordsError
 from tests.crash.rooms import Api, room
-from tests.crash.stores import DRIVER, a_record, in_memory, instance
+from tests.crash.stores import DRIVER, Stocked, a_record, in_memory, instance
 
 owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
 fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_from(State))
@@ -201,7 +201,7 @@ def test_a_holder_that_looked_stale_is_judged_again_when_it_is_marked(
     db = in_memory()
     holder = a_record("holder", "d-0", State.UNPREPARING, "1-dead0000")
     rows.insert(db, DRIVER, holder)
-    stale = ours.begin(db, a_record("new", "d-0"), None)
+    stale = ours.begin(db, a_record("new", "d-0"), None, Stocked())
     assert [r.uid for r in getattr(stale, "holders", [])] == ["holder"]
     match now:
         case "prepared":  # undone by another instance, and prepared again
@@ -261,10 +261,10 @@ async def test_a_claim_of_many_devices_gets_all_that_other_claims_held_before_a_
 def test_a_fresh_record_and_its_holds_are_written_together(tmp_path: Path) -> None:
     ours = judge(tmp_path)
     db = in_memory()
-    assert isinstance(ours.begin(db, a_record("u", "d-0"), None), Fresh)
+    assert isinstance(ours.begin(db, a_record("u", "d-0"), None, Stocked()), Fresh)
     assert db.execute("SELECT uid, device FROM holds").fetchall() == [("u", "d-0")]
     with pytest.raises(DeviceHeldError, match="still held by claim ns/name-u"):
-        ours.begin(db, a_record("v", "d-0"), None)
+        ours.begin(db, a_record("v", "d-0"), None, Stocked())
     assert isinstance(rows.read(db, "u"), Record)
     assert rows.read(db, "v") is None
     db.close()

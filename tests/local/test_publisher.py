@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import CounterSet, Device
+from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
@@ -20,9 +20,9 @@ from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.informer import NODES, SLICES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.slices import Publisher
+from dra_kubeletplugin.slices import NodeScope, Publisher
 from dra_kubeletplugin.slices.contention import Contention, Undone
-from dra_kubeletplugin.slices.publisher import refused_devices
+from dra_kubeletplugin.slices.echo import refused_devices
 
 DRIVER = "d.example.com"
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -64,7 +64,7 @@ async def api() -> AsyncIterator[Odd]:
 
 async def inventory_of(*devices: Device | str) -> Inventory:
     inventory = Inventory("node")
-    await inventory.update([Device(d) if isinstance(d, str) else d for d in devices])
+    await inventory.update([Pool("node", [Device(d) if isinstance(d, str) else d for d in devices])])
     return inventory
 
 
@@ -73,7 +73,7 @@ async def publishing(
     server: ApiServer, inventory: Inventory, leader: Callable[[], bool] = lambda: True
 ) -> AsyncIterator[Publisher]:
     async with KubeClient(ApiConfig(server.url)) as client:
-        publisher = Publisher(client, inventory, DRIVER, "node", Metrics(), leader)
+        publisher = Publisher(client, inventory, NodeScope(DRIVER, "node"), Metrics(), leader)
         task = asyncio.create_task(publisher.run())
         try:
             yield publisher
@@ -110,7 +110,7 @@ async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_an
             await asyncio.wait_for(older.published.wait(), 10)
             await until(lambda: not older.fault)
             assert server.devices() == ["b", "c"]
-            await old.update([Device("a")])
+            await old.update([Pool("node", [Device("a")])])
             await asyncio.sleep(0.3)
             assert len(server.writes()) == 1, "whoever does not lead writes nothing"
         newest = "old"
@@ -131,7 +131,7 @@ async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ou
             await client.update(SLICES, {**found, "spec": {**found["spec"], "devices": [{"name": "theirs"}]}})
             await asyncio.sleep(0.1)
         assert server.devices() == ["theirs"]
-        await inventory.update([Device("a"), Device("b")])
+        await inventory.update([Pool("node", [Device("a"), Device("b")])])
         await until(lambda: server.devices() == ["a", "b"], 3)
 
 
@@ -179,7 +179,7 @@ async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() ->
             assert server.devices() == ["a", "c"]
             assert "refused by the API server: attributes[x]: Forbidden" in inventory.left_out["bad"]
             server.instead = lambda request: None
-            await inventory.update([Device("a"), Device("bad", {"x": 1}), Device("c")])
+            await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
             await until(lambda: server.devices() == ["a", "bad", "c"])
 
 
@@ -205,7 +205,7 @@ async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_unti
             assert publisher.fault
             server.instead = lambda request: None
             await client.delete(SLICES, made["metadata"]["name"])
-            await inventory.update([Device("a"), Device("b")])
+            await inventory.update([Pool("node", [Device("a"), Device("b")])])
             await asyncio.wait_for(publisher.published.wait(), 10)
             assert server.devices() == ["a", "b"]
 
@@ -341,7 +341,7 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
     bad = Device("bad")
     object.__setattr__(bad, "attributes", {"x": 2**63})
     inventory = Inventory("node")
-    await inventory.update([bad, Device("good", consumes_counters={"fine": {"x": 1}})], [CounterSet("GPU_0", {"x": 1}), CounterSet("fine", {"x": 1})])  # fmt: skip
+    await inventory.update([Pool("node", [bad, Device("good", consumes_counters={"fine": {"x": 1}})], [CounterSet("GPU_0", {"x": 1}), CounterSet("fine", {"x": 1})])])  # fmt: skip
     async with api() as server, publishing(server, inventory) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 10)
         assert server.devices() == ["good"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dra_kubeletplugin import Host
-from dra_kubeletplugin.host import described
+from dra_kubeletplugin import Device, Host
+from dra_kubeletplugin.host import described, standard, sysfs
 from dra_kubeletplugin.host.pci_names import PciNames
 
 
@@ -28,12 +32,7 @@ def test_attributes_are_standard_ones_and_our_own(tmp_path: Path) -> None:
     assert attributes["resource.kubernetes.io/pcieRoot"] == "pci0000:16"
     assert attributes["resource.kubernetes.io/pciBusID"] == "0000:17:00.0"
     assert attributes["resource.kubernetes.io/numaNode"] == 1
-    assert (attributes["vendor"], attributes["class"], attributes["driver"], attributes["iommuGroup"]) == (
-        "10ee",
-        "120000",
-        "x",
-        7,
-    )
+    assert (attributes["vendor"], attributes["class"], attributes["iommuGroup"]) == ("10ee", "120000", 7)
     assert fn.device().name == "pci-0000-17-00-0"
 
 
@@ -71,7 +70,7 @@ def test_a_function_that_vanishes_while_we_look_is_passed_over(tmp_path: Path) -
 
 
 def test_virtual_functions_know_their_parent_and_index(tmp_path: Path) -> None:
-    machine = host(tmp_path, {"address": "0000:18:00.0", **BASE, "vfs": {"total": 4, "device": 0x5001}})
+    machine = host(tmp_path, {"address": "0000:18:00.0", **BASE, "driver": "x", "vfs": {"total": 4, "device": 0x5001}})
     machine.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
     vfs = [f for f in machine.pci() if f.is_vf]
     assert [(f.physical_function, f.vf_index) for f in vfs] == [("0000:18:00.0", 0), ("0000:18:00.0", 1)]
@@ -126,3 +125,179 @@ def test_writes_fail_as_the_kernel_s_do(tmp_path: Path) -> None:
         machine.write("bus/pci/drivers/vfio-pci/bind", "0000:99:00.0")
     with pytest.raises(FileNotFoundError):
         machine.write("bus/pci/drivers/nothing/bind", "0000:17:00.0")
+
+
+# --- NUMA and CPUs ------------------------------------------------------------------------------
+
+NODES = {
+    0: {"cpus": "0-3", "socket": 0, "distances": [10, 12, 12, 20]},
+    1: {"cpus": "4-7", "socket": 0, "distances": [12, 10, 20, 20]},
+    2: {"cpus": "8-11", "socket": 1, "distances": [12, 20, 10, 12]},
+    3: {"distances": [20, 20, 12, 10]},
+}
+
+
+def numa_host(tmp_path: Path, *functions: dict[str, Any], lists: bool = False) -> Host:
+    return Host(described.build(tmp_path / "sys", {"functions": functions, "numa_nodes": NODES}), lists=lists)
+
+
+def test_the_list_of_a_numa_node_has_those_of_its_socket_that_are_nearest(tmp_path: Path) -> None:
+    numa = numa_host(tmp_path).numa
+    assert numa.nodes() == [0, 1, 2, 3]
+    assert numa.near(0) == [0, 1], "node 2 is as near and on the other socket"
+    assert numa.near(1) == [1, 0]
+    assert numa.near(2) == [2, 3], "the socket of a node without CPUs is not known: it counts as the same"
+    with pytest.raises(ValueError, match="-1 is no NUMA node: leave the attribute out"):
+        numa.near(-1)
+
+
+def test_where_a_node_is_offline_distances_belong_to_those_that_are_online(tmp_path: Path) -> None:
+    """The kernel gives one number for each node that is online; the place in the row is not the node's number."""
+    nodes = {
+        0: {"cpus": "0", "distances": [10, 11, 30]},
+        2: {"cpus": "1", "distances": [11, 10, 30]},
+        5: {"distances": [30, 30, 10]},
+    }
+    root = described.build(tmp_path / "sys", {"functions": [], "numa_nodes": nodes})
+    assert Host(root).numa.near(0) == [0, 2]
+    assert Host(root).numa.near(2) == [2, 0]
+
+
+@pytest.mark.parametrize("row", ["", "10 12", "10 x 12 20", "\u0661\u0660 12 12 20"])
+def test_a_row_of_distances_that_makes_no_sense_leaves_the_node_alone(tmp_path: Path, row: str) -> None:
+    machine = numa_host(tmp_path)
+    (machine.sysfs / "devices/system/node/node0/distance").write_text(row)
+    assert machine.numa.near(0) == [0]
+    assert machine.numa.near(77) == [77]
+
+
+def test_cpus_have_their_numa_node_and_the_roots_that_are_local_to_them(tmp_path: Path) -> None:
+    bridges = [
+        {"address": "0000:00:00.0", "vendor": 1, "device": 2, "class": 0x060000, "numa": 0},
+        {"address": "0000:40:00.0", "vendor": 1, "device": 2, "class": 0x060400, "numa": 0},
+        {"address": "0000:80:00.0", "vendor": 1, "device": 2, "class": 0x060400, "numa": 2},
+        {"address": "0000:c0:00.0", **BASE, "numa": 2},
+    ]
+    machine = numa_host(tmp_path, *bridges)
+    assert [machine.numa.of_cpu(n) for n in (0, 7, 8, 99)] == [0, 1, 2, None]
+    roots = machine.pcie_roots_of_cpus()
+    assert roots[3] == ["pci0000:00", "pci0000:40"]
+    assert roots[8] == ["pci0000:80"], "what is no bridge tells nothing"
+    assert 4 not in roots
+
+
+def test_where_the_cluster_takes_lists_the_numa_node_is_one(tmp_path: Path) -> None:
+    functions = ({"address": "0000:17:00.0", **BASE, "numa": 1}, {"address": "0000:18:00.0", **BASE})
+    for lists, said in ((False, 1), (True, [1, 0])):
+        first, second = numa_host(tmp_path / str(lists), *functions, lists=lists).pci()
+        assert first.device().json()["attributes"][standard.NUMA_NODE] == {"ints" if lists else "int": said}
+        assert standard.NUMA_NODE not in second.device().attributes
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1, max_size=5), st.text(max_size=8))
+def test_a_list_of_cpus_is_read_and_anything_else_is_none(ranges: list[tuple[int, int]], odd: str) -> None:
+    said = ",".join(str(first) if not more else f"{first}-{first + more}" for first, more in ranges)
+    assert sysfs.cpu_list(said) == [first + n for first, more in ranges for n in range(more + 1)]
+    assert sysfs.cpu_list(f"{said},{odd}x") == sysfs.cpu_list("0-99999999999") == []
+
+
+def test_the_uuid_of_a_mediated_device_is_lower_case() -> None:
+    uuid = "123E4567-E89B-12D3-A456-426614174000"
+    assert Device("m", {standard.MDEV_UUID: standard.mdev_uuid(uuid)}).json()["attributes"] == {
+        "resource.kubernetes.io/mdevUUID": {"string": uuid.lower()}
+    }
+    for wrong in ("", uuid[1:], uuid.replace("-", ""), f"{uuid}\n"):
+        with pytest.raises(ValueError, match="is no UUID"):
+            standard.mdev_uuid(wrong)
+
+
+# --- what is read, and when ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "speed"),
+    [("16.0 GT/s PCIe", 16000), ("2.5 GT/s PCIe", 2500), ("8 GT/s", 8000), ("Unknown", None), ("", None)],
+)
+def test_the_speed_of_a_link_is_a_number(tmp_path: Path, said: str, speed: int | None) -> None:
+    machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "link": {"speed": 32, "width": 16}})
+    for name in ("current_link_speed", "max_link_speed"):
+        (machine.pci()[0].path / name).write_text(f"{said}\n")
+    (fn,) = machine.pci()
+    assert (fn.link_speed, fn.max_link_speed, fn.attributes().get("linkSpeed")) == (speed, speed, speed)
+    assert fn.attributes()["linkWidth"] == 16
+
+
+@pytest.mark.parametrize("width", ["0", "255", "Unknown", "-1", "\u0661"])
+def test_a_width_that_is_none_is_left_out(tmp_path: Path, width: str) -> None:
+    machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "link": {"speed": 32, "width": 16}})
+    (machine.pci()[0].path / "max_link_width").write_text(width)
+    assert "linkWidth" not in machine.pci()[0].attributes()
+
+
+def test_a_link_that_slows_down_while_it_idles_changes_nothing_that_is_published(tmp_path: Path) -> None:
+    machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "link": {"speed": 32, "width": 16}})
+    before = machine.pci()[0].attributes()
+    (machine.pci()[0].path / "current_link_speed").write_text("2.5 GT/s PCIe\n")
+    (fn,) = machine.pci()
+    assert fn.link_speed == 2500
+    assert fn.attributes() == before
+
+
+def test_a_driver_is_looked_up_where_the_kernel_lists_what_it_has(tmp_path: Path) -> None:
+    machine = host(
+        tmp_path,
+        *({"address": f"0000:{bus:02x}:00.0", **BASE, "driver": "x" if bus == 7 else "y"} for bus in range(16)),
+    )
+    for link in (machine.sysfs / "bus/pci/devices").iterdir():
+        if link.name != "0000:07:00.0":
+            link.unlink()  # nothing else may be needed
+    assert [fn.address for fn in machine.pci(driver="x")] == ["0000:07:00.0"]
+    assert machine.pci(driver="nothing") == []
+
+
+def test_a_vendor_that_does_not_fit_is_all_that_is_read_of_a_function(tmp_path: Path) -> None:
+    machine = host(tmp_path, *({"address": f"0000:{bus:02x}:00.0", **BASE, "vendor": bus} for bus in range(1, 16)))
+    for link in (machine.sysfs / "bus/pci/devices").iterdir():
+        if link.name != "0000:07:00.0":
+            (link / "class").unlink()
+    assert [fn.address for fn in machine.pci(vendor=7)] == ["0000:07:00.0"]
+
+
+def test_one_function_is_found_by_its_address_and_looked_up_again_for_what_is_so_now(tmp_path: Path) -> None:
+    machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "driver": "x"})
+    fn = machine.function("0000:17:00.0")
+    assert fn is not None
+    assert fn.driver == "x"
+    machine.write("bus/pci/drivers/x/unbind", "0000:17:00.0")
+    assert fn.driver == "x", "as it was when it was first asked for"
+    again = machine.function("0000:17:00.0")
+    assert again == fn
+    assert again is not None and again.driver is None
+    assert [machine.function(a) for a in ("0000:99:00.0", "../../x", "")] == [None, None, None]
+
+
+@given(content=st.binary(max_size=40), name=st.sampled_from(["vendor", "class", "numa_node", "max_link_width", "max_link_speed", "sriov_totalvfs", "local_cpulist"]))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_file_holds_a_function_is_a_valid_device_or_passed_over(content: bytes, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        machine = host(Path(folder), {"address": "0000:17:00.0", **BASE, "link": {"speed": 8, "width": 8}})
+        (machine.sysfs / "bus/pci/devices/0000:17:00.0" / name).write_bytes(content)
+        for fn in machine.pci():
+            assert fn.device().name == "pci-0000-17-00-0"
+        machine.pcie_roots_of_cpus()
+
+
+def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) -> None:
+    """Twice as many of one parent must not take four times as long; a generous bound, because the machine is shared."""
+
+    def took(count: int) -> float:
+        root = described.build(tmp_path / str(count), {"functions": [{"address": "0000:17:00.0", **BASE, "driver": "x", "vfs": {"total": count, "enabled": count}}]})  # fmt: skip
+        machine = Host(root)
+        best = 9.0
+        for _ in range(3):
+            started = time.process_time()
+            assert len([fn.attributes() for fn in machine.pci()]) == count + 1
+            best = min(best, time.process_time() - started)
+        return best
+
+    assert took(512) < 3 * took(256)

@@ -6,15 +6,19 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import CounterSet, Device, Health, Taint
+from dra_kubeletplugin import CounterSet, Device, Health, Nodes, Pool, Role, Taint
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
+from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
+from dra_kubeletplugin.diagnosis import HealthPolicy
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.inventory import GONE, Inventory
 from dra_kubeletplugin.kubelet import HealthService
@@ -32,6 +36,15 @@ class Clock:
         return self.now
 
 
+def node(devices: Any, counter_sets: Any = ()) -> list[Pool]:
+    """What ``devices()`` becomes."""
+    return [Pool("node", devices, counter_sets)]
+
+
+def published_sets(inventory: Inventory) -> list[Any]:
+    return [s for pool in inventory.contents() for s in pool.counter_sets]
+
+
 def renamed(device: Device, name: str) -> Device:
     """Quickly: making a device checks it."""
     out = copy.copy(device)
@@ -40,13 +53,13 @@ def renamed(device: Device, name: str) -> Device:
 
 
 async def stocked(*names: str, clock: Clock | None = None) -> Inventory:
-    inventory = Inventory("node", UNHEALTHY, clock=clock or Clock())
-    await inventory.update([Device(n) for n in names or ("a", "b")])
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=clock or Clock())
+    await inventory.update(node([Device(n) for n in names or ("a", "b")]))
     return inventory
 
 
 def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> dict[str, tuple[int, int, str]]:
-    message = HealthService(inventory).message(kind)
+    (message,) = HealthService(inventory).messages(kind)
     return {d.device.device_name: (d.health, d.last_updated_time, d.message) for d in message.devices}
 
 
@@ -93,7 +106,7 @@ async def test_devices_that_a_report_leaves_out_were_healthy_then_and_new_ones_a
     clock = Clock()
     inventory = await stocked(clock=clock)
     await inventory.set_health({}, at=clock.now)
-    await inventory.update([Device(n) for n in "abc"])
+    await inventory.update(node([Device(n) for n in "abc"]))
     assert [h for h, _, _ in told(inventory).values()] == [v1.HEALTHY, v1.HEALTHY, v1.UNKNOWN]
 
 
@@ -116,7 +129,7 @@ async def test_what_a_library_says_for_false_means_the_same_to_slices_claims_and
 
 async def test_a_device_whose_name_became_no_text_ends_no_health_stream() -> None:
     inventory = await stocked()
-    await inventory.update([Device("a"), broken("b", name="b\udcff")])
+    await inventory.update(node([Device("a"), broken("b", name="b\udcff")]))
     assert told(inventory).keys() == {"a", "b\ufffd"}
 
 
@@ -135,25 +148,71 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     clock = Clock()
     inventory = await stocked(clock=clock)
     clock.now += 5
-    await inventory.update([Device("b")], used={"a"})
+    await inventory.update(node([Device("b")]), used={("node", "a"): {}})
     clock.now += 100
     assert told(inventory)["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
     assert published(inventory) == {"b": [], "a": [GONE.key]}
-    await inventory.update([Device("b")], used=set())
+    await inventory.update(node([Device("b")]), used={})
     assert set(told(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize("text", ["x" * 2000, "\U0001f525" * 2000])
-async def test_8192_devices_with_long_messages_fit_into_one_grpc_message(text: str) -> None:
+@pytest.mark.parametrize(("text", "most"), [("x" * 2000, 3), ("\U0001f525" * 2000, 9), ("", 1)])
+async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_takes_and_lose_nothing(
+    text: str, most: int
+) -> None:
     inventory = Inventory("n" * 253, clock=Clock())
     names = [f"{'d' * 50}-{i}" for i in range(8192)]
     device = Device("d")
-    await inventory.update([renamed(device, n) for n in names])
+    await inventory.update(node([renamed(device, n) for n in names]))
     await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
-    message = HealthService(inventory).message(v1.NodeWatchResourcesResponse)
-    assert len(message.devices) == 8192
-    assert message.ByteSize() < 4 * 1024 * 1024
-    assert message.devices[0].message.endswith("...")
+    messages = list(HealthService(inventory).messages(v1.NodeWatchResourcesResponse))
+    assert len(messages) <= most
+    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in messages)
+    assert [d.device.device_name for m in messages for d in m.devices] == names
+    assert {d.message for m in messages for d in m.devices} == {text[:1021] + "..." if text else ""}
+
+
+async def test_a_fault_s_own_taint_is_published_and_changes_with_the_fault() -> None:
+    inventory = await stocked()
+    ecc, hot = Taint(key="x.example.com/ecc", effect="NoExecute"), Taint(key="x.example.com/hot")
+    await inventory.set_health({"a": Health(False, "ECC", taint=ecc), "b": Health(False, "odd")}, at=1.0)
+    assert published(inventory) == {"a": ["x.example.com/ecc"], "b": [UNHEALTHY.key]}
+    version = inventory.version
+    await inventory.set_health({"a": Health(False, "ECC again", taint=ecc), "b": Health(False, "odd")}, at=2.0)
+    assert inventory.version == version, "another message is no reason to write a slice"
+    await inventory.set_health({"a": Health(False, "hot", taint=hot), "b": Health(None)}, at=1_000_000.0)
+    assert published(inventory) == {"a": ["x.example.com/hot"], "b": [UNHEALTHY.key]}, "not known heals nothing"
+    assert told(inventory)["b"][0] == v1.UNKNOWN
+
+
+async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inventory = await stocked()
+    for _ in range(3):
+        await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
+    assert published(inventory)["a"] == [UNHEALTHY.key]
+    assert sum("a taint that health() gives cannot be published" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=3), clock=Clock())
+    await inventory.update(node([Device("a")]))
+    at = 1_000_000.0
+    await inventory.set_health({"a": Health(False, "hot")}, at=at)
+    version = inventory.version
+    reports: list[dict[str, Health]] = [{}, {"a": Health(False, "hot again")}, {}, {}]
+    for report in reports:
+        await inventory.set_health(report, at=at)
+        assert (published(inventory), inventory.healthy("a")) == ({"a": [UNHEALTHY.key]}, False)
+    assert told(inventory)["a"] == (v1.UNHEALTHY, 1_000_000, "healthy again in 2 of 3 reports; it was: hot again")
+    assert inventory.version == version, "a device that comes and goes writes no slices"
+    await inventory.set_health({}, at=at)
+    assert (published(inventory), told(inventory)["a"][0]) == ({"a": []}, v1.HEALTHY)
+
+
+async def test_without_any_device_one_empty_message_says_so() -> None:
+    assert [len(m.devices) for m in HealthService(Inventory("node")).messages(v1.NodeWatchResourcesResponse)] == [0]
 
 
 async def test_a_single_message_is_cut_at_the_kubelet_s_length() -> None:
@@ -193,21 +252,21 @@ ODD_ANSWERS: list[Any] = [None, 5, "devices", {"a": Device("a")}, [None], [Devic
 @pytest.mark.parametrize("answer", ODD_ANSWERS, ids=lambda a: getattr(a, "__name__", repr(a)[:20]))
 async def test_an_answer_that_is_no_list_of_devices_leaves_the_last_one_in_force(answer: Any) -> None:
     inventory = Inventory("node")
-    with pytest.raises(DriverError):
-        await inventory.update(answer() if callable(answer) else answer)
+    with pytest.raises((DriverError, LookupError)):
+        await inventory.update(node(answer() if callable(answer) else answer))
     assert not inventory.known
-    await inventory.update([Device("kept")])
+    await inventory.update(node([Device("kept")]))
     assert inventory.known
     version = inventory.version
-    with pytest.raises(DriverError):
-        await inventory.update(answer() if callable(answer) else answer)
+    with pytest.raises((DriverError, LookupError)):
+        await inventory.update(node(answer() if callable(answer) else answer))
     assert ([d.name for d in inventory], inventory.version) == (["kept"], version)
 
 
 async def test_before_the_first_answer_nothing_is_known_and_an_empty_answer_is_one() -> None:
     inventory = Inventory("node")
     assert (inventory.known, inventory.version) == (False, 0)
-    await inventory.update([])
+    await inventory.update(node([]))
     assert (inventory.known, inventory.version) == (True, 1)
 
 
@@ -236,14 +295,14 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 async def test_a_device_that_the_server_would_refuse_is_left_out_alone_and_named(what: str) -> None:
-    inventory = Inventory("node", UNHEALTHY)
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     sets = [CounterSet("gpu-0", {"slices": 7})]
     good = Device("good", consumes_counters={"gpu-0": {"slices": 1}})
-    await inventory.update([BAD[what], good], sets)
+    await inventory.update(node([BAD[what], good], sets))
     assert published(inventory) == {"good": []}
     assert list(inventory.left_out) == ["bad"]
     assert inventory.left_out["bad"]
-    await inventory.update([Device("bad"), good], sets)
+    await inventory.update(node([Device("bad"), good], sets))
     assert (set(published(inventory)), dict(inventory.left_out)) == ({"bad", "good"}, {})
 
 
@@ -259,57 +318,57 @@ async def test_a_device_that_the_server_would_refuse_is_left_out_alone_and_named
 async def test_an_invalid_counter_set_takes_its_users_with_it_and_nobody_else(bad: CounterSet) -> None:
     inventory = Inventory("node")
     user = broken("user", consumes_counters={bad.name: {"slices": 1}})
-    await inventory.update([user, Device("free")], [bad, CounterSet("fine", {"x": 1})])
+    await inventory.update(node([user, Device("free")], [bad, CounterSet("fine", {"x": 1})]))
     assert set(published(inventory)) == {"free"}
-    assert [s["name"] for s in inventory.published_sets()] == ["fine"]
+    assert [s["name"] for s in published_sets(inventory)] == ["fine"]
     assert set(inventory.left_out) == {"user", f"counter set {bad.name}"}
 
 
 async def test_a_counter_set_that_is_answered_twice_is_left_out() -> None:
     inventory = Inventory("node")
-    await inventory.update([Device("free")], [CounterSet("s", {"x": 1}), CounterSet("s", {"x": 2})])
-    assert (inventory.published_sets(), list(inventory.left_out)) == ([], ["counter set s"])
+    await inventory.update(node([Device("free")], [CounterSet("s", {"x": 1}), CounterSet("s", {"x": 2})]))
+    assert (published_sets(inventory), list(inventory.left_out)) == ([], ["counter set s"])
 
 
 async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> None:
-    inventory = Inventory("node", UNHEALTHY)
-    await inventory.update([Device("a", taints=SEVENTEEN[:16])])
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
+    await inventory.update(node([Device("a", taints=SEVENTEEN[:16])]))
     await inventory.set_health({"a": Health(False)}, at=1.0)
     (device,) = inventory.published()
     assert validate_device(device, "") == []
     assert device["taints"][-1]["key"] == UNHEALTHY.key
-    await inventory.update([], used={"a"})
+    await inventory.update(node([]), used={("node", "a"): {}})
     (device,) = inventory.published()
     assert (validate_device(device, ""), device["taints"][-1]["key"]) == ([], GONE.key)
 
 
 def test_a_driver_whose_unhealthy_taint_is_invalid_is_told_at_start() -> None:
     with pytest.raises(DriverError, match="unhealthy_taint"):
-        Inventory("node", Taint(key="not valid!"))
+        Inventory("node", HealthPolicy(taint=Taint(key="not valid!")))
 
 
 async def test_a_refused_device_is_left_out_until_it_is_described_differently() -> None:
     inventory = await stocked()
     await inventory.refuse({"a": "spec.devices[0].x: forbidden"})
     assert (set(published(inventory)), list(inventory.left_out)) == ({"b"}, ["a"])
-    await inventory.update([Device("a"), Device("b")])
+    await inventory.update(node([Device("a"), Device("b")]))
     assert set(published(inventory)) == {"b"}
-    await inventory.update([Device("a", {"x": 1}), Device("b")])
+    await inventory.update(node([Device("a", {"x": 1}), Device("b")]))
     assert set(published(inventory)) == {"a", "b"}
 
 
 async def test_where_it_is_not_known_what_claims_hold_all_that_vanish_stay() -> None:
     inventory = await stocked()
-    await inventory.update([Device("b")], used=None)
+    await inventory.update(node([Device("b")]), used=None)
     assert published(inventory) == {"b": [], "a": [GONE.key]}
 
 
 async def test_the_same_object_that_was_changed_inside_is_a_change() -> None:
     inventory = Inventory("node")
     device = Device("a", {"x": 1})
-    await inventory.update([device])
+    await inventory.update(node([device]))
     device.attributes["x"] = 2  # type: ignore[index]
-    assert await inventory.update([device])
+    assert await inventory.update(node([device]))
     assert inventory.published()[0]["attributes"] == {"x": {"int": 2}}
 
 
@@ -317,16 +376,16 @@ async def test_devices_that_a_look_finds_unchanged_are_kept_and_the_newest_data_
     """A look every minute makes thousands of equal devices anew: they are garbage at once, and fill no second place."""
     inventory, handle = Inventory("node"), object()
     first = Device("a", {"x": 1}, data=handle)
-    await inventory.update([first])
-    assert not await inventory.update([Device("a", {"x": 1}, data=handle)])
+    await inventory.update(node([first]))
+    assert not await inventory.update(node([Device("a", {"x": 1}, data=handle)]))
     assert inventory.get("a") is first
     other = Device("a", {"x": 1}, data=object())
-    assert not await inventory.update([other])
+    assert not await inventory.update(node([other]))
     assert inventory.get("a") is other
     written_differently = Device("a", {"x": 1}, {"memory": 1}, data=other.data)
-    assert await inventory.update([written_differently])
+    assert await inventory.update(node([written_differently]))
     again = Device("a", {"x": 1}, {"memory": "1"}, data=other.data)
-    assert not await inventory.update([again])
+    assert not await inventory.update(node([again]))
     assert inventory.get("a") is again, "published alike, and yet what the driver said last"
 
 
@@ -334,7 +393,7 @@ async def test_others_have_their_turn_while_thousands_of_devices_are_judged() ->
     """The kubelet's question who we are has one second."""
     inventory, turns = Inventory("node"), 0
     device = Device("d", {f"a{i}": i for i in range(16)})
-    update = asyncio.create_task(inventory.update([renamed(device, f"d{i}") for i in range(2048)]))
+    update = asyncio.create_task(inventory.update(node([renamed(device, f"d{i}") for i in range(2048)])))
     while not update.done():
         await asyncio.sleep(0)
         turns += 1
@@ -362,12 +421,12 @@ anything = st.recursive(
 @given(anything, anything, anything)
 async def test_nothing_that_a_driver_answers_raises_anything_but_a_driver_error(a: Any, b: Any, c: Any) -> None:
     inventory = await stocked("kept")
-    for step in (inventory.update(a, b), inventory.set_health(c, at=1.0)):
+    for step in (inventory.update(node(a, b)), inventory.set_health(c, at=1.0)):
         try:
             await step
         except DriverError as e:
             assert str(e).encode()
-    assert HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString() is not None
+    assert next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString() is not None
     inventory.published()
 
 
@@ -376,8 +435,109 @@ async def test_whatever_a_device_has_become_inside_it_is_published_validly_or_le
     name: str, attributes: Any
 ) -> None:
     inventory = Inventory("node")
-    await inventory.update([broken("a", name=name, attributes=attributes), Device("good")])
+    await inventory.update(node([broken("a", name=name, attributes=attributes), Device("good")]))
     for device in inventory.published():
         assert validate_device(device, "") == []
     assert "good" in published(inventory) or name == "good"
-    HealthService(inventory).message(v1.NodeWatchResourcesResponse).SerializeToString()
+    next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString()
+
+
+# --- pools ------------------------------------------------------------------------------------------
+
+
+async def test_each_role_takes_its_own_pools_of_one_answer() -> None:
+    answer = [
+        Pool("node", [Device("gpu")]),
+        Pool("node/mig", [Device("gpu")]),
+        Pool("fabric", [Device("switch")], nodes=Nodes.all()),
+        Pool("rack", [Device("nic")], nodes=Nodes.matching({"rack": ["a", "b"]})),
+    ]
+    plugin, controller = Inventory("node"), Inventory("", role=Role.CONTROLLER)
+    await plugin.update(answer)
+    await controller.update(answer)
+    assert ([*plugin.pools], [*controller.pools]) == (["node", "node/mig"], ["fabric", "rack"])
+    assert plugin.get("gpu", "node/mig") is not None
+    assert plugin.get("switch", "fabric") is None
+
+
+async def test_a_device_s_own_nodes_make_every_device_of_its_pool_say_its_own() -> None:
+    inventory = Inventory("", role=Role.CONTROLLER)
+    devices = [Device("a", nodes=Nodes.named("node-1")), Device("b"), Device("c", nodes=Nodes.all())]
+    await inventory.update([Pool("p", devices, nodes=Nodes.matching({"rack": "r1"}))])
+    (content,) = inventory.contents()
+    assert content.per_device
+    a, b, c = inventory.published("p")
+    assert (a["nodeName"], c["allNodes"]) == ("node-1", True)
+    assert b["nodeSelector"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["r1"]
+
+
+async def test_a_device_with_own_nodes_in_a_pool_of_this_node_is_left_out_alone() -> None:
+    inventory = await stocked("a")
+    await inventory.update(node([Device("a"), Device("b", nodes=Nodes.all())]))
+    assert (set(published(inventory)), list(inventory.left_out)) == ({"a"}, ["b"])
+
+
+@pytest.mark.parametrize("answer", [None, [None], [Pool("p", [])] * 2, [Pool("p", [Device("a")] * 2)], [Pool("p", None)], [Pool(1, [])], [Pool("p", [], nodes=None)]])  # type: ignore[arg-type]  # fmt: skip
+async def test_an_answer_that_is_no_list_of_pools_leaves_the_last_one_in_force(answer: Any) -> None:
+    inventory = await stocked("a")
+    with pytest.raises(DriverError, match=r"pools\(\)"):
+        await inventory.update(answer)
+    assert set(published(inventory)) == {"a"}
+
+
+async def test_a_pool_whose_name_is_refused_is_left_out_alone() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [Device("a")]), Pool("Not_A_Name", [Device("b")])])
+    assert ([c.name for c in inventory.contents()], list(inventory.left_out)) == (["node"], ["pool Not_A_Name"])
+
+
+async def test_a_partition_that_vanished_in_use_keeps_its_counter_set_published() -> None:
+    inventory = Inventory("node")
+    part = Device("part", consumes_counters={"gpu-0": {"slices": 1}})
+    await inventory.update([Pool("node", [part, Device("b")], [CounterSet("gpu-0", {"slices": 7})])])
+    await inventory.update([Pool("node", [Device("b")])], used={("node", "part"): {}})
+    assert set(published(inventory)) == {"b", "part"}
+    assert [s["name"] for s in published_sets(inventory)] == ["gpu-0"]
+    await inventory.update([Pool("node", [Device("b")])])
+    assert published_sets(inventory) == []
+
+
+async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a"), Device("b")])])
+    await inventory.update([Pool("node", [Device("a")])], used={("node/x", "b"): {}})
+    assert [d["name"] for d in inventory.published("node/x")] == ["b"]
+    await inventory.update([Pool("node", [Device("a")])])
+    assert list(inventory.pools) == ["node"]
+
+
+async def test_health_of_one_name_in_two_pools_is_told_apart_by_the_pool() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=Clock())
+    await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a")])])
+    await inventory.set_health({"node/x/a": Health(False, "hot")}, at=1.0)
+    assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (True, False)
+    await inventory.set_health({"a": Health(False, "hot")}, at=2.0)
+    assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (False, False)
+
+
+async def test_8192_sick_devices_reach_a_client_that_takes_4_mib_and_no_more(tmp_path: Path) -> None:
+    """Through a real socket, with gRPC's own limit, as the kubelet has it."""
+    inventory = Inventory("node", clock=Clock())
+    device = Device("d")
+    names = {f"d-{i}" for i in range(8192)}
+    await inventory.update(node([renamed(device, n) for n in names]))
+    await inventory.set_health({n: Health(False, "x" * 1024) for n in names}, at=1_000_000.0)
+    server = grpc.aio.server()
+    HealthService(inventory).add_to(server)
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel, asyncio.timeout(60):
+            seen: set[str] = set()
+            stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
+            async for message in stub.NodeWatchResources(v1.NodeWatchResourcesRequest()):
+                seen |= {d.device.device_name for d in message.devices if d.health == v1.UNHEALTHY}
+                if seen == names:
+                    break
+    finally:
+        await server.stop(0)

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dra_kubeletplugin import Device, Driver
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.host import described
-from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.inventory import Held, Inventory
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.scanning import DeviceScan, Pace
 
@@ -46,8 +46,8 @@ class Scripted(Driver):
             self.at_once -= 1
 
 
-async def nothing_held() -> Collection[str]:
-    return set()
+async def nothing_held() -> Held:
+    return {}
 
 
 @contextlib.asynccontextmanager
@@ -176,7 +176,7 @@ async def test_a_request_may_come_from_any_thread(tmp_path: Path) -> None:
 
 
 async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tmp_path: Path) -> None:
-    async def unreadable() -> Collection[str]:
+    async def unreadable() -> Held:
         raise RecordsError("the disk is full")
 
     async with scanning(tmp_path, lambda look: [Device("a")] if look == 1 else [], held=unreadable) as (_, driver, inventory):  # fmt: skip
@@ -186,9 +186,9 @@ async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tm
 
 
 async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_use(tmp_path: Path) -> None:
-    used = {"a"}
+    used: dict[tuple[str, str], dict[str, object]] = {("node", "a"): {}}
 
-    async def held() -> Collection[str]:
+    async def held() -> Held:
         return used
 
     pace = dataclasses.replace(QUICK, interval=60)

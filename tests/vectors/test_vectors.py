@@ -46,7 +46,7 @@ def post(obj: JSON) -> tuple[int, Any]:
         return 400, str(e)
     except strategy.InvalidObject as e:
         return 422, e.faults
-    return 201, stored
+    return 201, strategy.stored(kind, stored)
 
 
 def without_times(spec: Any) -> Any:
@@ -70,6 +70,38 @@ def test_a_slice_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
 @pytest.mark.parametrize("case", cases("claims"))
 def test_a_claim_template_or_class_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
     check_post(case)
+
+
+def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
+    """What our API server makes of a strict update: 200 and the stored object, 422 and causes, or 400 and a message."""
+    kind = KIND[new["kind"]]
+    before = {k: v for k, v in old.items() if k not in {"apiVersion", "kind"}}
+    try:
+        decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, strict=True)
+        stored = strategy.prepare(kind, decoded, before, status=status)
+        strategy.settle(kind, stored, before)
+        strategy.validate(kind, stored, before, {}, status=status)
+    except strategy.BadObject as e:
+        return 400, str(e)
+    except strategy.InvalidObject as e:
+        return 422, e.faults
+    return 200, strategy.stored(kind, stored)
+
+
+def without_versions(metadata: JSON) -> JSON:
+    return {k: v for k, v in metadata.items() if k not in {"resourceVersion", "generation", "creationTimestamp", "uid"}}
+
+
+@pytest.mark.parametrize("case", cases("updates"))
+def test_an_update_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
+    code, found = put(case["old"], case["new"], status=case["subresource"] == "status")
+    assert code == case["code"], found
+    if code == 200:
+        for part in ("spec", "status"):
+            assert without_times(found.get(part)) == without_times(case["stored"].get(part))
+        assert without_versions(found["metadata"]) == without_versions(case["stored"]["metadata"])
+    elif code == 422:
+        assert sorted((f.reason, f.field) for f in found) == sorted((c["reason"], c["field"]) for c in case["causes"])
 
 
 @pytest.mark.parametrize("case", cases("conversions"))
@@ -144,7 +176,7 @@ def test_cdi_devices_are_found_and_injected_as_by_the_go_library(case: JSON) -> 
 
 
 def test_every_file_of_answers_is_there() -> None:
-    names = ("resourceslices", "claims", "conversions", "cel", "allocations", "cdi")
+    names = ("resourceslices", "claims", "conversions", "updates", "cel", "allocations", "cdi")
     found = [n for n in names if (FOLDER / f"{n}.jsonl").exists()]
     # A folder that DRA_VECTORS names may hold a part; an empty one proves nothing.
     assert found == list(names) or (found and "DRA_VECTORS" in os.environ), FOLDER

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..cdi import ClaimSpecs, ContainerEdits
-from ..driver import AllocatedDevice, Claim, PreparedDevice
+from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
-from .record import Record, allocated_json, request_names
+from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
 
@@ -49,10 +49,12 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
     device node, the source of a mount or a hook's program is not there.
     """
     answers = _matched(claim, prepared)
+    begun = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
     for allocated, given in answers:
         entry = allocated_json(allocated)
+        entry = {**begun.get((*identity(entry), allocated.request), entry)}
         if given.edits:
             _check_paths(claim, given, dev)
             edits.append((specs.device_name(claim.uid, given.name, given.share_id), given.edits.json()))
@@ -83,7 +85,8 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(f"{shown}: prepare answered {_type(p)}, not PreparedDevice")
         key = (p.pool, p.name, p.share_id, p.request)
-        if not all(isinstance(k, str | None) for k in key) or not isinstance(p.edits, ContainerEdits):
+        typed = isinstance(p.edits, ContainerEdits) and isinstance(p.status, DeviceStatus | None)
+        if not all(isinstance(k, str | None) for k in key) or not typed:
             raise BadAnswerError(
                 f"{shown}: prepare answered a PreparedDevice with a field of a wrong type: use AllocatedDevice.prepared()"
             )

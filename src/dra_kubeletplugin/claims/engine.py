@@ -29,13 +29,15 @@ from ..errors import (
 )
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
+from ..reporting import ClaimKey, StatusReports
+from ..resources.allocation import node_of
 from . import rows
 from .answers import PreparedAnswer, answer, complete
 from .batch import Rendezvous
 from .files import Files
 from .flights import Flights, Work
 from .judge import Busy, Fresh, Judge, Nothing, Repeat, Stale, Undo, Verdict
-from .record import Fence, InFlight, Record, State, allocated_json
+from .record import Fence, InFlight, Record, State
 from .store import Mode, Store
 from .undo import RecordUndo, run_undo
 from .verify import ClaimRef, Verified, Verifier
@@ -51,7 +53,8 @@ class Engine:
     """The claims of one driver on one node, for one process.
 
     ``call_timeout`` and ``lock_wait`` are seconds: how soon the kubelet is answered, and how long another instance's work on a
-    claim is waited for. ``changed`` is called when a claim's devices were taken or freed.
+    claim is waited for. ``changed`` is called when a claim's devices were taken or freed; ``reports`` takes what drivers tell
+    of devices.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Engine:
         call_timeout: float,
         lock_wait: float,
         changed: Callable[[], None],
+        reports: StatusReports,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -82,6 +86,7 @@ class Engine:
         self.call_timeout = call_timeout
         self.lock_wait = lock_wait
         self.changed = changed
+        self.reports = reports
         self.stopping = False
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -150,7 +155,7 @@ class Engine:
             await meeting.meet(ref.uid)
         finally:
             meeting.leave(ref.uid)
-        doc = {"devices": [allocated_json(d) for d in verified.devices], "operation": operation_id()}
+        doc = {"devices": list(verified.entries), "operation": operation_id()}
         for _ in range(_ROUNDS):
             record = Record(
                 ref.uid, ref.namespace, ref.name, State.PREPARING, self.judge.boot_id, self.judge.process.id, dict(doc)
@@ -193,7 +198,7 @@ class Engine:
         """In one transaction: what there is already decides, else the record is written and devices are held."""
 
         def begin(db: Connection) -> Verdict:
-            verdict = self.judge.begin(db, record, verified.fault)
+            verdict = self.judge.begin(db, record, verified.fault, verified.supply)
             if isinstance(verdict, Fresh):
                 self.in_flight.put(record)
             return verdict
@@ -215,6 +220,7 @@ class Engine:
 
         fence = record.fence
         undo = RecordUndo(self.driver, asyncio.get_running_loop(), save)
+        key = ClaimKey(ref.namespace, ref.name, ref.uid)
         claim = Claim(
             namespace=ref.namespace,
             name=ref.name,
@@ -223,7 +229,9 @@ class Engine:
             reserved_for=verified.reserved_for,
             object=verified.object,
             operation=operation_id(),
+            node=node_of(verified.object),
             _undo=undo,
+            _status=self.reports.of(key),
         )
         try:
             try:
@@ -247,6 +255,8 @@ class Engine:
         self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()
+        if told := {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}:
+            self.reports.say(key, told)
         return answer(record)
 
     async def _take_back(self, record: Record, error: DraError) -> Record | None:

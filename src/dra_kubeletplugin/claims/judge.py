@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import HardwareUnknownError, RecordUnreadableError
 from . import rows
+from .amounts import Supply, shortage
 from .processes import ProcessLock
 from .record import Record, State, Unreadable
 
@@ -72,11 +73,12 @@ class Judge:
         self.boot_id = boot_id
         self.under_way = under_way
 
-    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None) -> Verdict:
-        """For a prepare. ``fault`` is why the claim could not be prepared afresh.
+    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Verdict:
+        """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``supply`` is what there is to be had now.
 
-        Raises ``fault``, :class:`DeviceHeldError` naming the holder, :class:`RecordUnreadableError`, and
-        :class:`HardwareUnknownError` while it is not known what the hardware has in use.
+        Raises ``fault``, :class:`DeviceHeldError` naming the holders, of a device or of what is needed of its counters and
+        capacity, :class:`RecordUnreadableError`, and :class:`HardwareUnknownError` while it is not known what the hardware has
+        in use.
         """
         found = self.readable(rows.read(db, wanted.uid))
         if found is not None:
@@ -89,13 +91,33 @@ class Judge:
                 "nothing is prepared before it has; the kubelet tries again"
             )
         try:
-            rows.insert(db, self.driver, wanted)
+            rows.check_free(db, self.driver, wanted)
         except rows.HeldByError as e:
             stale = [h for h in e.holders if isinstance(h, Record) and self._is_stale(h)]
             if len(stale) == len(e.holders):
                 return Stale(stale)
             raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
+        stale = self._check_left(db, wanted, supply)
+        if stale:
+            return Stale(stale)
+        rows.insert(db, self.driver, wanted)
         return Fresh(wanted)
+
+    def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
+        """Whether counters and capacity suffice. Answers the stale claims without which they do; nothing where they do at once.
+
+        Raises :class:`OverdrawnError` naming the claims that hold too much.
+        """
+        mine = wanted.holds()
+        held = rows.beside(db, self.driver, mine, wanted.uid)
+        if shortage(mine, held, supply) is None:
+            return []
+        takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
+        stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
+        missing = shortage(mine, [h for h in held if h.uid not in stale], supply)
+        if missing is not None:
+            raise rows.OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
+        return list(stale.values())
 
     def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Verdict:
         if self.answers(found) and found.same_allocation(wanted):

@@ -13,6 +13,7 @@ from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
 from ..errors import InvalidSpecError, clip
+from .amounts import Hold, encoded
 
 JSON = dict[str, Any]
 _NO_EDITS = ContainerEdits()
@@ -28,8 +29,10 @@ class State(enum.StrEnum):
 class Record:
     """One row. ``doc`` is JSON; fields of it that this version does not know are kept as they are.
 
-    Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, cdi, data), ``undo`` (step, data), ``cdi`` (the
-    claim's CDI spec), ``complete``, ``operation``; ``rebuilt`` where it did not come from a prepare.
+    Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
+    data), ``cdi`` (the claim's CDI spec), ``complete``, ``operation``; ``rebuilt`` where it did not come from a prepare.
+    ``takes`` is what the claim takes of counters and capacity, missing where nobody knows; ``published`` is how a device of our
+    own was published, with its counter sets, should it vanish while it is in use.
     """
 
     uid: str
@@ -70,9 +73,10 @@ class Record:
         """What a writer that has read this record may change."""
         return Fence(self.uid, self.owner, self.state)
 
-    def exclusive(self) -> list[tuple[str, str, str]]:
-        """(pool, device, share) that nobody else may hold; admin access holds nothing."""
-        return [(d["pool"], d["device"], d.get("shareID") or "") for d in self.devices if not d.get("adminAccess")]
+    def holds(self) -> list[Hold]:
+        """What nobody else may hold, sorted; admin access holds nothing. A device in two requests is held once."""
+        found = {identity(d): encoded(d.get("takes")) for d in self.devices if not d.get("adminAccess")}
+        return [Hold(*key, takes, self.uid) for key, takes in sorted(found.items())]
 
     def same_allocation(self, other: Record) -> bool:
         """Whether both are for the same devices."""

@@ -12,10 +12,12 @@ from ..cdi import ClaimSpecs
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
-from ..inventory import Inventory
+from ..inventory import Held, Inventory
 from ..kube import KubeClient
 from ..observe.metrics import Metrics
+from ..reporting import StatusReports
 from ..settings import Settings
+from .elsewhere import Elsewhere
 from .engine import Answer, ClaimRef, Engine
 from .files import Files
 from .flights import Flights
@@ -65,10 +67,12 @@ class Claims:
         self.store = Store(self.keeper)
         judge = Judge(name, process, boot_id, self.flights)
         refuse = settings.unhealthy_policy == "refuse"
-        verifier = Verifier(client, inventory, driver, name, refuse_unhealthy=refuse)
+        self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
+        elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
+        verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
         self.engine = Engine(
             driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, metrics,
-            call_timeout=settings.call_timeout, lock_wait=wait, changed=changed,
+            call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
         )  # fmt: skip
         self.reconciler = Reconciler(
             self.engine, self.store, self.files, self.flights, judge, verifier, metrics,
@@ -117,6 +121,7 @@ class Claims:
             "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
             "recovery": self._keep_recovering,
             "records": self._keep_looking,
+            "device status": self.reports.run,
         }
 
     async def _keep_looking(self) -> None:
@@ -150,8 +155,8 @@ class Claims:
 
     # --- what is so now -------------------------------------------------------------------------
 
-    async def held(self) -> set[str]:
-        """Names of devices that some claim has.
+    async def held(self) -> Held:
+        """Each device that some claim has, see :meth:`Inventory.update`.
 
         Raises :class:`RecordsError`.
         """
@@ -167,7 +172,7 @@ class Claims:
 
     async def notes(self) -> list[str]:
         """What an operator should know: what was repaired, and records that cannot be read."""
-        out = [*self.keeper.report, *self.recovery.report]
+        out = [*self.keeper.report, *self.recovery.report, *([self.reports.fault] if self.reports.fault else [])]
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_MEASURE):
                 out += [

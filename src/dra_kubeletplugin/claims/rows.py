@@ -5,14 +5,20 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from ..errors import DeviceHeldError, printable
+from ..errors import DeviceHeldError, OverdrawnError, printable
+from ..inventory import Held
+from .amounts import Hold, Shortage, places
 from .record import Fence, Record, State, Unreadable, check_doc
 
 COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM claims"
+_BESIDE = (
+    "SELECT pool, device, share_id, takes, uid FROM holds WHERE driver = ? AND pool = ? AND uid != ? AND takes != '{}'"
+)
 _NAMES = frozenset({"uid", "namespace", "name"})  # in messages, commands and names of files
 _MOST = 1e12  # seconds, or tries: no number on record is larger
 _BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
@@ -32,6 +38,22 @@ def _shown(holder: Row) -> str:
     if isinstance(holder, Unreadable):
         return f"{holder.shown}, whose record cannot be read ({holder.reason}): see `dra claims`"
     return f"{holder.shown}, which is {holder.state}: it is free when that claim's pod has stopped"
+
+
+class OverdrawnByError(OverdrawnError):
+    """Knows what is missing, and the rows that hold it."""
+
+    def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
+        self.shortage = shortage
+        self.holders = holders
+        who = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders[:_NAMED]]
+        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        by = f" by claim{'s' if len(holders) > 1 else ''} {', '.join(who)}{more}: it is free when their pods have stopped"
+        super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
+
+
+_NAMED = 4  # holders that a message names
+_TAKES_UNKNOWN = ", of which it is not known what it takes"
 
 
 def read(db: sqlite3.Connection, uid: str) -> Row | None:
@@ -54,12 +76,15 @@ def count_prepared(db: sqlite3.Connection) -> int:
     return found
 
 
-def held_devices(db: sqlite3.Connection, driver: str) -> set[str]:
-    """Names of devices that some claim holds, admin access included."""
-    held = {r[0] for r in db.execute("SELECT DISTINCT device FROM holds WHERE driver = ?", (driver,))}
+def held_devices(db: sqlite3.Connection, driver: str) -> Held:
+    """Each device that some claim has, admin access included, with how it was published, where that is known."""
+    held: dict[tuple[str, str], Mapping[str, Any]] = {
+        (pool, device): {}
+        for pool, device in db.execute("SELECT DISTINCT pool, device FROM holds WHERE driver = ?", (driver,))
+    }
     for row in read_all(db):
-        if isinstance(row, Record):
-            held.update(d["device"] for d in row.devices)
+        for d in row.devices if isinstance(row, Record) else ():
+            held[d["pool"], d["device"]] = d.get("published") or held.get((d["pool"], d["device"])) or {}
     return held
 
 
@@ -68,22 +93,49 @@ def insert(db: sqlite3.Connection, driver: str, record: Record) -> None:
 
     Raises :class:`HeldByError` with all holders, and ``sqlite3.IntegrityError`` where the claim has a row.
     """
-    found: list[Row] = []
-    first = ""
-    for pool, device, share in record.exclusive():
-        for uid in holders(db, driver, pool, device, share, record.uid):
-            row = read(db, uid) or Unreadable(shown_key(uid), "its row cannot be found", {})
-            if row.uid not in {r.uid for r in found}:
-                found.append(row)
-                first = first or device
-    if found:
-        raise HeldByError(first, found)
+    check_free(db, driver, record)
     insert_unheld(db, record)
+    insert_holds(db, driver, record.holds())
+
+
+def insert_holds(db: sqlite3.Connection, driver: str, holds: Sequence[Hold], *, or_ignore: bool = False) -> None:
+    """Holds of claims that have a row. With ``or_ignore`` those that another claim has already stay that one's.
+
+    Raises ``sqlite3.IntegrityError`` otherwise.
+    """
     db.executemany(
-        "INSERT INTO holds (driver, pool, device, share_id, uid) VALUES (?, ?, ?, ?, ?)",
-        # A claim may name a device in two requests; it holds it once.
-        sorted({(driver, p, d, s, record.uid) for p, d, s in record.exclusive()}),
+        f"INSERT {'OR IGNORE ' if or_ignore else ''}INTO holds (driver, pool, device, share_id, takes, uid) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        [(driver, h.pool, h.device, h.share, h.takes, h.uid) for h in holds],
     )
+
+
+def check_free(db: sqlite3.Connection, driver: str, record: Record) -> None:
+    """Raises :class:`HeldByError` with all other claims that hold a device of ``record``."""
+    found: dict[str, Row] = {}
+    first = ""
+    for hold in record.holds():
+        for uid in holders(db, driver, hold):
+            row = holder(db, uid)
+            first = first or hold.device
+            found.setdefault(row.uid, row)
+    if found:
+        raise HeldByError(first, list(found.values()))
+
+
+def holder(db: sqlite3.Connection, uid: str) -> Row:
+    """The row of a claim that holds something."""
+    return read(db, uid) or Unreadable(shown_key(uid), "its row cannot be found", {})
+
+
+def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str) -> list[Hold]:
+    """What other claims than ``uid`` hold of the counter sets and devices from which ``wanted`` takes something."""
+    found: list[Hold] = []
+    for pool, device in places(wanted):
+        where, at = ("", ()) if device is None else (" AND device = ?", (device,))
+        query = f"{_BESIDE}{where} ORDER BY device, share_id"
+        found += [Hold(*row) for row in db.execute(query, (driver, pool, uid, *at))]
+    return found
 
 
 def insert_unheld(db: sqlite3.Connection, record: Record) -> None:
@@ -97,14 +149,14 @@ def insert_raw(db: sqlite3.Connection, values: Sequence[object]) -> None:
     db.execute(f"INSERT INTO claims ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})", values)
 
 
-def holders(db: sqlite3.Connection, driver: str, pool: str, device: str, share: str, uid: str) -> list[str]:
-    """Other claims that keep ``uid`` from a device: shares live beside shares, nothing beside a whole."""
+def holders(db: sqlite3.Connection, driver: str, hold: Hold) -> list[str]:
+    """Other claims that keep one from a device: shares live beside shares, nothing beside a whole."""
     return [
         r[0]
         for r in db.execute(
             "SELECT DISTINCT uid FROM holds WHERE driver = ? AND pool = ? AND device = ? AND uid != ? "
             "AND (share_id = '' OR ? = '' OR share_id = ?)",
-            (driver, pool, device, uid, share, share),
+            (driver, hold.pool, hold.device, hold.uid, hold.share, hold.share),
         )
     ]
 

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
+
 from ..cdi import ClaimSpecs
 from ..errors import printable
 from . import rows
+from .amounts import Hold, decoded
 from .files import record_of
 from .record import Record, State, Unreadable
 from .schema import lenient
@@ -21,18 +24,26 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Findings:
-    """Rows, and what they hold as (driver, pool, device, share), each by claim UID."""
+    """Rows, and what they hold, each by claim UID."""
 
     rows: dict[str, rows.Row] = field(default_factory=dict)
-    holds: dict[str, list[tuple[str, str, str, str]]] = field(default_factory=dict)
+    holds: dict[str, list[Hold]] = field(default_factory=dict)
 
     def lost(self, boot_id: str) -> list[Record]:
         """Claims of which nothing is left but what they hold: that is in use until they are unprepared, or prepared again."""
         return [_holder(uid, holds, boot_id) for uid, holds in self.holds.items() if uid not in self.rows]
 
 
-def _holder(uid: str, holds: Sequence[tuple[str, str, str, str]], boot_id: str) -> Record:
-    devices = [{"pool": p, "device": d, **({"shareID": s} if s else {})} for _, p, d, s in holds]
+def _holder(uid: str, holds: Sequence[Hold], boot_id: str) -> Record:
+    devices = [
+        {
+            "pool": h.pool,
+            "device": h.device,
+            **({"shareID": h.share} if h.share else {}),
+            **({"takes": takes} if (takes := decoded(h.takes)) is not None else {}),
+        }
+        for h in holds
+    ]
     doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
     return Record(uid, "", "", State.PREPARED, boot_id, "", doc)
 
@@ -54,15 +65,15 @@ def from_database(path: Path) -> Findings:
                 row = rows.decode([raw.get(c, _DEFAULTS.get(c)) for c in rows.COLUMNS])
                 if row.uid:
                     found.rows.setdefault(row.uid, row)
-        for raw in _scan(db, "SELECT driver, pool, device, share_id, uid FROM holds"):
-            driver, pool, device, share, uid = (rows.shown_key(raw.get(c)) for c in _HOLD)
-            found.holds.setdefault(uid, []).append((driver, pool, device, share))
+        for raw in _scan(db, "SELECT * FROM holds"):
+            pool, device, share, uid = (rows.shown_key(raw.get(c)) for c in ("pool", "device", "share_id", "uid"))
+            takes = msgspec.json.encode(known).decode() if (known := decoded(raw.get("takes"))) is not None else ""
+            found.holds.setdefault(uid, []).append(Hold(pool, device, share, takes, uid))
     finally:
         db.close()
     return found
 
 
-_HOLD = ("driver", "pool", "device", "share_id", "uid")
 _DEFAULTS: Mapping[str, object] = {"error": "", "attempts": 0}  # columns of later schemas
 
 
@@ -100,7 +111,7 @@ def fill(db: sqlite3.Connection, driver: str, findings: Findings, more: Sequence
             conflicts += _add(db, driver, record)
     for row in findings.rows.values():
         if isinstance(row, Unreadable) and rows.read(db, row.uid) is None:
-            _add_raw(db, row, findings.holds.get(row.uid, []))
+            _add_raw(db, driver, row, findings.holds.get(row.uid, []))
     return conflicts
 
 
@@ -111,19 +122,12 @@ def _add(db: sqlite3.Connection, driver: str, record: Record) -> list[str]:
     except rows.HeldByError as e:
         # It happened already, so both are kept and told; the first keeps the device, the second what is left of its own.
         rows.insert_unheld(db, record)
-        _hold(db, [(driver, p, d, s) for p, d, s in record.exclusive()], record.uid)
+        rows.insert_holds(db, driver, record.holds(), or_ignore=True)
         return [f"claim {record.shown}: {e}"]
 
 
-def _add_raw(db: sqlite3.Connection, row: Unreadable, holds: Sequence[tuple[str, str, str, str]]) -> None:
+def _add_raw(db: sqlite3.Connection, driver: str, row: Unreadable, holds: Sequence[Hold]) -> None:
     """The row as it was, under the key by which it is shown: that one is text."""
     values = [row.raw[c] if row.raw[c] is not None else _DEFAULTS.get(c, "") for c in rows.COLUMNS]
     rows.insert_raw(db, [row.uid, *values[1:]])
-    _hold(db, holds, row.uid)
-
-
-def _hold(db: sqlite3.Connection, holds: Sequence[tuple[str, str, str, str]], uid: str) -> None:
-    db.executemany(
-        "INSERT OR IGNORE INTO holds (driver, pool, device, share_id, uid) VALUES (?, ?, ?, ?, ?)",
-        [(*hold, uid) for hold in holds],
-    )
+    rows.insert_holds(db, driver, holds, or_ignore=True)

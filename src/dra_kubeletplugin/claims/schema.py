@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ..errors import RecordsBusyError, RecordsError, RecordsNewerError, printable
 
-SCHEMA = 3
+SCHEMA = 4
 _MIGRATIONS = {
     1: (
         "CREATE TABLE claims ("
@@ -31,10 +31,12 @@ _MIGRATIONS = {
     ),
     # What the database knows of itself: which files were merged into it, and whether the driver was asked.
     3: ("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",),
+    # What a hold takes of counters and capacity, as JSON; empty where nobody knows.
+    4: ("ALTER TABLE holds ADD COLUMN takes TEXT NOT NULL DEFAULT ''",),
 }
 _READ = (
     ("uid, namespace, name, state, boot_id, owner, doc, error, attempts, created, updated", "claims"),
-    ("driver, pool, device, share_id, uid", "holds"),
+    ("driver, pool, device, share_id, uid, takes", "holds"),
     ("key, value", "meta"),
 )
 

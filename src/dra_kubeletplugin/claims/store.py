@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..errors import RecordsBusyError, RecordsError
+from ..inventory import Held
 from . import rows
 from .batch import Batcher
 from .judge import RECOVER
@@ -91,8 +92,8 @@ class Store:
     async def unreadable(self) -> list[Unreadable]:
         return [r for r in await self.do(rows.read_all, Mode.READ) if isinstance(r, Unreadable)]
 
-    async def held(self) -> set[str]:
-        """Names of devices that some claim has."""
+    async def held(self) -> Held:
+        """Each device that some claim has, see :meth:`Inventory.update`."""
         return await self.do(lambda db: rows.held_devices(db, self.driver), Mode.READ)
 
     async def prepared(self) -> int:

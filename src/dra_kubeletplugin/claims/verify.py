@@ -21,7 +21,6 @@ from ..errors import (
     DeviceGoneError,
     DevicesUnknownError,
     DeviceUnhealthyError,
-    WrongNodeError,
     describe,
 )
 from ..inventory import Inventory
@@ -29,7 +28,10 @@ from ..kube import KubeClient
 from ..resources import quantity
 from ..resources.convert import GROUP, convert
 from ..resources.types import Device
-from .record import Record, identity
+from .amounts import Supply
+from .elsewhere import Elsewhere
+from .known import Known
+from .record import Record, allocated_json, identity
 
 JSON = dict[str, Any]
 _GET = 10.0  # seconds for one claim
@@ -50,11 +52,16 @@ class ClaimRef:
 
 @dataclass(frozen=True)
 class Verified:
-    """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care."""
+    """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care.
+
+    ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
+    """
 
     object: JSON
     reserved_for: Sequence[JSON]
     devices: Sequence[AllocatedDevice]
+    entries: Sequence[JSON]
+    supply: Supply
     fault: ClaimError | None = None
 
 
@@ -114,13 +121,21 @@ class Fetched:
 
 
 class Verifier:
-    """Reads claims and checks them against the inventory."""
+    """Reads claims and checks them against the inventory, and against slices for the devices of others."""
 
     def __init__(
-        self, client: KubeClient, inventory: Inventory, driver: Driver, name: str, *, refuse_unhealthy: bool = True
+        self,
+        client: KubeClient,
+        inventory: Inventory,
+        elsewhere: Elsewhere,
+        driver: Driver,
+        name: str,
+        *,
+        refuse_unhealthy: bool = True,
     ) -> None:
         self.client = client
         self.inventory = inventory
+        self.elsewhere = elsewhere
         self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
@@ -172,30 +187,23 @@ class Verifier:
                 f"claim {ref} (UID {claim.uid}) is not allocated: the scheduler has not chosen devices"
             )
         results = claim.results(self.name)
-        for r in results:
-            if r.pool != self.inventory.pool:
-                raise WrongNodeError(
-                    f"claim {ref}: device {r.device} is of pool {r.pool}, and this node has pool {self.inventory.pool}"
-                )
+        supply = Known(self.inventory)
         try:
-            devices = [self._device(ref, r, claim.config()) for r in results]
-            return Verified(claim.object, claim.reserved_for, devices)
+            devices = [await self._device(ref, r, claim.config(), supply) for r in results]
+            entries = [supply.entry(d) for d in devices]
+            return Verified(claim.object, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
-            return Verified(claim.object, claim.reserved_for, [_allocated(r) for r in results], e)
+            devices = [_allocated(r) for r in results]
+            entries = [allocated_json(d) for d in devices]
+            return Verified(claim.object, claim.reserved_for, devices, entries, supply, e)
 
-    def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON]) -> AllocatedDevice:
+    async def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON], supply: Known) -> AllocatedDevice:
         name = result.device
-        device = self.inventory.get(name)
+        device = self._own(ref, result)
         if device is None:
-            if not self.inventory.known:
-                raise DevicesUnknownError(
-                    f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
-                    "the kubelet tries again; see the plugin's readiness"
-                )
-            raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
-        if self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name):
-            reason = self.inventory.unhealthy_reason(name)
-            raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
+            found = await self.elsewhere.find(f"claim {ref}", result.pool, name)
+            supply.add(result.pool, found)
+            device = found.device
         try:
             chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
             consumed = {k: quantity.parse(str(v)) for k, v in (result.consumed_capacity or {}).items()}
@@ -204,6 +212,23 @@ class Verifier:
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         return _allocated(result, device, chosen, source, consumed)
+
+    def _own(self, ref: ClaimRef, result: Result) -> Device | None:
+        """A device of the inventory; None where only others can know of its pool."""
+        name, pool = result.device, result.pool
+        device = self.inventory.get(name, pool)
+        if device is None:
+            if not self.inventory.known:
+                raise DevicesUnknownError(
+                    f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
+                    "the kubelet tries again; see the plugin's readiness"
+                )
+            if pool in self.inventory.pools:
+                raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
+        elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
+            reason = self.inventory.unhealthy_reason(name, pool)
+            raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
+        return device
 
 
 def _allocated(

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from ..driver import Driver
 from ..errors import DraError, SettingsError
+from ..settings import NODE_ONLY, ControllerSettings
 from .options import Parser, add_settings, given
+
+HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
 
 
 def parser() -> Parser:
@@ -16,13 +19,20 @@ def parser() -> Parser:
     run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
     run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     add_settings(run)
+    controller = commands.add_parser(
+        "controller",
+        help="run a driver's controller, one for the cluster",
+        description="Publishes a driver's pools that belong to no single node, and binds claims, until SIGTERM.",
+    )
+    controller.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    add_settings(controller, ControllerSettings, NODE_ONLY)
     dev = commands.add_parser(
         "dev",
         help="a local cluster with a driver",
         description="Starts a whole cluster in one process, with the driver in it.",
     )
     dev.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
-    dev.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
+    dev.add_argument("--host", metavar="HOST", help=HOST)
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
     dev.add_argument(
@@ -44,7 +54,10 @@ def parser() -> Parser:
     add_settings(cleanup)
     inspect = commands.add_parser("inspect", help="show the PCI tree and what a driver would publish")
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="path to a file, or module:Class")
-    inspect.add_argument("--host", metavar="FILE", help="a described host (YAML) in place of this machine")
+    inspect.add_argument("--host", metavar="HOST", help=HOST)
+    inspect.add_argument(
+        "--record", action="store_true", help="print the machine as a description for --host, and nothing else"
+    )
     add_settings(inspect)
     return out
 
@@ -58,6 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from .run import run
 
                 run(args.driver, given(args))
+            case "controller":
+                from .controller import controller
+
+                controller(args.driver, given(args, ControllerSettings))
             case "dev":
                 from .dev import dev
 

@@ -134,5 +134,7 @@ async def _serve(
         print(
             f"\n  export KUBECONFIG={s.cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
         )
+        if args.host:
+            print(f"The described host {args.host} is at {s.plugin.host.sysfs}: its files behave like sysfs.\n")
         print("Ctrl-C ends it.", flush=True)
         await stop.wait()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ..driver import Driver, load_driver
 from ..driver.calls import Calls
-from ..errors import SettingsError
-from ..host import Host, PciFunction, described
+from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
+from ..scanning import ask, asked
 from ..settings import load
 from .options import given
 from .style import Style
@@ -23,14 +23,14 @@ from .style import Style
 
 @contextlib.contextmanager
 def host_root(description: str | None, default: Path) -> Iterator[Path]:
-    """The sysfs of a described host, made for as long as needed, or ``default``."""
+    """The sysfs of a described host, made for as long as needed, or ``default``.
+
+    Raises :class:`SettingsError` where there is no such host, or it is described wrongly.
+    """
     if description is None:
         yield default
         return
-    try:
-        found = described.load(Path(description))
-    except (OSError, ValueError) as e:
-        raise SettingsError(f"--host {description}: {e}") from None
+    found = described.load(described.find(description))
     with tempfile.TemporaryDirectory(prefix="dra-host-") as folder:
         yield described.build(Path(folder), found)
 
@@ -68,8 +68,12 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
 async def _look(driver: Driver) -> Inventory:
     """What the plugin would publish of a driver's devices."""
     calls = Calls()
-    inventory = Inventory("node", driver.unhealthy_taint)
-    await inventory.update(await calls(driver.devices), await calls(driver.counter_sets))
+    inventory = Inventory(driver.settings.node_name)
+    await calls(driver.start)
+    try:
+        await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
+    finally:
+        await calls(driver.stop)
     return inventory
 
 
@@ -77,14 +81,16 @@ def inspect(args: argparse.Namespace) -> int:
     settings = load(given(args))
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
-        host = Host(root, settings.dev_root)
+        host = Host(root, settings.dev_root, lists=settings.list_attributes)
+        if args.record:
+            print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
+            return 0
         notes: dict[str, str] = {}
         if args.driver:
             cls = load_driver(args.driver)
             driver = cls()
-            driver.bind(
-                host, dataclasses.replace(settings, driver_name=settings.driver_name or cls.name, sysfs_root=root)
-            )
+            name, node = settings.driver_name or cls.name, settings.node_name or "node"
+            driver.attach(host, dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root))
             inventory = asyncio.run(_look(driver))
             for device in inventory:
                 fault = inventory.left_out.get(device.name)

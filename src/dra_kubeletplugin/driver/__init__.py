@@ -1,18 +1,25 @@
 """What an author writes and is given."""
 
-from .claim import AllocatedDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .claim import AllocatedDevice, BoundClaim, BoundDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
-from .contract import Driver, Health
+from .contract import Driver, Health, Role
 from .loading import load_driver
+from .status import Condition, DeviceStatus, NetworkData
 
 __all__ = [
     "AllocatedDevice",
+    "BoundClaim",
+    "BoundDevice",
     "Claim",
+    "Condition",
     "Config",
+    "DeviceStatus",
     "Driver",
     "Health",
+    "NetworkData",
     "PreparedClaim",
     "PreparedDevice",
     "RecoveredClaim",
+    "Role",
     "load_driver",
 ]

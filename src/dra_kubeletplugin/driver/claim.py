@@ -11,6 +11,7 @@ from ..errors import DriverError
 from ..resources.quantity import Quantity
 from ..resources.types import Device
 from .config import Config
+from .status import DeviceStatus, Reported, StatusSink
 
 JSON = Any
 
@@ -21,7 +22,7 @@ class PreparedDevice:
 
     ``edits`` are what containers get. ``data`` is the driver's own JSON of at most 64 KiB: it is kept in the record and comes
     back at unprepare. ``admin_access`` is that of the allocation: such a device is held by nobody, and :meth:`Driver.recover`
-    must say so.
+    must say so. ``status`` is told in the claim once it is prepared (KEP-4817); no outage of the API server fails a prepare.
     """
 
     request: str
@@ -31,6 +32,7 @@ class PreparedDevice:
     admin_access: bool = False
     edits: ContainerEdits = field(default_factory=ContainerEdits)
     data: JSON = None
+    status: DeviceStatus | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,10 @@ class AllocatedDevice:
     def attributes(self) -> Mapping[str, Any]:
         return self.device.attributes
 
-    def prepared(self, edits: ContainerEdits | None = None, *, data: JSON = None) -> PreparedDevice:
-        """This device, ready, with the changes that containers need."""
+    def prepared(
+        self, edits: ContainerEdits | None = None, *, data: JSON = None, status: DeviceStatus | None = None
+    ) -> PreparedDevice:
+        """This device, ready, with the changes that containers need, and what the claim is to tell of it."""
         return PreparedDevice(
             request=self.request,
             pool=self.pool,
@@ -74,6 +78,7 @@ class AllocatedDevice:
             admin_access=self.admin_access,
             edits=edits or ContainerEdits(),
             data=data,
+            status=status,
         )
 
 
@@ -99,6 +104,7 @@ class Claim:
         reserved_for: consumers (pods), as in the claim's status.
         object: the whole ResourceClaim as the API server gave it, in resource.k8s.io/v1 form.
         operation: id that is on every log line of this call.
+        node: name of the one node where the allocation can be used; empty where there may be several.
     """
 
     namespace: str
@@ -108,7 +114,23 @@ class Claim:
     reserved_for: Sequence[Mapping[str, Any]] = ()
     object: Mapping[str, Any] = field(default_factory=dict)
     operation: str = ""
+    node: str = ""
     _undo: UndoRegistrar = field(default_factory=UndoRegistrar, repr=False, compare=False)
+    _status: StatusSink = field(default_factory=StatusSink, repr=False, compare=False)
+
+    def report(self, device: AllocatedDevice, status: DeviceStatus, /) -> Reported:
+        """Tells in the claim's ``status.devices[]`` how one of its devices is (KEP-4817), now or at any time later.
+
+        It leaves at once and is tried again for ten minutes; from any thread, awaited or not. Awaiting it waits for the write,
+        for 5 s at most. A later report on the same device replaces it; what other drivers and the controller say stays as it is.
+
+        Raises :class:`DriverError` for a device that is not of this claim.
+        """
+        if not isinstance(status, DeviceStatus) or not any(device is d or device == d for d in self.devices):
+            raise DriverError(
+                f"report() of claim {self.namespace}/{self.name}: give one of its devices and a DeviceStatus"
+            )
+        return self._status.report((device.pool, device.name, device.share_id or ""), status)
 
     def on_undo(self, step: str, /, **data: JSON) -> Awaitable[None]:
         """Registers how to reverse what comes next, *before* it is done.
@@ -141,6 +163,32 @@ class PreparedClaim:
     devices: Sequence[PreparedDevice]
     complete: bool = True
     same_boot: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundDevice:
+    """A device for which :meth:`Driver.bind` was called, by its name."""
+
+    request: str
+    pool: str
+    name: str
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundClaim:
+    """A claim to unbind, from the controller's own record: the API object may be gone.
+
+    Attributes:
+        node: where it was allocated; empty where that may be several.
+        devices: those that were allocated and have binding conditions.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    devices: Sequence[BoundDevice]
 
 
 @dataclass(frozen=True, kw_only=True)

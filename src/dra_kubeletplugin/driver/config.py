@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
+from ..resources.quantity import Quantity
+from ..resources.types import Capacity, RequestPolicy
+from ..resources.version import Version
 from .data import plain_json
 
 
@@ -20,7 +23,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base class of a driver's parameters.
 
     Fields are written in Python's style and read in JSON's (``time_slice`` is ``timeSlice``). An unknown field, a wrong type or
-    a missing one is refused with its path. Nested objects are Structs, best made with ``Config`` as their base too::
+    a missing one is refused with its path. Fields may be of type :class:`Quantity` (``80Gi``), :class:`Version`, :class:`Capacity` and
+    :class:`RequestPolicy`. Nested objects are Structs, best made with ``Config`` as their base too::
 
         class GpuConfig(Config):
             KIND = "GpuConfig"
@@ -36,6 +40,37 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def check(self) -> None:
         """Called after decoding. Raise ``ValueError`` with a sentence for a value that cannot work."""
+
+    def json(self) -> dict[str, Any]:
+        """The parameters as they are written in a claim, API version and kind included where this class names them."""
+        head = {"apiVersion": self.API_VERSION, "kind": self.KIND}
+        fields: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_written)
+        return {k: v for k, v in head.items() if v} | fields
+
+
+def _written(value: object) -> Any:
+    if isinstance(value, (Quantity, Version)):
+        return str(value)
+    if isinstance(value, (Capacity, RequestPolicy)):
+        return value.json()
+    raise TypeError(f"parameters of type {printable(type(value).__name__)} cannot be written as JSON")
+
+
+def _read(wanted: type, value: Any) -> Any:
+    """What has a form of its own in JSON; ``ValueError`` where it cannot be read."""
+    if wanted is Quantity:
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise ValueError(f"Expected a quantity such as `80Gi`, got {value!r}")
+        return Quantity(value)
+    if wanted is Version:
+        if not isinstance(value, str):
+            raise ValueError(f"Expected a version such as `1.2.3`, got {value!r}")
+        return Version(value)
+    if wanted is Capacity:
+        return Capacity.from_json(value)
+    if wanted is RequestPolicy:
+        return RequestPolicy.from_json(value)
+    raise NotImplementedError(f"parameters of type {printable(wanted.__name__)} cannot be read from JSON")
 
 
 Resolved = tuple[Config | None, str]
@@ -96,7 +131,7 @@ def decode(parameters: Any, kinds: Sequence[type[Config]], driver: str, where: s
 def _converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
     """Where the author's own checks run: ``__post_init__`` and :meth:`Config.check`."""
     try:
-        config = msgspec.convert(given, cls)
+        config = msgspec.convert(given, cls, dec_hook=_read)
         if check:
             config.check()
         return config

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ..errors import DriverError
 from ..host import Host
-from ..resources.types import CounterSet, Device, Taint
+from ..host.events import SUBSYSTEMS
+from ..resources.gates import Gate
+from ..resources.pools import Pool
+from ..resources.types import Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
-from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
 
 T = TypeVar("T")
@@ -19,12 +23,41 @@ T = TypeVar("T")
 Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
 
 
+class Role(Enum):
+    """What a process does for a driver."""
+
+    NODE = "node"
+    """The plugin of one node: prepares claims, and publishes the pools of this node."""
+    CONTROLLER = "controller"
+    """One for the cluster: publishes the pools that belong to no single node, and binds claims."""
+
+
+def _nobody() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Health:
-    """A device's health. ``message`` is cut by the kubelet at 1,024 characters."""
+    """A device's health.
 
-    healthy: bool | None  # None: not known
+    Args:
+        healthy: None where it is not known.
+        message: cut by the kubelet at 1,024 characters.
+        taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
+            ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
+
+    Raises :class:`DriverError` for a taint of a device that is not unhealthy.
+    """
+
+    healthy: bool | None
     message: str = ""
+    taint: Taint | None = None
+
+    def __post_init__(self) -> None:
+        if self.taint is not None and (self.healthy is None or self.healthy):
+            raise DriverError(
+                "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
+            )
 
 
 class Driver:
@@ -42,7 +75,7 @@ class Driver:
     The framework keeps what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI
     files, sockets, slices. One object lives for the whole process; during a rolling update two processes have one each.
 
-    Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``.
+    Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``, ``role``.
     """
 
     name: ClassVar[str] = ""
@@ -51,24 +84,47 @@ class Driver:
     """Kinds of opaque parameters; None where there are none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """Put on unhealthy devices; None for no taint. NoExecute would also evict the pods that use them."""
+    subsystems: ClassVar[Sequence[str]] = SUBSYSTEMS
+    """Kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
     settings: Settings
     log: logging.Logger
+    role: Role = Role.NODE
+    gates_off: frozenset[Gate] = frozenset()
+    """Feature gates that the API server was found to have off. It drops what depends on them, so partitions, for example, are
+    withheld then. ``pools`` is called again when this changes, and may answer a plainer layout, such as whole devices."""
+    _look_again: Callable[[], None] = staticmethod(_nobody)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.subsystems, str) or not all(isinstance(s, str) and s for s in cls.subsystems):
+            raise DriverError(
+                f"{cls.__name__}.subsystems {cls.subsystems!r} is no list of kernel subsystems such as ('pci', 'net')"
+            )
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
                 "lower case letters, digits, '-' and '.', e.g. fpga.example.com"
             )
 
-    def bind(self, host: Host, settings: Settings) -> None:
-        """Called once by the framework, before anything else."""
+    def attach(
+        self, host: Host, settings: Settings, role: Role = Role.NODE, look_again: Callable[[], None] = _nobody
+    ) -> None:
+        """Called once by the framework, before anything else. ``look_again`` is what :meth:`changed` does, from any thread."""
         self.host = host
         self.settings = settings
+        self.role = role
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
+        self._look_again = look_again
+
+    def changed(self) -> None:
+        """Says that the devices may have changed: they are looked at soon, once for many calls. From any thread or method.
+
+        For drivers that know first, from a vendor's event or a fabric manager; without it a change is seen with the next
+        event of the kernel, or after ``rescan_interval`` seconds.
+        """
+        self._look_again()
 
     def start(self) -> Awaitable[None] | None:
         """Opens what lives as long as the process, such as a vendor's library. An exception ends the process, non-zero."""
@@ -79,15 +135,32 @@ class Driver:
     def devices(self) -> Answer[Device]:
         """All devices of this node that claims may get, in the order in which they should be given out.
 
-        Called at start, after hardware events, and every ``rescan_interval`` seconds; never twice at once. Must be quick to
-        repeat and must answer the same names for the same hardware: claims refer to devices by name, over reboots too. A device
-        that is left out is not given to new claims. An exception is logged, and the last answer stays in force.
+        The simple case of :meth:`pools`: one pool, named like the node. Called at start, after hardware events and
+        :meth:`changed`, and every ``rescan_interval`` seconds; never twice at once. Must be quick to repeat and must answer the
+        same names for the same hardware: claims refer to devices by name, over reboots too. A device that is left out is not
+        given to new claims. An exception is logged, and the last answer stays in force.
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
 
-    def counter_sets(self) -> Answer[CounterSet]:
-        """Counters that partitions of one physical device draw from (KEP-4815). Called right after ``devices``, as that is."""
-        return ()
+    def pools(self) -> Answer[Pool]:
+        """All pools of this driver that this process knows of, as one answer; ``devices`` is not called where it is overridden.
+
+        For counters (KEP-4815), for several pools on one node, and for devices that belong to no single node. Called as
+        :meth:`devices` is, in both roles: as :attr:`role` says, the plugin publishes what is of ``Nodes.this()`` and the
+        controller the rest; what is the other's is ignored. A pool that is answered no more is deleted, except for devices that
+        claims still have. A device that breaks a rule is left out alone; where a name comes twice the whole answer is
+        refused, and the last one stays in force.
+        """
+        if self.role is Role.CONTROLLER:
+            return []
+        answer = self.devices()
+        if isinstance(answer, Iterable):
+            return [Pool(self.settings.node_name, list(answer))]
+        return self._one_pool(answer)
+
+    async def _one_pool(self, answer: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
+        devices = [d async for d in answer] if isinstance(answer, AsyncIterable) else list(await answer)
+        return [Pool(self.settings.node_name, devices)]
 
     def prepare(self, claim: Claim) -> Answer[PreparedDevice]:
         """Makes the claim's devices ready for containers, and answers one :class:`PreparedDevice` for each.
@@ -113,10 +186,41 @@ class Driver:
         Nothing else uses the devices until it returns. An exception keeps them held, and the call is repeated.
         """
 
+    def bind(self, claim: Claim) -> Awaitable[None] | None:
+        """Makes devices with binding conditions ready for the node where they were allocated, while the scheduler waits (KEP-5007).
+
+        Called in the controller role, for each allocation whose devices have binding conditions that are not all true;
+        ``claim.devices`` are these, ``claim.node`` is where. When it returns, all binding conditions become True and the pod is
+        bound. Raise :class:`PermanentError` where it cannot be: a binding failure condition becomes True with the text as
+        message, the scheduler takes the allocation back and tries again. Anything else that is raised is tried again with
+        growing pauses, until the scheduler's own timeout (10 minutes by default).
+
+        Idempotent: called again for the same allocation after a crash, when the leader changes, and after an error. Never twice
+        at once for a claim, nor for a device that another claim still has: that one's :meth:`unbind` comes first.
+        ``claim.report`` adds data to the claim. Plain ``def`` methods run on in their thread when the process loses its lead,
+        for at most a few seconds, and then the process ends.
+        """
+        raise DriverError(
+            f"{type(self).__name__} has no `bind` method, and a claim has devices with binding conditions"
+        )
+
+    def unbind(self, claim: BoundClaim) -> Awaitable[None] | None:
+        """Reverses :meth:`bind`, once the claim has been deallocated or allocated anew, or has gone.
+
+        Called in the controller role. Idempotent: may be called again after success, and for a claim whose bind never began,
+        failed or broke off. Nobody else is given the devices' bind until it returns. An exception is tried again with growing
+        pauses.
+        """
+
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
         """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy.
 
-        An unhealthy device is published with the taint ``dra-kubeletplugin.dev/unhealthy`` (``NoSchedule``).
+        A name stands for the devices of that name in all pools of this node; ``pool/name`` for one of them.
+
+        An unhealthy device is published with the report's taint, or :attr:`unhealthy_taint`, and not prepared unless the operator
+        allows it (``UNHEALTHY_POLICY``). The operator also says how many reports in a row it takes (``UNHEALTHY_AFTER``,
+        ``HEALTHY_AFTER``), and which effect taints have (``UNHEALTHY_EFFECT``). The first report of a device counts at once; one
+        that is not known (None) leaves a fault in force.
         """
         return {}
 
@@ -128,6 +232,14 @@ class Driver:
         held without it.
         """
         return ()
+
+    @property
+    def answers_pools(self) -> bool:
+        return type(self).pools is not Driver.pools
+
+    @property
+    def binds(self) -> bool:
+        return type(self).bind is not Driver.bind
 
     @property
     def reports_health(self) -> bool:

@@ -9,10 +9,10 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from . import described
+from .marker import is_described
 
 log = logging.getLogger(__name__)
 _SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number is what was dropped
@@ -34,13 +34,14 @@ SUBSYSTEMS = (
 
 
 @contextlib.contextmanager
-def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: tuple[str, ...] = SUBSYSTEMS) -> Iterator[bool]:
+def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[str] = SUBSYSTEMS) -> Iterator[bool]:
     """Calls ``notify`` on the event loop after each event of these subsystems; answers whether events come at all.
 
     The source is the kernel, because udev's own needs a running udevd. Events are lost when buffers overflow, and pods in a
     user namespace get none, so whoever relies on them looks by interval too.
     """
-    if described.is_described(sysfs) or sys.platform != "linux":
+    # Without any a monitor would not be filtered at all.
+    if not subsystems or is_described(sysfs) or sys.platform != "linux":
         yield False
         return
     try:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import SettingsError
-from . import described
-from .pci import PciFunction, read_function
+from . import sysfs
+from .marker import BOOT_ID, is_described
+from .numa import Numa
+from .pci import ADDRESS, PciFunction, Surroundings, find_function
 from .pci_names import PciNames
+
+_BRIDGE = 0x06
 
 
 class Host:
@@ -19,25 +24,29 @@ class Host:
     Args:
         sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.described`).
         dev: where the host's ``/dev`` is seen from this process; a described host brings its own.
+        lists: whether attributes may be lists, which the cluster's gate DRAListTypeAttributes says.
     """
 
-    def __init__(self, sysfs: Path = Path("/sys"), dev: Path = Path("/dev")) -> None:
+    def __init__(self, sysfs: Path = Path("/sys"), dev: Path = Path("/dev"), *, lists: bool = False) -> None:
         self.sysfs = sysfs
         own = sysfs / "dev"
-        self.dev = own if dev == Path("/dev") and described.is_described(sysfs) and own.is_dir() else dev
-        self._names: PciNames | None = None
+        self.dev = own if dev == Path("/dev") and is_described(sysfs) and own.is_dir() else dev
+        self.lists = lists
 
     @property
     def is_real(self) -> bool:
         """False for a described host."""
-        return not described.is_described(self.sysfs)
+        return not is_described(self.sysfs)
 
-    @property
+    @cached_property
     def names(self) -> PciNames:
-        """Names from pci.ids, read when first asked for."""
-        if self._names is None:
-            self._names = PciNames.load()
-        return self._names
+        """Names from pci.ids."""
+        return PciNames.load()
+
+    @cached_property
+    def numa(self) -> Numa:
+        """The NUMA nodes, for devices that are no PCI functions too."""
+        return Numa(self.sysfs)
 
     def pci(
         self,
@@ -54,38 +63,48 @@ class Host:
             class_code: 24-bit class, or its upper 8 or 16 bits, e.g. ``0x02`` for all network controllers.
             driver: the kernel driver that is bound.
         """
+        around = self._surroundings()
         out = []
-        for fn in self._functions():
-            if vendor is not None and fn.vendor != vendor:
-                continue
-            if device is not None and fn.device_id != device:
-                continue
-            if class_code is not None and not fn.is_class(class_code):
-                continue
-            if driver is not None and fn.driver != driver:
-                continue
-            out.append(fn)
-        return out
-
-    def _functions(self) -> Iterator[PciFunction]:
-        folder = self.sysfs / "bus/pci/devices"
-        if not folder.is_dir():
-            return
-        for link in sorted(folder.iterdir()):
+        for name in self._bound(driver) if driver is not None else sysfs.names(around.links):
             try:
-                yield read_function(self, link)
+                fn = find_function(around, name, vendor, device)
             except (FileNotFoundError, ValueError):
                 continue  # went away, or is not ready, while we look; an event or the next scan brings it
+            if fn is not None and (class_code is None or fn.is_class(class_code)):
+                out.append(fn)
+        return sorted(out, key=lambda fn: (len(fn.address), fn.address))
 
-    def numa_nodes(self) -> list[int]:
-        folder = self.sysfs / "devices/system/node"
-        if not folder.is_dir():
-            return []
-        return sorted(int(p.name[4:]) for p in folder.iterdir() if p.name.startswith("node") and p.name[4:].isdigit())
+    def function(self, address: str) -> PciFunction | None:
+        """One function as it is now; None where it is not there (any more)."""
+        if not ADDRESS.fullmatch(address):
+            return None
+        try:
+            return find_function(self._surroundings(), address)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def pcie_roots_of_cpus(self) -> dict[int, list[str]]:
+        """The root complexes that are local to each CPU, by number, in order.
+
+        As a list it is the standard attribute ``pcieRoot`` of a CPU, so that CPUs are matched with devices (KEP-5491).
+        """
+        roots: dict[int, set[str]] = {}
+        for fn in self.pci(class_code=_BRIDGE):
+            for cpu in sysfs.cpu_list(fn.read("local_cpulist")):
+                if fn.pcie_root:
+                    roots.setdefault(cpu, set()).add(fn.pcie_root)
+        return {cpu: sorted(found) for cpu, found in sorted(roots.items())}
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(self.sysfs, self.names, self.numa, lists=self.lists)
+
+    def _bound(self, driver: str) -> Iterator[str]:
+        """The addresses that a driver has: they are linked in its folder, so the others need not be looked at."""
+        return (n for n in sysfs.names(f"{self.sysfs}/bus/pci/drivers/{driver}") if ADDRESS.fullmatch(n.lower()))
 
     def boot_id(self) -> str:
         """Another value after each boot. Source: Documentation/admin-guide/sysctl/kernel.rst, random/boot_id."""
-        for path in (self.sysfs / described.BOOT_ID, Path("/proc/sys/kernel/random/boot_id")):
+        for path in (self.sysfs / BOOT_ID, Path("/proc/sys/kernel/random/boot_id")):
             if path.is_file():
                 return path.read_text().strip()
         # Not Linux: there is no boot id, and no container runtime either; one id a machine will do.
@@ -97,9 +116,11 @@ class Host:
         Raises ``OSError`` as the kernel does.
         """
         target = self.sysfs / path
-        if not described.is_described(self.sysfs):
+        if not is_described(self.sysfs):
             target.write_text(text)
             return
+        from . import described  # no node has one
+
         described.write(self.sysfs, path, text)
 
     def check(self) -> None:

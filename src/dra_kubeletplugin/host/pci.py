@@ -1,55 +1,232 @@
-"""One PCI function, from sysfs. Source: Documentation/ABI/testing/sysfs-bus-pci and PCI/sysfs-pci.rst of the kernel."""
+"""One PCI function, from sysfs. Source: Documentation/ABI/testing/sysfs-bus-pci and PCI/sysfs-pci.rst of the kernel.
+
+Finding a function reads its ids and class; the rest is read when somebody asks for it, because a node may have thousands.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar, overload
 
 from ..resources.names import sanitize
 from ..resources.types import Attribute, Device
+from . import standard, sysfs
+from .numa import Numa
+from .pci_names import PciNames
 
-if TYPE_CHECKING:
-    from .machine import Host
+ADDRESS = re.compile(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_SPEED = re.compile(r"(\d+)(?:\.(\d))? GT/s")
+_WIDTHS = {1, 2, 4, 8, 12, 16, 32}  # 0 and 255 are said where there is no link
+_FUNCTION = re.compile(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_UP = "../../../devices/"
+K = TypeVar("K")
+V = TypeVar("V")
 
-ADDRESS = re.compile(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-_BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")  # what Kubernetes accepts as pciBusID
-_ROOT = re.compile(r"pci[0-9a-f]{4,5}:[0-9a-f]{2}")
-STANDARD = "resource.kubernetes.io"
+
+class once(Generic[V]):
+    """A property that is read when first asked for, and then kept: ``functools.cached_property`` has a lock before Python 3.12,
+    which takes longer than reading does."""
+
+    def __init__(self, read: Callable[[Any], V]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, item: None, owner: type) -> once[V]: ...
+    @overload
+    def __get__(self, item: object, owner: type) -> V: ...
+    def __get__(self, item: object | None, owner: type) -> once[V] | V:
+        if item is None:
+            return self
+        value = item.__dict__[self._name] = self._read(item)
+        return value
+
+
+class Surroundings:
+    """What functions that are found in one look share: the machine, and what is read once for many of them.
+
+    Args:
+        root: of sysfs.
+        lists: whether attributes may be lists: the cluster's gate DRAListTypeAttributes.
+    """
+
+    def __init__(self, root: Path, names: PciNames, numa: Numa, *, lists: bool) -> None:
+        self.names = names
+        self.numa = numa
+        self.lists = lists
+        self.devices = os.path.realpath(root / "devices") + "/"
+        self.links = f"{os.path.realpath(root)}/bus/pci/devices/"
+        self._virtual: dict[str, dict[str, int]] = {}
+        self._most: dict[str, tuple[int | None, int | None]] = {}
+        self._models: dict[tuple[int, int, int], Mapping[str, Attribute | None]] = {}
+
+    def resolved(self, link: str) -> str:
+        """Where a link in :attr:`links` leads; the kernel's are relative, and all of one form."""
+        target = os.readlink(link)  # noqa: PTH115 - a Path takes longer to make than a link to read
+        if target.startswith(_UP):
+            return self.devices + target[len(_UP) :]
+        return os.path.realpath(link)
+
+    def virtual_functions(self, folder: str) -> Mapping[str, int]:
+        """The indices of a physical function's virtual ones, by address."""
+        return _once(self._virtual, folder, _virtual_functions)
+
+    def model(self, fn: PciFunction) -> Mapping[str, Attribute | None]:
+        """What all functions of one kind have in common: ids and their names."""
+        ids = (fn.vendor, fn.device_id, fn.class_code)
+        if ids not in self._models:
+            self._models[ids] = {
+                "vendor": f"{fn.vendor:04x}",
+                "device": f"{fn.device_id:04x}",
+                "class": f"{fn.class_code:06x}",
+                "vendorName": _short(fn.vendor_name),
+                "deviceName": _short(fn.device_name),
+                "className": _short(fn.class_name),
+            }
+        return self._models[ids]
+
+    def link_of(self, folder: str) -> tuple[int | None, int | None]:
+        """What the link of a physical function can do, with the port above: megatransfers a second, and lanes."""
+        return _once(self._most, folder, _link_limits)
 
 
 @dataclass(frozen=True)
 class PciFunction:
-    """A PCI function. Ids are integers; ``numa_node``, ``iommu_group`` and links are None where there are none."""
+    """A PCI function.
+
+    What is not among the first four is read from sysfs when it is first asked for, and kept: look the function up again
+    (:meth:`Host.function`) for what is so now. Ids are integers; ``numa_node``, ``iommu_group`` and links are None where there are none.
+    """
 
     address: str  # domain:bus:device.function, lower case
-    path: Path  # the resolved folder below devices/
     vendor: int
     device_id: int
-    subsystem_vendor: int
-    subsystem_device: int
     class_code: int  # 24 bits: class, subclass, programming interface
-    revision: int
-    driver: str | None
-    numa_node: int | None
-    iommu_group: int | None
-    pcie_root: str | None  # e.g. pci0000:00
-    physical_function: str | None  # the address of the parent, for an SR-IOV virtual function
-    vf_index: int | None
-    total_vfs: int  # what a physical function can offer; 0 without SR-IOV
-    boot_vga: bool
-    link_speed: str | None  # e.g. "16.0 GT/s PCIe"
-    link_width: int | None  # lanes
-    vendor_name: str | None
-    device_name: str | None
-    class_name: str | None
+    folder: str = field(repr=False)  # the resolved folder below devices/
+    around: Surroundings = field(repr=False, compare=False)
+
+    @once
+    def path(self) -> Path:
+        """The resolved folder below ``devices``."""
+        return Path(self.folder)
+
+    def read(self, name: str) -> str | None:
+        """Any attribute of the function's folder, as it is now; None where there is none, or it is empty."""
+        return sysfs.text(f"{self.folder}/{name}")
+
+    @once
+    def subsystem_vendor(self) -> int:
+        return sysfs.integer(f"{self.folder}/subsystem_vendor", 16) or 0
+
+    @once
+    def subsystem_device(self) -> int:
+        return sysfs.integer(f"{self.folder}/subsystem_device", 16) or 0
+
+    @once
+    def revision(self) -> int:
+        return sysfs.integer(f"{self.folder}/revision", 16) or 0
+
+    @once
+    def driver(self) -> str | None:
+        """The kernel driver that is bound. It changes while a function is given away through VFIO, so it is no attribute."""
+        return sysfs.link(f"{self.folder}/driver")
+
+    @once
+    def numa_node(self) -> int | None:
+        found = sysfs.integer(f"{self.folder}/numa_node")
+        return found if found is not None and found >= 0 else None
+
+    @once
+    def iommu_group(self) -> int | None:
+        group = sysfs.link(f"{self.folder}/iommu_group")
+        return int(group) if group and group.isascii() and group.isdigit() else None
+
+    @once
+    def pcie_root(self) -> str | None:
+        """The first component below ``devices``, e.g. ``pci0000:00``; below Intel's VMD that of its controller."""
+        return standard.pcie_root(self._below.partition("/")[0])
+
+    @once
+    def upstream(self) -> str | None:
+        """The address of the bridge, port or controller that the function hangs below; None at a root."""
+        parts = self._below.split("/")[:-1]
+        return next((p for p in reversed(parts) if _FUNCTION.fullmatch(p)), None)
+
+    @property
+    def _below(self) -> str:
+        return self.folder.removeprefix(self.around.devices) if self.folder.startswith(self.around.devices) else ""
+
+    @once
+    def physical_function(self) -> str | None:
+        """The address of the parent, for an SR-IOV virtual function."""
+        return sysfs.link(f"{self.folder}/physfn")
 
     @property
     def is_vf(self) -> bool:
         return self.physical_function is not None
+
+    @once
+    def vf_index(self) -> int | None:
+        """The number of a virtual function below its parent."""
+        parent = self._parent
+        return None if parent is None else self.around.virtual_functions(parent).get(self.address)
+
+    @property
+    def _parent(self) -> str | None:
+        return f"{self.folder.rpartition('/')[0]}/{self.physical_function}" if self.is_vf else None
+
+    @once
+    def total_vfs(self) -> int:
+        """How many virtual functions a physical one can offer; 0 without SR-IOV."""
+        return 0 if self.is_vf else sysfs.integer(f"{self.folder}/sriov_totalvfs") or 0
+
+    @once
+    def boot_vga(self) -> bool:
+        """Whether it carries the console."""
+        return sysfs.integer(f"{self.folder}/boot_vga") == 1
+
+    @once
+    def link_speed(self) -> int | None:
+        """What the link runs at now, in megatransfers a second a lane. Many devices slow it down while they idle."""
+        return _speed(self.read("current_link_speed"))
+
+    @once
+    def link_width(self) -> int | None:
+        """The lanes that the link uses now."""
+        return _width(self.read("current_link_width"))
+
+    @property
+    def max_link_speed(self) -> int | None:
+        """The most that the function and the port above it can do together; for a virtual function that of its parent."""
+        return self._limits[0]
+
+    @property
+    def max_link_width(self) -> int | None:
+        """The most lanes that the function and the port above it can use; for a virtual function that of its parent."""
+        return self._limits[1]
+
+    @once
+    def _limits(self) -> tuple[int | None, int | None]:
+        return self.around.link_of(self._parent or self.folder)
+
+    @once
+    def vendor_name(self) -> str | None:
+        return self.around.names.vendor(self.vendor)
+
+    @once
+    def device_name(self) -> str | None:
+        return self.around.names.device(self.vendor, self.device_id)
+
+    @once
+    def class_name(self) -> str | None:
+        return self.around.names.class_name(self.class_code)
 
     def is_class(self, code: int) -> bool:
         """Whether the class is ``code``, given with 8, 16 or 24 bits."""
@@ -60,34 +237,51 @@ class PciFunction:
     @property
     def pci_bus_id(self) -> str | None:
         """The address where it has the standard form; VMD domains of five digits have not."""
-        return self.address if _BUS_ID.fullmatch(self.address) else None
+        return standard.pci_bus_id(self.address)
+
+    def nodes(self, kind: str | None = None) -> list[str]:
+        """The device files that the function's driver made, e.g. ``/dev/dri/renderD128``, sorted; those of one class, or all.
+
+        They are there while the driver is bound, and follow the function wherever it is found: a position in a list does not.
+        """
+        out = []
+        for name in [kind] if kind else sysfs.names(self.folder):
+            folder = f"{self.folder}/{name}"
+            if name in {"driver", "subsystem"} or os.path.islink(folder):  # noqa: PTH114
+                continue
+            for device in sysfs.names(folder):
+                if sysfs.text(f"{folder}/{device}/dev"):
+                    said = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/{device}/uevent") or "", re.MULTILINE)
+                    out.append(f"/dev/{said[1] if said else device}")
+        return sorted(out)
 
     def attributes(self) -> dict[str, Attribute]:
-        """What a scheduler may ask for.
+        """What a scheduler may ask for, and what stays true while the function is in use.
 
-        Standard ones by KEP-4381 and KEP-5316: ``pcieRoot`` and ``pciBusID`` (strings), ``numaNode`` (integer, left out without
-        affinity). Own ones: ids as lower-case hex strings (``vendor``, ``device``, ``class``), ``driver``, names from pci.ids,
-        ``iommuGroup`` (integer), for virtual functions ``physicalFunction`` and ``vfIndex``, ``linkWidth`` in lanes.
+        Standard ones: ``pcieRoot`` and ``pciBusID`` (strings), ``numaNode`` (integer, or a list where the cluster takes lists; left out
+        without affinity). Own ones: ids as lower-case hex strings (``vendor``, ``device``, ``class``), names from pci.ids,
+        ``iommuGroup`` (integer), for virtual functions ``physicalFunction`` and ``vfIndex``, ``linkSpeed`` in megatransfers a
+        second a lane and ``linkWidth`` in lanes, as the link could be at best. Not the driver, which VFIO changes.
         """
+        speed, width = self._limits
         given: dict[str, Attribute | None] = {
-            f"{STANDARD}/pcieRoot": self.pcie_root,
-            f"{STANDARD}/pciBusID": self.pci_bus_id,
-            f"{STANDARD}/numaNode": self.numa_node,
-            "vendor": f"{self.vendor:04x}",
-            "device": f"{self.device_id:04x}",
-            "class": f"{self.class_code:06x}",
-            "driver": self.driver,
-            "vendorName": _short(self.vendor_name),
-            "deviceName": _short(self.device_name),
-            "className": _short(self.class_name),
+            standard.PCIE_ROOT: self.pcie_root,
+            standard.PCI_BUS_ID: self.pci_bus_id,
+            standard.NUMA_NODE: self._numa(),
+            **self.around.model(self),
             "iommuGroup": self.iommu_group,
             "virtualFunction": self.is_vf,
             "physicalFunction": self.physical_function,
             "vfIndex": self.vf_index,
             "totalVFs": self.total_vfs or None,
-            "linkWidth": self.link_width,
+            "linkSpeed": speed,
+            "linkWidth": width,
         }
         return {k: v for k, v in given.items() if v is not None}
+
+    def _numa(self) -> Attribute | None:
+        node = self.numa_node
+        return self.around.numa.near(node) if node is not None and self.around.lists else node
 
     def device(
         self,
@@ -104,92 +298,73 @@ class PciFunction:
         return Device(name or sanitize(f"pci-{self.address}"), merged, data=self, **fields)
 
 
-def read_function(host: Host, link: Path) -> PciFunction:
-    """The function behind ``bus/pci/devices/<address>``.
+def find_function(
+    around: Surroundings, name: str, vendor: int | None = None, device: int | None = None
+) -> PciFunction | None:
+    """The function behind ``bus/pci/devices/<name>``; None where it is another than is asked for.
 
-    Raises ``FileNotFoundError`` where it has gone, ``ValueError`` where it is no PCI address.
+    Raises ``FileNotFoundError`` where it has gone, ``ValueError`` where ``name`` is no PCI address.
     """
-    address = link.name.lower()
+    address = name.lower()
     if not ADDRESS.fullmatch(address):
-        raise ValueError(f"{link.name} is no PCI address")
-    path = link.resolve(strict=True)
-    physical = _link(path / "physfn")
-    vendor, device_id = _hex(path / "vendor"), _hex(path / "device")
-    class_code = _hex(path / "class")
-    numa = _integer(path / "numa_node")
-    group = _link(path / "iommu_group")
-    width = _integer(path / "current_link_width")
+        raise ValueError(f"{name} is no PCI address")
+    folder = around.links + name
+    if vendor is not None and vendor != _id(folder, "vendor"):
+        return None
+    if device is not None and device != _id(folder, "device"):
+        return None
     return PciFunction(
         address=address,
-        path=path,
-        vendor=vendor,
-        device_id=device_id,
-        subsystem_vendor=_hex(path / "subsystem_vendor", 0),
-        subsystem_device=_hex(path / "subsystem_device", 0),
-        class_code=class_code,
-        revision=_hex(path / "revision", 0),
-        driver=_link(path / "driver"),
-        numa_node=numa if numa is not None and numa >= 0 else None,
-        iommu_group=int(group) if group and group.isdigit() else None,
-        pcie_root=pcie_root(host.sysfs, path),
-        physical_function=physical,
-        vf_index=_vf_index(path, address) if physical else None,
-        total_vfs=_integer(path / "sriov_totalvfs") or 0,
-        boot_vga=_integer(path / "boot_vga") == 1,
-        link_speed=_text(path / "current_link_speed"),
-        link_width=width if width and width < 255 else None,
-        vendor_name=host.names.vendor(vendor),
-        device_name=host.names.device(vendor, device_id),
-        class_name=host.names.class_name(class_code),
+        vendor=_id(folder, "vendor") if vendor is None else vendor,
+        device_id=_id(folder, "device") if device is None else device,
+        class_code=_id(folder, "class"),
+        folder=around.resolved(folder),
+        around=around,
     )
 
 
-def pcie_root(sysfs: Path, path: Path) -> str | None:
-    """``pci<dddd>:<bb>``: the first component below ``devices/``; None for what hangs elsewhere (Hyper-V, ACPI)."""
-    try:
-        first = path.relative_to((sysfs / "devices").resolve()).parts[0]
-    except (ValueError, IndexError):
-        return None
-    return first if _ROOT.fullmatch(first) else None
+def _id(folder: str, name: str) -> int:
+    found = sysfs.text(f"{folder}/{name}")
+    if found is None:
+        raise FileNotFoundError(f"{folder}/{name}")
+    return int(found, 16)
 
 
-def _vf_index(path: Path, address: str) -> int | None:
-    for link in (path / "physfn").glob("virtfn*"):
-        if link.readlink().name.lower() == address and link.name[6:].isdigit():
-            return int(link.name[6:])
-    return None
+def _virtual_functions(folder: str) -> dict[str, int]:
+    out = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            index = entry.name[6:]
+            if entry.name.startswith("virtfn") and index.isascii() and index.isdigit():
+                out[(sysfs.link(entry.path) or "").lower()] = int(index)
+    return out
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
+def _link_limits(folder: str) -> tuple[int | None, int | None]:
+    ends = (folder, folder.rpartition("/")[0])
+    speeds = [_speed(sysfs.text(f"{end}/max_link_speed")) for end in ends]
+    widths = [_width(sysfs.text(f"{end}/max_link_width")) for end in ends]
+    return _least(speeds), _least(widths)
 
 
-def _hex(path: Path, default: int | None = None) -> int:
-    text = _text(path)
-    if text is None:
-        if default is None:
-            raise FileNotFoundError(path)
-        return default
-    return int(text, 16)
+def _speed(said: str | None) -> int | None:
+    """``16.0 GT/s PCIe`` is 16000; ``Unknown`` is None."""
+    found = _SPEED.match(said or "")
+    return int(found[1]) * 1000 + int(found[2] or 0) * 100 if found else None
 
 
-def _integer(path: Path) -> int | None:
-    text = _text(path)
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return None
+def _width(said: str | None) -> int | None:
+    return int(said) if said and said.isascii() and said.isdigit() and int(said) in _WIDTHS else None
 
 
-def _link(path: Path) -> str | None:
-    """The last component of a link's target."""
-    try:
-        return os.readlink(path).rstrip("/").rpartition("/")[2] if path.is_symlink() else None  # noqa: PTH115
-    except OSError:
-        return None
+def _least(known: Iterable[int | None]) -> int | None:
+    return min((n for n in known if n is not None), default=None)
+
+
+def _once(cache: dict[K, V], key: K, make: Callable[[K], V]) -> V:
+    if key not in cache:
+        cache[key] = make(key)
+    return cache[key]
 
 
 def _short(name: str | None) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 PATHS = (Path("/usr/share/misc/pci.ids"), Path("/usr/share/hwdata/pci.ids"))
+_HEAD = re.compile(rb"\n[^\t#\n]")  # the next line at the margin
 
 
 class PciNames:
@@ -34,23 +37,28 @@ class PciNames:
             return None
         key = (head, sub)
         if key not in self._found:
-            self._found[key] = self._scan(head, sub)
+            try:
+                with self.path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    self._found[key] = _search(content, head.encode(), sub.encode())
+            except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+                self._found[key] = None
         return self._found[key]
 
-    def _scan(self, head: str, sub: str) -> str | None:
-        """One pass over the file: a head at the margin, its entries behind one tab."""
-        assert self.path is not None
-        inside = False
-        with self.path.open(encoding="utf-8", errors="replace") as f:
-            for line in f:
-                if line[:1] in {"#", "\n"}:
-                    continue
-                if not line.startswith("\t"):
-                    if inside:
-                        return None
-                    inside = line.startswith(head + "  ")
-                    if inside and not sub:
-                        return line[len(head) :].strip()
-                elif inside and line.startswith(f"\t{sub}  "):
-                    return line[1 + len(sub) :].strip()
+
+def _search(content: mmap.mmap, head: bytes, sub: bytes) -> str | None:
+    """A head at the margin, its entries behind one tab, theirs behind two."""
+    mark = b"\n" + head + b"  "
+    at = content.find(mark)
+    if at < 0:
         return None
+    if not sub:
+        return _line(content, at + len(mark))
+    entry = b"\n\t" + sub + b"  "
+    end = _HEAD.search(content, at + 1)
+    found = content.find(entry, at, end.start() + 1 if end else len(content))
+    return _line(content, found + len(entry)) if found >= 0 else None
+
+
+def _line(content: mmap.mmap, start: int) -> str:
+    end = content.find(b"\n", start)
+    return content[start : end if end >= 0 else len(content)].decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""The health stream (KEP-4680): the whole list at once, after every report, and often enough not to go stale."""
+"""The health stream (KEP-4680): the whole list, after every report, and often enough not to go stale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc.aio
@@ -20,10 +20,8 @@ from ..inventory import DeviceHealth, Inventory
 
 log = logging.getLogger(__name__)
 MAX_TEXT = 1024  # characters of a device's message that the kubelet keeps
-MAX_BYTES = (
-    4 * 1024 * 1024 - 64 * 1024
-)  # of one message: gRPC refuses more than 4 MiB, and every message is the whole list
-_FIELDS = 32  # bytes of an entry besides its texts, at most
+MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC refuses more than 4 MiB
+_FIELDS = 40  # bytes of an entry besides its texts, at most
 
 Response = v1.NodeWatchResourcesResponse | v1alpha1.NodeWatchResourcesResponse
 Request = v1.NodeWatchResourcesRequest | v1alpha1.NodeWatchResourcesRequest
@@ -45,40 +43,42 @@ class HealthService:
     async def stream(self, kind: type[Response]) -> AsyncIterator[Response]:
         while True:
             seen = self.inventory.health_version
-            yield self.message(kind)
+            for message in self.messages(kind):
+                yield message
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.heartbeat):
                     await self.inventory.health_changed(seen)
 
-    def message(self, kind: type[Response]) -> Response:
-        """All devices; texts are cut, where many would not fit into one message otherwise."""
-        found = [(printable(name), health) for name, health in self.inventory.health()]
-        pool = self.inventory.pool
-        room = MAX_BYTES - sum(_FIELDS + len(pool.encode()) + len(name) for name, _ in found)
-        texts = sum(bool(health.message) for _, health in found)
-        limit = min(4 * MAX_TEXT, max(room, 0) // max(texts, 1))
-        out = kind()
-        for name, health in found:
+    def messages(self, kind: type[Response]) -> Iterator[Response]:
+        """All devices: in one message where they fit, which is what the API means, else in as many as gRPC needs.
+
+        A kubelet (1.34 to 1.37) leaves a device that a message does not name as it was, until its time-out passes.
+        """
+        out, room = kind(), MAX_BYTES
+        for key, health in self.inventory.health():
+            pool, name, text = printable(key.pool), printable(key.device), _cut(health.message)
+            size = _FIELDS + len(pool.encode()) + len(name.encode()) + len(text.encode())
+            if size > room:
+                yield out
+                out, room = kind(), MAX_BYTES
+            room -= size
             entry = out.devices.add(
                 health=_status(health),
                 # When it was measured: what is not known must not look fresh.
                 last_updated_time=int(health.at),
                 health_check_timeout_seconds=math.ceil(self.inventory.health_timeout),
-                message=_cut(health.message, limit),
+                message=text,
             )
             entry.device.pool_name, entry.device.device_name = pool, name
-        return out
+        yield out
 
 
 def _status(health: DeviceHealth) -> Any:  # the two versions' enums have the same numbers
     return v1.UNKNOWN if health.healthy is None else v1.HEALTHY if health.healthy else v1.UNHEALTHY
 
 
-def _cut(text: str, limit: int) -> str:
-    """``text`` within the kubelet's characters and ``limit`` bytes."""
-    if len(text) <= MAX_TEXT and len(text.encode()) <= limit:
-        return text
-    return text[: MAX_TEXT - 3].encode()[: max(limit - 3, 0)].decode(errors="ignore") + "..."[:limit]
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
 class _Servicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):

@@ -22,6 +22,7 @@ from .controllers import ClaimController
 from .informer import PODS
 from .kubelet import Kubelet, Timers
 from .runtime.oci import Runtime
+from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
 
 JSON = dict[str, Any]
@@ -51,6 +52,7 @@ class LocalCluster:
         certificate: files with a certificate for that address and its key, for HTTPS; plain HTTP when left out.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
+        binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class LocalCluster:
         certificate: tuple[Path, Path] | None = None,
         cdi_root: Path | None = None,
         timers: Timers | None = None,
+        binding_timeout: float = BINDING_TIMEOUT,
     ) -> None:
         self._names = nodes
         self._keep = state is not None
@@ -69,6 +72,7 @@ class LocalCluster:
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self._cdi_root = cdi_root
         self._timers = timers
+        self._binding_timeout = binding_timeout
         self._certificate = certificate
         self.api = ApiServer(address, _server_tls(certificate))
         self.nodes: dict[str, Node] = {}
@@ -85,7 +89,7 @@ class LocalCluster:
             self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
-            for component in (ClaimController(self.client), Scheduler(self.client)):
+            for component in (ClaimController(self.client), Scheduler(self.client, self._binding_timeout)):
                 task = asyncio.create_task(component.run(), name=type(component).__name__)
                 stack.push_async_callback(_cancel, task)
             for name in self._names:

@@ -31,6 +31,11 @@ _COUNTERS = {
     "scan_failures_total": ("Looks at the devices that failed.", []),
     "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
+    "status_reports_total": ("Reports of device status to claims, by result (written, dropped, failed).", ["result"]),
+    "binds_total": (
+        "Calls of the driver's bind and unbind in the controller, by operation and result.",
+        ["operation", "result"],
+    ),
     "kubelet_calls_total": ("Calls of the kubelet, by method.", ["method"]),
 }
 _GAUGES = {
@@ -46,6 +51,8 @@ _GAUGES = {
     "slices": ("Published ResourceSlices.", []),
     "publisher": ("1 while this instance is the one that publishes for the node.", []),
     "publish_fault": ("1 while the slices are not as they should be, or their watch is dead.", []),
+    "leader": ("1 while this process leads the controllers of the driver.", []),
+    "bound_claims": ("Claims for which the controller has called bind and not yet unbind.", []),
     "registered": ("1 while the kubelet accepts this plugin.", []),
     "records_healthy": ("1 while the record database can be read and written.", []),
 }

@@ -1,7 +1,8 @@
 """What the API server accepts as a ResourceClaim, ResourceClaimTemplate or DeviceClass (v1, as of 1.36).
 
 CEL expressions are compiled by whoever has a compiler: pass it as ``compile``, which raises ``ValueError`` with the
-compiler's words. Without one, only their length is checked.
+compiler's words, :class:`ProgramFault` where the expression compiles and no program can be made of it. Without one, only their
+length is checked.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import names
-from .fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many, unsupported
-from .rules import items, object_name, opaque, qualified_name, taint_effect, taint_key
+from .fields import FieldError, ProgramFault, forbidden, internal, invalid, invalids, required, too_long, unsupported
+from .metadata_rules import metadata, template_metadata, updated_metadata
+from .rules import items, opaque, qualified_name, taint_effect, taint_key
 
 MAX_REQUESTS = 32
 MAX_CONSTRAINTS = 32
 MAX_CONFIGS = 32
 MAX_SELECTORS = 32
 MAX_SUBREQUESTS = 8
-MAX_TOLERATIONS = 16
 MAX_CEL_BYTES = 10 * 1024
 MAX_CEL_COST = 1_000_000
-MAX_RESERVED = 256
 MAX_EXTENDED_NAME = 63
 
 JSON = Mapping[str, Any]
@@ -29,24 +29,18 @@ Compile = Callable[[str], object] | None
 
 
 def validate_claim(obj: JSON, compile: Compile = None) -> list[FieldError]:
-    return object_name(obj["metadata"]) + _claim_spec(obj["spec"], "spec", compile)
+    return metadata(obj["metadata"]) + _claim_spec(obj["spec"], "spec", compile)
 
 
 def validate_template(obj: JSON, compile: Compile = None) -> list[FieldError]:
     inner = obj["spec"]
-    out = object_name(obj["metadata"])
-    labels = {
-        "name": "x",
-        "labels": inner["metadata"].get("labels"),
-        "annotations": inner["metadata"].get("annotations"),
-    }
-    out += object_name(labels, "spec.metadata")
+    out = metadata(obj["metadata"]) + template_metadata(inner["metadata"], "spec.metadata")
     return out + _claim_spec(inner["spec"], "spec.spec", compile)
 
 
-def validate_class(obj: JSON, compile: Compile = None) -> list[FieldError]:
+def validate_class(obj: JSON, compile: Compile = None, *, update: bool = False) -> list[FieldError]:
     spec = obj["spec"]
-    out = object_name(obj["metadata"])
+    out = updated_metadata(obj["metadata"]) if update else metadata(obj["metadata"])
     out += items(spec.get("selectors"), MAX_SELECTORS, lambda s, p: _selector(s, p, compile), "spec.selectors")
     out += items(spec.get("config"), MAX_CONFIGS, _opaque_only, "spec.config")
     if (extended := spec.get("extendedResourceName")) is not None and not _is_extended(extended):
@@ -61,23 +55,36 @@ def _is_extended(name: str) -> bool:
     return not names.qualified(f"requests.{name}") and len(name.split("/")[1]) <= MAX_EXTENDED_NAME
 
 
+def known_requests(spec: JSON) -> frozenset[str]:
+    """What the parts of a claim may refer to: ``request``, and ``request/alternative`` where it has alternatives."""
+    alternatives: dict[str, list[str]] = {}
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        alternatives[request["name"]] = [a["name"] for a in request.get("firstAvailable") or []]
+    return frozenset(alternatives) | {f"{name}/{sub}" for name, subs in alternatives.items() for sub in subs}
+
+
 def _claim_spec(spec: JSON, path: str, compile: Compile) -> list[FieldError]:
     devices = spec.get("devices") or {}
     where = f"{path}.devices"
-    requests = devices.get("requests") or []
-    known = set()
-    for r in requests:
-        known.add(r["name"])
-        known |= {f"{r['name']}/{s['name']}" for s in r.get("firstAvailable") or []}
-    out = items(requests, MAX_REQUESTS, lambda r, p: _request(r, p, compile), f"{where}.requests", lambda r: r["name"])
-    out += items(
-        devices.get("constraints"), MAX_CONSTRAINTS, lambda c, p: _constraint(c, p, known), f"{where}.constraints"
-    )
+    known = known_requests(spec)
+
+    def request(value: JSON, at: str) -> list[FieldError]:
+        return _request(value, at, compile)
+
+    def constraint(value: JSON, at: str) -> list[FieldError]:
+        return _constraint(value, at, known)
 
     def config(value: JSON, at: str) -> list[FieldError]:
-        return _request_names(value.get("requests"), f"{at}.requests", known) + _opaque_only(value, at)
+        return configuration(value, at, known)
 
+    out = items(devices.get("requests"), MAX_REQUESTS, request, f"{where}.requests", lambda r: r["name"])
+    out += items(devices.get("constraints"), MAX_CONSTRAINTS, constraint, f"{where}.constraints")
     return out + items(devices.get("config"), MAX_CONFIGS, config, f"{where}.config")
+
+
+def configuration(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+    """Every fault of one entry of ``config``: of a claim, or of an allocation."""
+    return request_names(value.get("requests"), f"{path}.requests", known) + _opaque_only(value, path)
 
 
 def _opaque_only(value: JSON, path: str) -> list[FieldError]:
@@ -86,42 +93,33 @@ def _opaque_only(value: JSON, path: str) -> list[FieldError]:
     return opaque(value["opaque"], f"{path}.opaque")
 
 
-def _request_names(values: list[str] | None, path: str, known: set[str]) -> list[FieldError]:
-    def check(value: str, where: str) -> list[FieldError]:
-        out: list[FieldError] = []
-        for part in value.split("/", 1):
-            out += invalids(where, part, names.label(part))
-        if not out and value not in known:
-            rule = (
-                "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
-            )
-            out.append(invalid(where, value, rule))
-        return out
+def request_names(values: list[str] | None, path: str, known: frozenset[str]) -> list[FieldError]:
+    return items(values, MAX_REQUESTS, lambda v, at: request_name(v, at, known), path, str)
 
-    return items(values, MAX_REQUESTS, check, path, str)
+
+def request_name(value: str, path: str, known: frozenset[str]) -> list[FieldError]:
+    """A reference to a request, or to one of its alternatives."""
+    rule = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+    parts = value.split("/")
+    if len(parts) > 2:
+        return [invalid(path, value, rule)]
+    out = [fault for part in parts for fault in invalids(path, part, names.label(part))]
+    return out if value in known else [*out, invalid(path, value, rule)]
 
 
 def _request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
-    out = (
-        invalids(f"{path}.name", request["name"], names.label(request["name"]))
-        if request["name"]
-        else [required(f"{path}.name")]
-    )
+    out = invalids(f"{path}.name", request["name"], names.label(request["name"]))
     exactly, alternatives = request.get("exactly"), request.get("firstAvailable")
     rule = "exactly one of `exactly` or `firstAvailable` is required"
-    if exactly is None and not alternatives:
-        out.append(required(path, rule))
-    elif exactly is not None and alternatives:
-        out.append(invalid(path, None, rule))
+    if exactly is not None and alternatives:
+        return [*out, invalid(path, None, f"{rule}, but multiple fields are set")]
     if exactly is not None:
-        out += _device_request(exactly, f"{path}.exactly", compile)
+        return out + _device_request(exactly, f"{path}.exactly", compile)
+    if not alternatives:
+        return [*out, required(path, rule)]
 
     def sub(value: JSON, where: str) -> list[FieldError]:
-        faults = (
-            invalids(f"{where}.name", value["name"], names.label(value["name"]))
-            if value["name"]
-            else [required(f"{where}.name")]
-        )
+        faults = invalids(f"{where}.name", value["name"], names.label(value["name"]))
         return faults + _device_request(value, where, compile)
 
     return out + items(alternatives, MAX_SUBREQUESTS, sub, f"{path}.firstAvailable", lambda s: s["name"])
@@ -146,8 +144,7 @@ def _device_request(request: JSON, path: str, compile: Compile) -> list[FieldErr
             out.append(invalid(f"{path}.count", count, "must be greater than zero"))
     else:
         out.append(unsupported(f"{path}.allocationMode", mode, ("All", "ExactCount")))
-    out += items(request.get("tolerations"), MAX_TOLERATIONS, toleration, f"{path}.tolerations")
-    return out
+    return out + tolerations(request.get("tolerations"), f"{path}.tolerations")
 
 
 def _selector(selector: JSON, path: str, compile: Compile) -> list[FieldError]:
@@ -160,11 +157,17 @@ def _selector(selector: JSON, path: str, compile: Compile) -> list[FieldError]:
     if compile:
         try:
             estimate = getattr(compile(expression), "max_cost", 0)
+        except ProgramFault as e:
+            return [internal(where, str(e))]
         except ValueError as e:
             return [invalid(where, expression, str(e))]
         if estimate > MAX_CEL_COST:
             return [forbidden(where, "too complex, exceeds cost limit")]
     return []
+
+
+def tolerations(values: list[JSON] | None, path: str) -> list[FieldError]:
+    return [fault for i, value in enumerate(values or []) for fault in toleration(value, f"{path}[{i}]")]
 
 
 def toleration(value: JSON, path: str) -> list[FieldError]:
@@ -187,8 +190,8 @@ def toleration(value: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _constraint(value: JSON, path: str, known: set[str]) -> list[FieldError]:
-    out = _request_names(value.get("requests"), f"{path}.requests", known)
+def _constraint(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+    out = request_names(value.get("requests"), f"{path}.requests", known)
     match, distinct = value.get("matchAttribute"), value.get("distinctAttribute")
     if match is not None:
         out += qualified_name(match, f"{path}.matchAttribute", fully=True)
@@ -210,50 +213,3 @@ def validate_admin_access(spec: JSON, labels: JSON) -> list[FieldError]:
             # The path is the server's, which leaves `exactly` out, also for templates.
             return [forbidden(f"spec.devices.requests[{i}].adminAccess", rule)]
     return []
-
-
-def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:
-    """The spec of a claim never changes."""
-    return [] if new["spec"] == old["spec"] else [invalid("spec", "<value omitted>", "field is immutable")]
-
-
-def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
-    """Rules for an update of a claim's status: consumers, allocation and device status fit together."""
-    status, before = new.get("status") or {}, old.get("status") or {}
-    out: list[FieldError] = []
-    reserved = status.get("reservedFor") or []
-    if len(reserved) > MAX_RESERVED:
-        out.append(too_many("status.reservedFor", len(reserved), MAX_RESERVED))
-    uids: set[str] = set()
-    for i, consumer in enumerate(reserved):
-        where = f"status.reservedFor[{i}]"
-        out += [required(f"{where}.{k}") for k in ("resource", "name", "uid") if not consumer.get(k)]
-        if consumer["uid"] in uids:
-            out.append(duplicate(where, consumer["uid"]))
-        uids.add(consumer["uid"])
-    allocation, previous = status.get("allocation"), before.get("allocation")
-    if allocation is None:
-        if reserved:
-            out.append(forbidden("status.reservedFor", "may not be specified when `allocated` is not set"))
-    elif previous is not None and allocation != previous:
-        out.append(invalid("status.allocation", "<value omitted>", "field is immutable"))
-    if previous is not None and allocation is not None and new["metadata"].get("deletionTimestamp"):
-        fresh = uids - {c["uid"] for c in before.get("reservedFor") or []}
-        if fresh:
-            out.append(forbidden("status.reservedFor", "new entries may not be added while `deletionTimestamp` is set"))
-    allocated = {
-        (r["driver"], r["pool"], r["device"], r.get("shareID", ""))
-        for r in ((allocation or {}).get("devices") or {}).get("results") or []
-    }
-    seen: set[tuple[str, ...]] = set()
-    for i, device in enumerate(status.get("devices") or []):
-        where = f"status.devices[{i}]"
-        key = (device["driver"], device["pool"], device["device"], device.get("shareID", ""))
-        if key in seen:
-            out.append(duplicate(where, "/".join(k for k in key if k)))
-        elif key not in allocated:
-            out.append(invalid(where, "/".join(k for k in key if k), "must be an allocated device in the claim"))
-        seen.add(key)
-        if len(device.get("conditions") or []) > 8:
-            out.append(too_many(f"{where}.conditions", len(device["conditions"]), 8))
-    return out

@@ -20,6 +20,14 @@ class FieldError:
         return f"{self.field}: {self.message}"
 
 
+class ProgramFault(ValueError):
+    """An expression compiles, and no program can be made of it: for the API server a fault of its own."""
+
+
+def internal(path: str, detail: str) -> FieldError:
+    return FieldError("InternalError", path, f"Internal error: {detail}")
+
+
 def required(path: str, detail: str = "") -> FieldError:
     return FieldError("FieldValueRequired", path, "Required value" + (f": {detail}" if detail else ""))
 

@@ -1,128 +1,323 @@
-"""Kubernetes quantities: grammar, exact value, canonical form.
+"""Kubernetes quantities: grammar, exact value, the form in which they are written.
 
-The grammar is the API server's, not the documentation's: `1K` is no quantity, `1e3` and `1E3` are, `.5` and `5.` are.
-Values are exact to 1e-9 (n), rounded away from zero below that, as the server does.
+The rules are those of the API server's parser (apimachinery, ``resource.Quantity``), not of its documentation: ``1K`` is no quantity,
+``1e3``, ``.5`` and ``5.`` are. A number of up to 18 digits is read as an integer with a decimal scale, any other as a
+decimal of any length. Values are exact to 1e-9, rounded away from zero below that; a binary one is capped at 2^63-1.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
-from functools import total_ordering
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_UP, Context, Decimal, InvalidOperation
+from enum import Enum
+from functools import lru_cache
 
-GRAMMAR = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
-_NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?", re.ASCII)
-_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+from .immutable import Immutable
+
+_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?")
+_SUFFIX = re.compile(r"[eEinumkKMGTP]*[-+]?[0-9]*")
+_EXPONENT = re.compile(r"[eE]([-+]?[0-9]+)")
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BY_EXPONENT = {v: k for k, v in _DECIMAL.items()}
-_NANO = Decimal("1e-9")
+_BINARY_NAMES = ("", *_BINARY)
+_DECIMAL_NAMES = {v: k for k, v in _DECIMAL.items()}
+_NANO = -9
+_INTEGER_DIGITS = 18
+_BINARY_DIGITS = 14
 _MAX = 2**63 - 1
-_FAST_DIGITS = 18
+_CAP = Decimal(_MAX)
+# Sums of what fits into slices are exact; the far ends of the range, which `1e99999999999` reaches, are not.
+_CONTEXT = Context(prec=120, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation])
+
+GRAMMAR_WRONG = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+NUMBER_WRONG = "unable to parse numeric part of quantity"
+SUFFIX_WRONG = "unable to parse quantity's suffix"
 
 
 class QuantityError(ValueError):
-    """Not a quantity, with the server's own words."""
+    """Not a quantity. ``reason`` has the API server's own words."""
 
-    def __init__(self) -> None:
-        super().__init__(f"quantities must match the regular expression '{GRAMMAR}'")
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(
+            f"{text!r} is no quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
+            f"{' '.join(filter(None, _DECIMAL))}"
+        )
+        self.reason = reason
 
 
-@total_ordering
-@dataclass(frozen=True, eq=False)
-class Quantity:
-    """A number with a display format: ``binary`` (Ki), ``decimal`` (k) or ``exponent`` (e3).
+class Format(Enum):
+    """How a quantity is written: ``80Gi``, ``80G``, ``80e9``."""
 
-    Two quantities are equal when their values are, whatever their format. ``text`` is how it was written, where the
-    server keeps that (it does for numbers of up to 18 digits; see ``_keeps_text``).
+    BINARY = "BinarySI"
+    DECIMAL = "DecimalSI"
+    EXPONENT = "DecimalExponent"
+
+
+class Quantity(Immutable):
+    """An amount, such as ``Quantity("80Gi")``: compared by value, printed in canonical form.
+
+    ``Quantity("1024Mi") == Quantity("1Gi")``, and both print as ``1Gi``. Sums and differences take the format of the left side, or of
+    the right one where the left is zero; a product with an integer keeps it.
+
+    Args:
+        value: text, an integer, a decimal, or another quantity. Floating point numbers are refused: 0.1 is none of them.
+        format: for values that are no text; the text's suffix tells it otherwise.
+
+    Raises :class:`QuantityError` for text that the API server would refuse or that has no digit, ``TypeError`` for anything that is none
+    of the above.
     """
 
+    __slots__ = ("value", "format", "scale")  # noqa: RUF023 the order of values that _set takes
+
     value: Decimal
-    format: str = "decimal"
-    text: str = ""
+    format: Format
+    # The decimal scale of the integer that the API server would hold the value in; None where it holds a decimal of any length.
+    scale: int | None
+
+    def __init__(self, value: str | int | Decimal | Quantity, format: Format = Format.DECIMAL) -> None:
+        match value:
+            case Quantity():
+                self._set(value.value, value.format, value.scale)
+            case str():
+                # The server takes a suffix alone for zero; who writes it here has forgotten the number.
+                if not _has_digits(_split(value)):
+                    raise QuantityError(value, NUMBER_WRONG)
+                parsed = parse(value)
+                self._set(parsed.value, parsed.format, parsed.scale)
+            case bool() | float():
+                raise TypeError(f"{value!r} is no quantity: give text such as '1.5Gi', an integer or a Decimal")
+            case int():
+                self._set(Decimal(value), format, 0 if -_MAX - 1 <= value <= _MAX else None)
+            case Decimal() if value.is_finite():
+                whole = value == value.to_integral_value() and value.copy_abs() <= _MAX
+                self._set(value, format, 0 if whole else None)
+            case _:
+                raise TypeError(f"{value!r} is no quantity: give text such as '1.5Gi', an integer or a Decimal")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Quantity) and self.value == other.value
-
-    def __lt__(self, other: Quantity) -> bool:
-        return bool(self.value < other.value)
+        return self.value == other.value if isinstance(other, Quantity) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.value)
 
+    def __lt__(self, other: Quantity) -> bool:
+        return self.value < other.value if isinstance(other, Quantity) else NotImplemented
+
+    def __le__(self, other: Quantity) -> bool:
+        return self.value <= other.value if isinstance(other, Quantity) else NotImplemented
+
+    def __gt__(self, other: Quantity) -> bool:
+        return self.value > other.value if isinstance(other, Quantity) else NotImplemented
+
+    def __ge__(self, other: Quantity) -> bool:
+        return self.value >= other.value if isinstance(other, Quantity) else NotImplemented
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __add__(self, other: Quantity) -> Quantity:
+        return self._sum(other, 1) if isinstance(other, Quantity) else NotImplemented
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        return self._sum(other, -1) if isinstance(other, Quantity) else NotImplemented
+
+    def __mul__(self, times: int) -> Quantity:
+        if isinstance(times, bool) or not isinstance(times, int):
+            return NotImplemented
+        return _made(_CONTEXT.multiply(self.value, Decimal(times)), self.format, self.scale)
+
+    __rmul__ = __mul__
+
+    def _sum(self, other: Quantity, sign: int) -> Quantity:
+        right = other.value if sign > 0 else other.value.copy_negate()
+        scales = [q.scale for q in (self, other) if q.value] or [0]
+        known = [s for s in scales if s is not None]
+        scale = min(known) if len(known) == len(scales) else None
+        return _made(_CONTEXT.add(self.value, right), self.format if self.value else other.format, scale)
+
     def __str__(self) -> str:
-        return self.text or canonical(self)
+        return canonical(self)
+
+    def __repr__(self) -> str:
+        return f"Quantity({canonical(self)!r})"
+
+    def __int__(self) -> int:
+        """The whole number, without its fraction."""
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    @property
+    def rounded_up(self) -> int:
+        """The nearest whole number away from zero, within 64 bits: what the API server compares options and steps by."""
+        if self.value.copy_abs() > _CAP:
+            return _MAX if self.value > 0 else -_MAX - 1
+        return int(self.value.to_integral_value(ROUND_UP))
 
     @property
     def is_integer(self) -> bool:
-        """Fits a signed 64-bit integer without loss."""
-        return self.value == self.value.to_integral_value() and abs(self.value) <= _MAX
-
-    def __int__(self) -> int:
-        return int(self.value)
+        """What ``isInteger()`` says in CEL: held as an integer without a decimal scale, and within 64 bits (``1000m`` is not)."""
+        return self.scale is not None and self.scale >= 0 and -_MAX - 1 <= self.value <= _MAX
 
 
+def _made(value: Decimal, format: Format, scale: int | None) -> Quantity:
+    """A quantity whose integer form is left where it no longer fits 64 bits."""
+    made = Quantity.__new__(Quantity)
+    fits = scale is not None and value.scaleb(-scale, _CONTEXT).copy_abs() <= _MAX
+    made._set(value, format, scale if fits else None)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A quantity's text, taken apart."""
+
+    positive: bool
+    number: str  # the number as it was written
+    whole: str  # without leading zeros, "0" where nothing is left
+    fraction: str
+    format: Format
+    exponent: int
+
+
+def _has_digits(parts: _Parts) -> bool:
+    return any(c.isdigit() for c in parts.number)
+
+
+def _split(text: str) -> _Parts:
+    if not text:
+        raise QuantityError(text, GRAMMAR_WRONG)
+    match = _NUMBER.match(text)
+    assert match is not None  # every part is optional
+    suffix = text[match.end() :]
+    if not _SUFFIX.fullmatch(suffix):
+        raise QuantityError(text, GRAMMAR_WRONG)
+    if suffix in _DECIMAL:
+        form, exponent = Format.DECIMAL, _DECIMAL[suffix]
+    elif suffix in _BINARY:
+        form, exponent = Format.BINARY, _BINARY[suffix]
+    elif (found := _EXPONENT.fullmatch(suffix)) and len(found[1]) < 21 and -(2**63) <= int(found[1]) < 2**63:
+        form, exponent = Format.EXPONENT, _in_32_bits(int(found[1]))
+    else:
+        raise QuantityError(text, SUFFIX_WRONG)
+    return _Parts(match[1] != "-", match[0], match[2] or "0", match[3] or "", form, exponent)
+
+
+def _in_32_bits(number: int) -> int:
+    return (number + 2**31) % 2**32 - 2**31
+
+
+def _integer_scale(parts: _Parts) -> int | None:
+    """The scale of the integer that the API server's parser reads; None where it takes the longer way."""
+    if parts.format is Format.BINARY:
+        digits = _BINARY_DIGITS - len(parts.whole) - parts.exponent * 3 // 10
+        return 0 if not parts.fraction and digits >= 0 else None
+    scale = _in_32_bits(parts.exponent - len(parts.fraction))
+    return scale if len(parts.whole) + len(parts.fraction) <= _INTEGER_DIGITS and scale >= _NANO else None
+
+
+@lru_cache(maxsize=256)
 def parse(text: str) -> Quantity:
     """The quantity that ``text`` stands for.
 
     Raises :class:`QuantityError` where the API server would answer 400.
     """
-    match = _NUMBER.match(text)
-    if not match or not (match[2] or match[3]):
-        raise QuantityError
-    sign, whole, fraction = match[1], match[2], match[3] or ""
-    suffix = text[match.end() :]
-    with localcontext() as context:
-        context.prec = 200
-        number = Decimal(f"{sign}{whole or '0'}.{fraction or '0'}")
-        if suffix in _DECIMAL:
-            form, value = "decimal", number.scaleb(_DECIMAL[suffix])
-        elif suffix in _BINARY:
-            form, value = "binary", number * (1024 ** _BINARY.index(suffix))
-        elif re.fullmatch(r"[eE][-+]?\d+", suffix, re.ASCII):
-            exponent = int(suffix[1:])
-            if abs(exponent) > 2**31:
-                raise QuantityError
-            form = "exponent"
-            value = Decimal(0) if not number else number.scaleb(max(min(exponent, 150), -150))
-        else:
-            raise QuantityError
-        if value % _NANO:
-            value = value.quantize(_NANO, ROUND_CEILING if value > 0 else ROUND_FLOOR)
-        kept = text if _keeps_text(whole, fraction, suffix, form) else ""
-        return Quantity(value.normalize() if value else Decimal(0), form, kept)
+    parts = _split(text)
+    scale = _integer_scale(parts)
+    made = Quantity.__new__(Quantity)
+    if scale is not None:
+        number = int(parts.whole + parts.fraction)
+        if parts.format is Format.BINARY:
+            number <<= parts.exponent
+        made._set(_decimal(str(number), scale, positive=parts.positive), parts.format, scale)
+        return made
+    if not _has_digits(parts):
+        raise QuantityError(text, NUMBER_WRONG)
+    made._set(*_long_value(parts), None)
+    return made
 
 
-def _keeps_text(whole: str, fraction: str, suffix: str, form: str) -> bool:
-    """Whether the server's parser takes its fast path, which stores the text as it was sent."""
-    digits = whole.lstrip("0") or "0"
-    if form == "binary":
-        exponent = 10 * _BINARY.index(suffix)
-        if fraction or 15 - len(digits) - int(exponent * 3 / 10) - 1 < 0:
-            return False
-        return int(digits) << exponent <= _MAX
-    exponent = _DECIMAL[suffix] if form == "decimal" else int(suffix[1:])
-    return len(digits) + len(fraction) <= _FAST_DIGITS and exponent - len(fraction) >= -9
+def _decimal(digits: str, scale: int, *, positive: bool) -> Decimal:
+    """The exact number, without zeros at its end."""
+    bare = digits.lstrip("0").rstrip("0")
+    dropped = len(digits) - len(digits.rstrip("0"))
+    return Decimal((int(not positive), tuple(map(int, bare)), scale + dropped)) if bare else Decimal(0)
+
+
+def _scale(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)  # values are finite
+    return exponent
+
+
+def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
+    """What is too long, too fine or, as a binary number, too large for the integer form."""
+    digits = parts.whole + parts.fraction
+    exact = Context(prec=len(digits) + 40, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation])
+    form, scale = parts.format, -len(parts.fraction)
+    if form is not Format.BINARY:
+        scale += parts.exponent
+    value = _decimal(digits, scale, positive=True)
+    if form is Format.BINARY:
+        # Beyond the cap in any case, so that it need not be multiplied.
+        value = _CAP if value > _CAP else exact.multiply(value, Decimal(2**parts.exponent))
+    if _scale(value) < _NANO:
+        value = value.quantize(Decimal((0, (1,), _NANO)), ROUND_UP, exact).normalize(exact)
+    if form is Format.BINARY:
+        value = min(value, _CAP)
+        if 0 < value < 1:
+            form = Format.DECIMAL
+    return value if parts.positive else value.copy_negate(), form
 
 
 def canonical(quantity: Quantity) -> str:
-    """The form that the API server stores: no fraction, the largest fitting suffix."""
+    """No fraction, no precision lost, the largest suffix that fits; ``e`` and a number above the suffixes."""
+    number, suffix, _ = _canonical(quantity)
+    return number + suffix
+
+
+def stored(text: str) -> str:
+    """``text`` as a Kubernetes 1.36 server stores it.
+
+    It keeps text that it takes for canonical already. A decimal from 1e21 upwards loses its magnitude (mended in 1.37), so our own
+    :func:`canonical` form never comes to that.
+
+    Raises :class:`QuantityError`.
+    """
+    parsed = parse(text)
+    parts = _split(text)
+    scale = _integer_scale(parts)
+    if scale is not None:
+        digits = parts.whole + parts.fraction
+        if parts.format is Format.BINARY:
+            kept = int(digits) % 8 != 0
+        else:
+            kept = scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0"
+        if kept:
+            return text
+    number, suffix, known = _canonical(parsed)
+    return number + suffix if known or parsed.format is Format.EXPONENT else number
+
+
+def _canonical(quantity: Quantity) -> tuple[str, str, bool]:
+    """Number and suffix, and whether the suffix is one of those that have a name."""
     value = quantity.value
     if not value:
-        return "0"
-    if quantity.format == "binary" and value == value.to_integral_value() and abs(value) >= 1024:
-        number, index = int(value), 0
-        while number % 1024 == 0 and index < len(_BINARY) - 1:
-            number //= 1024
+        return "0", "", True
+    sign, digits, _ = value.as_tuple()
+    text = "".join(map(str, digits))
+    bare = text.rstrip("0")
+    exponent = _scale(value) + len(text) - len(bare)
+    if quantity.format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024:
+        whole, index = int(bare) * 10**exponent, 0
+        while whole % 1024 == 0 and index < len(_BINARY_NAMES) - 1:
+            whole //= 1024
             index += 1
-        return f"{number}{_BINARY[index]}"
-    exponent = -9
-    with localcontext() as context:
-        context.prec = 200
-        number = int(value.scaleb(9))
-    while number % 1000 == 0 and exponent < 18:
-        number //= 1000
-        exponent += 3
-    if quantity.format == "exponent":
-        return f"{number}e{exponent}" if exponent else str(number)
-    return f"{number}{_BY_EXPONENT[exponent]}"
+        return f"{'-' * sign}{whole}", _BINARY_NAMES[index], True
+    number = "-" * sign + bare + "0" * (exponent % 3)
+    exponent -= exponent % 3
+    if quantity.format is Format.EXPONENT or exponent not in _DECIMAL_NAMES:
+        return number, f"e{exponent}" if exponent else "", False
+    return number, _DECIMAL_NAMES[exponent], True

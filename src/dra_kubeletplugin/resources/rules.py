@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import names
-from .fields import FieldError, duplicate, invalid, invalids, required, too_long, too_many, unsupported
+from .fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many, unsupported
 
 MAX_OPAQUE_BYTES = 10 * 1024
 
@@ -18,7 +17,6 @@ def items(
     check: Callable[[Any, str], Iterable[FieldError]],
     path: str,
     key: Callable[[Any], str] | None = None,
-    key_field: str = "",
 ) -> list[FieldError]:
     """Checks a list: its length, every item, and where ``key`` is given that no key comes twice."""
     values = values or []
@@ -32,9 +30,17 @@ def items(
         if key:
             k = key(value)
             if k in seen:
-                out.append(duplicate(f"{where}{key_field}", k))
+                out.append(duplicate(where, k))
             seen.add(k)
     return out
+
+
+def entry(path: str, key: str, longest: int) -> str:
+    """The path of a map's entry; of a key that is too long, the ends."""
+    if len(key) > longest:
+        shown = longest - len("...")
+        key = f"{key[: (shown + 1) // 2]}...{key[len(key) - shown // 2 :]}"
+    return f"{path}[{key}]"
 
 
 def driver_name(value: str, path: str) -> list[FieldError]:
@@ -82,8 +88,8 @@ def taint_key(value: str, path: str) -> list[FieldError]:
     return invalids(path, value, names.qualified(value))
 
 
-def node_selector(selector: Mapping[str, Any], path: str) -> list[FieldError]:
-    """A NodeSelector that must have exactly one term."""
+def node_selector(selector: Mapping[str, Any], path: str, *, one_term: bool = False) -> list[FieldError]:
+    """A NodeSelector; one of a slice must have exactly one term."""
     terms = selector.get("nodeSelectorTerms") or []
     where = f"{path}.nodeSelectorTerms"
     out: list[FieldError] = []
@@ -93,7 +99,7 @@ def node_selector(selector: Mapping[str, Any], path: str) -> list[FieldError]:
         for kind in ("matchExpressions", "matchFields"):
             for j, requirement in enumerate(term.get(kind) or []):
                 out += _node_requirement(requirement, f"{where}[{i}].{kind}[{j}]", kind)
-    if len(terms) != 1:
+    if one_term and len(terms) != 1:
         shown = [
             {
                 "MatchExpressions": _go_requirements(t.get("matchExpressions")),
@@ -115,24 +121,35 @@ _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 def _node_requirement(requirement: Mapping[str, Any], path: str, kind: str) -> list[FieldError]:
+    return (_field_requirement if kind == "matchFields" else _label_requirement)(requirement, path)
+
+
+def _field_requirement(requirement: Mapping[str, Any], path: str) -> list[FieldError]:
+    key, operator = requirement.get("key"), requirement.get("operator", "")
+    values = requirement.get("values") or []
+    out: list[FieldError] = []
+    if operator not in {"In", "NotIn"}:
+        out.append(invalid(f"{path}.operator", operator, "not a valid selector operator"))
+    elif len(values) != 1:
+        detail = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+        out.append(required(f"{path}.values", detail))
+    if key != "metadata.name":
+        return [*out, invalid(f"{path}.key", key, "not a valid field selector key")]
+    for i, value in enumerate(values):
+        out += invalids(f"{path}.values[{i}]", value, names.subdomain(value))
+    return out
+
+
+def _label_requirement(requirement: Mapping[str, Any], path: str) -> list[FieldError]:
     operator, values = requirement.get("operator", ""), requirement.get("values") or []
     out: list[FieldError] = []
-    if kind == "matchFields":
-        if operator not in {"In", "NotIn"}:
-            out.append(invalid(f"{path}.operator", operator, "not a valid selector operator"))
-        elif len(values) != 1:
-            detail = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
-            out.append(required(f"{path}.values", detail))
-        if requirement.get("key") != "metadata.name":
-            out.append(invalid(f"{path}.key", requirement.get("key"), "not a valid field selector key"))
-        return out
     if operator in {"In", "NotIn"}:
         if not values:
             out.append(required(f"{path}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
     elif operator in {"Exists", "DoesNotExist"}:
         if values:
             detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
-            out.append(FieldError("FieldValueForbidden", f"{path}.values", f"Forbidden: {detail}"))
+            out.append(forbidden(f"{path}.values", detail))
     elif operator in {"Gt", "Lt"}:
         if len(values) != 1:
             out.append(required(f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'"))
@@ -155,49 +172,16 @@ def taint_effect(value: str, path: str) -> list[FieldError]:
 
 def opaque(config: Mapping[str, Any], path: str) -> list[FieldError]:
     """An opaque driver configuration: a driver's name and a JSON object of at most 10 KiB."""
+    out = driver_name(config.get("driver", ""), f"{path}.driver")
+    return out + json_object(config.get("parameters"), f"{path}.parameters", MAX_OPAQUE_BYTES)
+
+
+def json_object(value: object, path: str, limit: int) -> list[FieldError]:
+    """A JSON object of at most ``limit`` bytes."""
     import msgspec
 
-    out = driver_name(config.get("driver", ""), f"{path}.driver")
-    parameters = config.get("parameters")
-    where = f"{path}.parameters"
-    if parameters is None:
-        out.append(required(where))
-    elif len(msgspec.json.encode(parameters)) > MAX_OPAQUE_BYTES:
-        out.append(too_long(where, MAX_OPAQUE_BYTES))
-    elif not isinstance(parameters, Mapping):
-        out.append(invalid(where, "<value omitted>", "must be a valid JSON object"))
-    return out
-
-
-def object_name(metadata: Mapping[str, Any], path: str = "metadata") -> list[FieldError]:
-    """``metadata.name``, or ``generateName``, of an object whose name is a DNS subdomain."""
-    name, prefix = metadata.get("name", ""), metadata.get("generateName", "")
-    out: list[FieldError] = []
-    if prefix:
-        # A trailing dash is masked, because a suffix follows.
-        masked = re.sub(r"-$", "a", prefix)
-        out += invalids(f"{path}.generateName", prefix, names.subdomain(masked))
-    if name:
-        out += invalids(f"{path}.name", name, names.subdomain(name))
-    elif not prefix:
-        out.append(required(f"{path}.name", "name or generateName is required"))
-    for owner in metadata.get("ownerReferences") or []:
-        where = f"{path}.ownerReferences"
-        if not owner.get("uid"):
-            out.append(invalid(f"{where}.uid", "", "must not be empty"))
-        if not owner.get("name"):
-            out.append(invalid(f"{where}.name", "", "must not be empty"))
-        if not owner.get("kind"):
-            out.append(invalid(f"{where}.kind", "", "must not be empty"))
-        if not owner.get("apiVersion"):
-            out.append(invalid(f"{where}.apiVersion", "", "version must not be empty"))
-    if sum(bool(o.get("controller")) for o in metadata.get("ownerReferences") or []) > 1:
-        rule = 'Only one reference can have Controller set to true. Found "true" in references'
-        out.append(invalid(f"{path}.ownerReferences", None, rule))
-    for key in metadata.get("labels") or {}:
-        out += invalids(f"{path}.labels", key, names.qualified(key))
-        value = metadata["labels"][key]
-        out += invalids(f"{path}.labels", value, names.label_value(value))
-    for key in metadata.get("annotations") or {}:
-        out += invalids(f"{path}.annotations", key, names.qualified(key.lower()))
-    return out
+    if value is None:
+        return [required(path)]
+    if len(msgspec.json.encode(value)) > limit:
+        return [too_long(path, limit)]
+    return [] if isinstance(value, Mapping) else [invalid(path, "<value omitted>", "must be a valid JSON object")]

@@ -1,10 +1,11 @@
 """The shape of resource.k8s.io/v1 objects: which fields exist, of which type, and which are dropped when empty.
 
-One table serves three needs: strict decoding (unknown or mistyped fields are refused with their path), the stored form
-(quantities canonical, empty optional fields left out), and the order of field names.
+One table serves three needs: strict decoding (unknown or mistyped fields are refused with their path, quantities and times are in
+the form in which the server keeps them), the stored form (empty optional fields left out), and the order of field names.
 
 A field's type is ``string``, ``int``, ``int32``, ``bool``, ``quantity``, ``time``, ``raw``, a list ``[type]``, a map ``{"*": type}``
-or another table. A suffix ``!`` means that the field is always stored, ``?`` that it is a pointer: stored when given, even if empty.
+or another table. A suffix ``!`` means that the field is always stored, ``?`` that it is a pointer: stored when given, even if empty;
+``*`` that it is one that is null where it is not given.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _ATTRIBUTE: Shape = {
     "versions": ["string"],
 }
 _POLICY: Shape = {
-    "default": "quantity?",
+    "default": "quantity*",
     "validValues": ["quantity"],
     "validRange": {"min": "quantity?", "max": "quantity?", "step": "quantity?"},
 }
@@ -77,6 +78,7 @@ _DEVICE: Shape = {
     "bindingConditions": ["string"],
     "bindingFailureConditions": ["string"],
     "allowMultipleAllocations": "bool?",
+    "nodeAllocatableResourceMappings": {"*": {"capacityKey": "string?", "allocationMultiplier": "quantity?"}},
 }
 _TOLERATION: Shape = {
     "key": "string",
@@ -127,7 +129,7 @@ _RESULT: Shape = {
 }
 _CLAIM_STATUS: Shape = {
     "allocation": {
-        "devices": {
+        "devices!": {
             "results": [_RESULT],
             "config": [{"source": "string!", "requests": ["string"], "opaque": _OPAQUE}],
         },
@@ -141,7 +143,7 @@ _CLAIM_STATUS: Shape = {
             "pool": "string!",
             "device": "string!",
             "shareID": "string?",
-            "conditions": [_CONDITION],
+            "conditions!": [_CONDITION],
             "data": "raw",
             "networkData": {"interfaceName": "string", "ips": ["string"], "hardwareAddress": "string"},
         }
@@ -183,7 +185,7 @@ class DecodeError(ValueError):
 
 
 def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[str, Any]:
-    """``obj`` in its stored form.
+    """``obj`` as the rules look at it: lists and maps that are given empty are still there; :func:`stored` leaves them out.
 
     Unknown fields raise :class:`DecodeError` when ``strict`` and are dropped otherwise; a value of the wrong type
     always raises.
@@ -192,6 +194,37 @@ def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[st
     out = _struct(obj, KINDS[kind], "", kind, unknown)
     if strict and unknown:
         raise DecodeError("strict decoding error: " + ", ".join(f'unknown field "{u}"' for u in unknown))
+    return out
+
+
+def stored(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """``obj``, as :func:`decode` gives it, as the server stores it: lists and maps that are empty are none."""
+    return dict(_settled(obj, KINDS[kind], stored=True))
+
+
+def written(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """``obj``, as :func:`decode` gives it, as the server writes it in JSON: what is empty and optional is left out."""
+    return dict(_settled(obj, KINDS[kind], stored=False))
+
+
+def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
+    if isinstance(shape, list):
+        return [_settled(v, shape[0], stored=stored) for v in value]
+    if isinstance(shape, str) or not isinstance(value, Mapping):
+        return value
+    if "*" in shape:
+        return {k: _settled(v, shape["*"], stored=stored) for k, v in value.items()}
+    out = {}
+    fields = {key.rstrip("!"): (field_shape, key.endswith("!")) for key, field_shape in shape.items()}
+    for name, given in value.items():
+        field_shape, always = fields.get(name, ("raw", True))
+        container = isinstance(field_shape, list) or (isinstance(field_shape, dict) and "*" in field_shape)
+        if given is None or not container:
+            out[name] = None if given is None else _settled(given, field_shape, stored=stored)
+        elif given:
+            out[name] = _settled(given, field_shape, stored=stored)
+        elif always:
+            out[name] = None if stored else given
     return out
 
 
@@ -227,11 +260,13 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
         where = f"{path}.{name}" if path else name
         given = value.get(name)
         if isinstance(field_shape, str):
-            mode = field_shape[-1] if field_shape[-1] in "!?" else ""
-            kind = field_shape.rstrip("!?")
+            mode = field_shape[-1] if field_shape[-1] in "!?*" else ""
+            kind = field_shape.rstrip("!?*")
             if given is None:
                 if mode == "!" or always:
                     out[name] = _zero(kind)
+                elif mode == "*":
+                    out[name] = None
                 continue
             decoded = _scalar(given, kind, where)
             if mode or always or decoded not in ("", 0, False):
@@ -241,8 +276,7 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
                 out[name] = _zero_of(field_shape)
         else:
             decoded = _composite(given, field_shape, where, name, unknown)
-            if always or decoded or (isinstance(field_shape, dict) and "*" not in field_shape):
-                out[name] = decoded
+            out[name] = decoded
     return out
 
 
@@ -273,9 +307,9 @@ def _scalar(value: Any, kind: str, path: str) -> Any:
             if isinstance(value, bool) or not isinstance(value, (str, int, float)):
                 raise _mistyped(value, path, kind)
             try:
-                return str(quantity.parse(str(value).strip()))
+                return quantity.stored(str(value).strip())
             except quantity.QuantityError as e:
-                raise DecodeError(str(e)) from None
+                raise DecodeError(e.reason) from None
         case "int" | "int32":
             bits = 63 if kind == "int" else 31
             if isinstance(value, bool) or not isinstance(value, int) or not -(2**bits) <= value < 2**bits:
@@ -302,8 +336,6 @@ def _seconds(value: str, path: str) -> str:
     """A time as it is stored: whole seconds, UTC."""
     from datetime import UTC, datetime
 
-    if not value:
-        return ""
     if not _TIME.fullmatch(value):
         raise DecodeError(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is no RFC 3339 time')
     try:

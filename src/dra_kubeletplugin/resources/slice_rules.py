@@ -1,17 +1,20 @@
 """What the API server accepts as a ResourceSlice (v1, as of 1.36 with its default feature gates).
 
 The plugin checks devices by the same rules before it sends them, so that an author sees the fault in a test and
-not in a cluster. Functions take objects in stored form (:func:`schema.decode`) and return every fault.
+not in a cluster. Functions take objects as :func:`schema.decode` gives them and return every fault. List attributes are judged as by a
+server that has their gate on; one that has not drops them before it looks.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from . import names, quantity, version
 from .fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many
-from .rules import driver_name, items, node_selector, object_name, pool_name, qualified_name, taint_effect, taint_key
+from .metadata_rules import metadata, updated_metadata
+from .rules import driver_name, entry, items, node_selector, pool_name, qualified_name, taint_effect, taint_key
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_EXTRAS = 64  # taints, consumed counters, list attributes
@@ -20,37 +23,48 @@ MAX_COUNTERS_PER_SET = 32
 MAX_CONSUMPTIONS = 2
 MAX_CONSUMED_COUNTERS = 2048
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
+MAX_ATTRIBUTE_VALUES = 48  # scalars, and the items of lists
 MAX_TAINTS = 16
 MAX_BINDING_CONDITIONS = 4
 MAX_VALUE_BYTES = 64
 MAX_POLICY_OPTIONS = 10
+LIST_ATTRIBUTES = ("ints", "bools", "strings", "versions")
+_MAX_KEY = names.MAX_DOMAIN + 1 + names.MAX_IDENTIFIER
 
 JSON = Mapping[str, Any]
 
 
-def validate(obj: JSON) -> list[FieldError]:
-    """Every fault of a ResourceSlice."""
-    return object_name(obj["metadata"]) + validate_spec(obj["spec"], "spec")
+def validate(obj: JSON, old: JSON | None = None) -> list[FieldError]:
+    """Every fault of a ResourceSlice; of an update where there is an ``old`` one."""
+    if old is None:
+        return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec")
+    spec, before = obj["spec"], old["spec"]
+    out = updated_metadata(obj["metadata"], wholly=False) + validate_spec(spec, "spec", before)
+    for path, new, was in (
+        ("driver", spec["driver"], before["driver"]),
+        ("pool.name", spec["pool"]["name"], before["pool"]["name"]),
+        ("nodeName", spec.get("nodeName"), before.get("nodeName")),
+    ):
+        if new != was:
+            out.append(invalid(f"spec.{path}", new, "field is immutable"))
+    return out
 
 
-def validate_spec(spec: JSON, path: str) -> list[FieldError]:
+def validate_spec(spec: JSON, path: str, old: JSON | None = None) -> list[FieldError]:
+    known = {d["name"]: d for d in (old or {}).get("devices") or []}
     out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
     out += _node_choice(spec, path)
-    devices = spec.get("devices") or []
-    limit = max_devices(devices)
+    sets, devices = spec.get("sharedCounters"), spec.get("devices")
+    if sets is not None and devices is not None:
+        out.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
+    limit = max_devices(devices or [])
     per_device = bool(spec.get("perDeviceNodeSelection"))
 
     def check(device: JSON, where: str) -> list[FieldError]:
-        return validate_device(device, where, per_device=per_device)
+        return validate_device(device, where, per_device=per_device, old=known.get(device["name"]))
 
-    out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"], ".name")
-    sets = spec.get("sharedCounters") or []
-    out += items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
-    if devices and sets:
-        out.append(
-            invalid(path, "{`sharedCounters`, `devices`}", "only one of `sharedCounters` or `devices` is allowed")
-        )
-    return out
+    out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"])
+    return out + items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
 
 
 def max_devices(devices: list[Any]) -> int:
@@ -58,7 +72,7 @@ def max_devices(devices: list[Any]) -> int:
     for d in devices:
         if d.get("taints") or d.get("consumesCounters"):
             return MAX_DEVICES_WITH_EXTRAS
-        if any(k in v for v in (d.get("attributes") or {}).values() for k in ("ints", "bools", "strings", "versions")):
+        if any(k in v for v in (d.get("attributes") or {}).values() for k in LIST_ATTRIBUTES):
             return MAX_DEVICES_WITH_EXTRAS
     return MAX_DEVICES
 
@@ -75,10 +89,13 @@ def _pool(pool: JSON, path: str) -> list[FieldError]:
 def _node_choice(spec: JSON, path: str) -> list[FieldError]:
     empty = "must be either unset or set to a non-empty string"
     rule = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
-    return _exactly_one_place(spec, path, ("allNodes", "perDeviceNodeSelection"), empty, rule)
+    flags = ("allNodes", "perDeviceNodeSelection")
+    return _exactly_one_place(spec, path, flags, empty, rule, one_term=True)
 
 
-def _exactly_one_place(owner: JSON, path: str, flags: tuple[str, ...], empty: str, rule: str) -> list[FieldError]:
+def _exactly_one_place(
+    owner: JSON, path: str, flags: tuple[str, ...], empty: str, rule: str, *, one_term: bool = False
+) -> list[FieldError]:
     """A node's name, a selector, or one of some flags: where a slice, or a device of it, is."""
     out: list[FieldError] = []
     given = []
@@ -90,7 +107,7 @@ def _exactly_one_place(owner: JSON, path: str, flags: tuple[str, ...], empty: st
             out.append(invalid(f"{path}.nodeName", "", empty))
     if (selector := owner.get("nodeSelector")) is not None:
         given.append("`nodeSelector`")
-        out += node_selector(selector, f"{path}.nodeSelector")
+        out += node_selector(selector, f"{path}.nodeSelector", one_term=one_term)
     for flag in flags:
         if (value := owner.get(flag)) is not None:
             if value:
@@ -104,22 +121,27 @@ def _exactly_one_place(owner: JSON, path: str, flags: tuple[str, ...], empty: st
     return out
 
 
-def validate_device(device: JSON, path: str, *, per_device: bool = False) -> list[FieldError]:
-    """Every fault of one device of a slice."""
+def validate_device(device: JSON, path: str, *, per_device: bool = False, old: JSON | None = None) -> list[FieldError]:
+    """Every fault of one device of a slice; capacity and taints that are as before are not looked at again."""
     out = invalids(f"{path}.name", device["name"], names.label(device["name"]))
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     total = len(attributes) + len(capacity)
     if total > MAX_ATTRIBUTES_AND_CAPACITIES:
         rule = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
         out.append(invalid(path, total, rule))
+    values = sum(_count(a) for a in attributes.values())
+    if values > MAX_ATTRIBUTE_VALUES:
+        rule = f"the total number of attribute values must not exceed {MAX_ATTRIBUTE_VALUES}"
+        out.append(invalid(path, values, rule))
     for key in sorted(attributes):
         out += qualified_name(key, f"{path}.attributes")
-        out += _attribute(attributes[key], f"{path}.attributes[{key}]")
+        out += _attribute(attributes[key], entry(f"{path}.attributes", key, _MAX_KEY))
     multiple = bool(device.get("allowMultipleAllocations"))
-    for key in sorted(capacity):
+    for key in sorted(capacity) if old is None or capacity != (old.get("capacity") or {}) else ():
         out += qualified_name(key, f"{path}.capacity")
-        out += _capacity(capacity[key], f"{path}.capacity[{key}]", multiple=multiple)
-    out += items(device.get("taints"), MAX_TAINTS, validate_taint, f"{path}.taints")
+        out += _capacity(capacity[key], entry(f"{path}.capacity", key, _MAX_KEY), multiple=multiple)
+    if old is None or (device.get("taints") or []) != (old.get("taints") or []):
+        out += items(device.get("taints"), MAX_TAINTS, validate_taint, f"{path}.taints")
     out += items(
         device.get("consumesCounters"),
         MAX_CONSUMPTIONS,
@@ -127,29 +149,36 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False) -> lis
         f"{path}.consumesCounters",
         lambda c: c["counterSet"],
     )
-    out += _bindings(device, path)
+    out += bindings(device, path)
     return out + _device_nodes(device, path, per_device=per_device)
+
+
+def _count(attribute: JSON) -> int:
+    return sum(len(attribute.get(k) or ()) for k in LIST_ATTRIBUTES) or 1
 
 
 def _attribute(value: JSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
-    kinds = [k for k in ("int", "bool", "string", "version") if k in value]
+    kinds = [k for k in ("int", "bool", "string", "version", *LIST_ATTRIBUTES) if value.get(k) is not None]
+    for kind in kinds:
+        given, where = value[kind], f"{path}.{kind}"
+        listed = kind in LIST_ATTRIBUTES
+        if listed and not given:
+            out.append(invalid(where, given, "must not be empty if specified"))
+        if kind.startswith(("string", "version")):
+            for i, text in enumerate(given if listed else [given]):
+                out += _text(text, f"{where}[{i}]" if listed else where, version_text=kind.startswith("version"))
     if len(kinds) != 1:
-        go = {"IntValue": value.get("int"), "BoolValue": value.get("bool"), "StringValue": value.get("string")}
-        go |= {"VersionValue": value.get("version"), "IntValues": None, "BoolValues": None}
-        go |= {"StringValues": None, "VersionValues": None}
-        return [invalid(path, go if kinds else "", "exactly one value must be specified")]
-    if "string" in value and len(value["string"].encode()) > MAX_VALUE_BYTES:
-        out.append(too_long(f"{path}.string", MAX_VALUE_BYTES))
-    if "version" in value:
-        where = f"{path}.version"
-        if len(value["version"].encode()) > MAX_VALUE_BYTES:
-            out.append(too_long(where, MAX_VALUE_BYTES))
-        try:
-            version.parse(value["version"])
-        except version.VersionError:
-            out.append(invalid(where, value["version"], "must be a string compatible with semver.org spec 2.0.0"))
+        go = {f"{k.capitalize().removesuffix('s')}Value{'s' * k.endswith('s')}": value.get(k) for k in kinds}
+        out.append(invalid(path, go or "", "exactly one value must be specified"))
     return out
+
+
+def _text(value: str, path: str, *, version_text: bool) -> list[FieldError]:
+    out: list[FieldError] = []
+    if version_text and not version.is_semantic(value):
+        out.append(invalid(path, value, "must be a string compatible with semver.org spec 2.0.0"))
+    return out + ([too_long(path, MAX_VALUE_BYTES)] if len(value.encode()) > MAX_VALUE_BYTES else [])
 
 
 def _capacity(value: JSON, path: str, *, multiple: bool) -> list[FieldError]:
@@ -182,24 +211,19 @@ def _policy(limit: quantity.Quantity, policy: JSON, path: str) -> list[FieldErro
 def _valid_values(
     default: quantity.Quantity, limit: quantity.Quantity, values: list[str], path: str
 ) -> list[FieldError]:
+    options = [quantity.parse(v) for v in values]
     out: list[FieldError] = []
-    seen: set[quantity.Quantity] = set()
-    found = False
+    for i, (option, following) in enumerate(itertools.pairwise(options), 1):
+        if option > following:
+            out.append(invalid(f"{path}[{i}]", values[i], "values must be sorted in ascending order"))
 
     def check(text: str, where: str) -> list[FieldError]:
-        nonlocal found
-        value = quantity.parse(text)
-        found = found or value == default
-        faults = []
-        if value > limit:
-            faults.append(invalid(where, text, f"option is larger than capacity value: {limit}"))
-        if value in seen:
-            faults.append(duplicate(where, text))
-        seen.add(value)
-        return faults
+        larger = quantity.parse(text) > limit
+        return [invalid(where, text, f"option is larger than capacity value: {limit}")] if larger else []
 
-    out += items(values, MAX_POLICY_OPTIONS, check, path)
-    if len(values) <= MAX_POLICY_OPTIONS and not found:
+    # The server tells options apart by whole numbers, rounded up.
+    out += items(values, MAX_POLICY_OPTIONS, check, path, lambda v: str(quantity.parse(v).rounded_up))
+    if len(values) > MAX_POLICY_OPTIONS or default not in options:
         out.append(invalid(path, str(default), "default value is not valid according to the requestPolicy"))
     return out
 
@@ -221,14 +245,15 @@ def _valid_range(default: quantity.Quantity, limit: quantity.Quantity, span: JSO
         if default > high:
             out.append(invalid(f"{path}.max", str(default), f"default is more than max: {high}"))
     if step is not None:
-        # A real 1.36 server panics on a step of zero; ours says what is wrong.
-        if step.value <= 0:
+        if low + step > limit:
+            out.append(
+                invalid(f"{path}.step", str(step), f"one step {low + step} is larger than capacity value: {limit}")
+            )
+        # A real 1.36 server panics on a step of zero; ours says what is wrong. Steps are counted in whole numbers, rounded up.
+        if not step.rounded_up:
             return [*out, invalid(f"{path}.step", str(step), "must be greater than zero")]
-        if low.value + step.value > limit.value:
-            first = quantity.Quantity(low.value + step.value, low.format)
-            out.append(invalid(f"{path}.step", str(step), f"one step {first} is larger than capacity value: {limit}"))
         for value in (default, high):
-            if value is not None and (value.value - low.value) % step.value:
+            if value is not None and (value.rounded_up - low.rounded_up) % step.rounded_up:
                 rule = f"value is not a multiple of a given step ({step}) from ({low})"
                 out.append(invalid(f"{path}.step", str(value), rule))
     return out
@@ -268,29 +293,39 @@ def validate_taint(taint: JSON, path: str) -> list[FieldError]:
     return out + taint_effect(taint["effect"], f"{path}.effect")
 
 
-def _bindings(device: JSON, path: str) -> list[FieldError]:
-    conditions, failures = device.get("bindingConditions") or [], device.get("bindingFailureConditions") or []
+def bindings(owner: JSON, path: str) -> list[FieldError]:
+    """Every fault of the binding conditions of a device, or of an allocation's result: both kinds, or none."""
+    conditions, failures = owner.get("bindingConditions") or [], owner.get("bindingFailureConditions") or []
+    where, failing = f"{path}.bindingConditions", f"{path}.bindingFailureConditions"
 
-    def check(value: str, where: str) -> list[FieldError]:
-        return invalids(where, value, names.qualified(value))
+    def check(value: str, at: str) -> list[FieldError]:
+        return invalids(at, value, names.qualified(value))
 
-    where = f"{path}.bindingConditions"
-    out = items(conditions, MAX_BINDING_CONDITIONS, check, where, str)
-    out += items(failures, MAX_BINDING_CONDITIONS, check, f"{path}.bindingFailureConditions", str)
-    if failures and not conditions:
-        out.append(invalid(where, None, "bindingConditions are required to use bindingFailureConditions"))
+    out = items(conditions, MAX_BINDING_CONDITIONS, check, where)
+    out += items(failures, MAX_BINDING_CONDITIONS, check, failing)
+    out += [duplicate(f"{where}[{i}]", c) for i, c in enumerate(conditions) if c in conditions[:i]]
     for i, value in enumerate(failures):
+        if value in failures[:i]:
+            out.append(duplicate(f"{failing}[{i}]", value))
         if value in conditions:
             rule = "bindingFailureConditions must not overlap with bindingConditions"
-            out.append(invalid(f"{path}.bindingFailureConditions[{i}]", value, rule))
+            out.append(invalid(f"{failing}[{i}]", value, rule))
+    if failures and not conditions:
+        out.append(invalid(where, None, "bindingConditions are required to use bindingFailureConditions"))
+    if conditions and not failures:
+        out.append(invalid(failing, None, "bindingFailureConditions are required to use bindingConditions"))
     return out
 
 
 def _device_nodes(device: JSON, path: str, *, per_device: bool) -> list[FieldError]:
-    given = [f for f in ("nodeName", "nodeSelector", "allNodes") if device.get(f) is not None]
     if not per_device:
-        rule = "can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
-        return [invalid(f"{path}.{f}", device[f], rule) for f in given]
+        if all(device.get(f) is None for f in ("nodeName", "nodeSelector", "allNodes")):
+            return []
+        rule = (
+            "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the "
+            "ResourceSlice spec"
+        )
+        return [invalid(path, None, rule)]
     rule = (
         "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` "
         "is set to true in the ResourceSlice spec"

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidObjectError
-from . import quantity, slice_rules, version
+from . import slice_rules
+from .fields import FieldError
+from .immutable import Immutable
+from .nodes import Nodes
 from .quantity import Quantity
 from .version import Version
 
@@ -30,16 +33,122 @@ class Taint:
         return out | ({"value": self.value} if self.value else {})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capacity:
-    """An amount of something a device has. ``policy`` is a requestPolicy (KEP-5075) for devices that are shared."""
+class RequestPolicy(Immutable):
+    """What claims may ask of a capacity of a device that several share (``requestPolicy``, KEP-5075).
 
-    value: Amount
-    policy: Mapping[str, Any] | None = None
+    The scheduler rounds a request up to the next amount that is allowed; a claim that asks for nothing gets ``default``.
+
+    Args:
+        default: what a claim gets that does not name this capacity; itself one of the amounts that are allowed.
+        min, max: bounds of a range. Without ``max`` it ends at the capacity.
+        step: amounts are ``min`` and a multiple of this above it; servers count it in whole numbers.
+        valid_values: the amounts that are allowed, at most 10, in ascending order; instead of a range.
+
+    Raises :class:`InvalidObjectError` for what contradicts itself; what does not fit the capacity is found with the device.
+    """
+
+    __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 the order of values that _set takes
+
+    default: Quantity
+    min: Quantity | None
+    max: Quantity | None
+    step: Quantity | None
+    valid_values: tuple[Quantity, ...]
+
+    def __init__(
+        self,
+        *,
+        default: Amount,
+        min: Amount | None = None,
+        max: Amount | None = None,
+        step: Amount | None = None,
+        valid_values: Sequence[Amount] = (),
+    ) -> None:
+        bounds = (None if value is None else Quantity(value) for value in (min, max, step))
+        self._set(Quantity(default), *bounds, tuple(map(Quantity, valid_values)))
+        ranged = (self.min, self.max, self.step) != (None, None, None)
+        if ranged and self.valid_values:
+            raise InvalidObjectError("a RequestPolicy has a range (min, max, step) or valid_values: give one of them")
+        if ranged and self.min is None:
+            raise InvalidObjectError("a RequestPolicy with max or step needs min, from which steps are counted")
+        if self.step is not None and self.step <= Quantity(0):
+            raise InvalidObjectError(f"a RequestPolicy's step must be greater than zero, not {self.step}")
+
+    @classmethod
+    def from_json(cls, value: object) -> RequestPolicy:
+        """The policy that resource.k8s.io/v1 has as ``value``; raises ``ValueError``."""
+        policy = _fields(value, {"default"}, {"validValues", "validRange"})
+        span = _fields(policy.get("validRange") or {}, set(), {"min", "max", "step"})
+        options = policy.get("validValues") or []
+        if not isinstance(options, Sequence) or isinstance(options, str):
+            raise ValueError("Expected `array` as validValues")
+        try:
+            return cls(
+                default=_read_quantity(policy["default"]),
+                **{k: _read_quantity(v) for k, v in span.items() if v is not None},
+                valid_values=[_read_quantity(v) for v in options],
+            )
+        except InvalidObjectError as e:
+            raise ValueError(str(e)) from None
 
     def json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"value": _amount(self.value)}
-        return out | ({"requestPolicy": dict(self.policy)} if self.policy else {})
+        """The policy as resource.k8s.io/v1 has it."""
+        out: dict[str, Any] = {"default": str(self.default)}
+        if self.valid_values:
+            out["validValues"] = [str(v) for v in self.valid_values]
+        span = {k: str(v) for k, v in (("min", self.min), ("max", self.max), ("step", self.step)) if v is not None}
+        return out | ({"validRange": span} if span else {})
+
+
+class Capacity(Immutable):
+    """An amount of something a device has: ``Capacity("80Gi")``.
+
+    Args:
+        value: text such as ``80Gi``, a whole number, or a :class:`Quantity`.
+        policy: what claims may ask of it; for devices with ``allow_multiple_allocations`` only.
+
+    Raises :class:`QuantityError` for text that is no quantity.
+    """
+
+    __slots__ = ("value", "policy")  # noqa: RUF023 the order of values that _set takes
+
+    value: Quantity
+    policy: RequestPolicy | None
+
+    def __init__(self, value: Amount, policy: RequestPolicy | None = None) -> None:
+        self._set(Quantity(value), policy)
+
+    @classmethod
+    def from_json(cls, value: object) -> Capacity:
+        """The capacity that resource.k8s.io/v1 has as ``value``, or that is written as a quantity alone.
+
+        Raises ``ValueError`` for anything else.
+        """
+        if not isinstance(value, Mapping):
+            return cls(_read_quantity(value))
+        fields = _fields(value, {"value"}, {"requestPolicy"})
+        policy = fields.get("requestPolicy")
+        return cls(_read_quantity(fields["value"]), None if policy is None else RequestPolicy.from_json(policy))
+
+    def json(self) -> dict[str, Any]:
+        """The capacity as resource.k8s.io/v1 has it."""
+        return {"value": str(self.value)} | ({"requestPolicy": self.policy.json()} if self.policy else {})
+
+
+def _fields(value: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"Expected `object`, got {value!r}")
+    if missing := needed - value.keys():
+        raise ValueError(f"Object missing required field `{min(missing)}`")
+    if unknown := value.keys() - needed - known:
+        raise ValueError(f"Object contains unknown field `{min(unknown)}`")
+    return value
+
+
+def _read_quantity(value: object) -> Quantity:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"Expected a quantity such as `80Gi`, got {value!r}")
+    return Quantity(value)
 
 
 @dataclass(frozen=True)
@@ -49,12 +158,14 @@ class Device:
     Args:
         name: DNS label of 63 characters, stable over reboots: claims refer to it.
         attributes: at most 32 together with ``capacity``. A key is a C identifier of 32 bytes, or ``domain/identifier``; bare
-            keys are in the driver's domain. Values: str (64 bytes), int, bool, or :class:`Version`.
+            keys are in the driver's domain. Values: str (64 bytes), int, bool, :class:`Version`, or a list of one of these,
+            where the cluster's gate DRAListTypeAttributes is on (off by default); at most 48 values, each item counted.
         capacity: amounts; strings are Kubernetes quantities such as ``40Gi``.
         taints: at most 16.
         consumes_counters: counter set → counter → amount (KEP-4815).
         allow_multiple_allocations: several claims may share the device (KEP-5075).
         binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
+        nodes: from where the device can be used, where that differs from its pool's; only in pools of no single node.
         extra: fields that this version does not know; sent as they are.
         data: the driver's own; never published, found again in ``claim.devices[].device.data``.
 
@@ -70,6 +181,7 @@ class Device:
     binding_conditions: Sequence[str] = ()
     binding_failure_conditions: Sequence[str] = ()
     binds_to_node: bool = False
+    nodes: Nodes | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     data: Any = field(default=None, compare=False)
 
@@ -90,9 +202,7 @@ class Device:
         if self.attributes:
             out["attributes"] = {k: attribute_json(v, k) for k, v in self.attributes.items()}
         if self.capacity:
-            out["capacity"] = {
-                k: (v if isinstance(v, Capacity) else Capacity(value=v)).json() for k, v in self.capacity.items()
-            }
+            out["capacity"] = {k: _capacity_json(v, k) for k, v in self.capacity.items()}
         if self.consumes_counters:
             out["consumesCounters"] = [
                 {"counterSet": s, "counters": counters_json(c)} for s, c in self.consumes_counters.items()
@@ -107,6 +217,8 @@ class Device:
             out["bindingFailureConditions"] = list(self.binding_failure_conditions)
         if self.allow_multiple_allocations:
             out["allowMultipleAllocations"] = True
+        if self.nodes is not None:
+            out |= self.nodes.of_device()
         return out | dict(self.extra)
 
 
@@ -122,7 +234,14 @@ class CounterSet:
 
 
 def counters_json(counters: Mapping[str, Amount]) -> dict[str, Any]:
-    return {k: {"value": _amount(v)} for k, v in counters.items()}
+    return {k: _capacity_json(v, k) for k, v in counters.items()}
+
+
+def _capacity_json(amount: Amount | Capacity, name: str) -> dict[str, Any]:
+    try:
+        return (amount if isinstance(amount, Capacity) else Capacity(amount)).json()
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{name!r}: {e}") from None
 
 
 def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
@@ -149,35 +268,31 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
 def attribute_value(attribute: Mapping[str, Any]) -> Any:
     """The Python value of a DeviceAttribute."""
     if "version" in attribute:
-        return version.parse(attribute["version"])
+        return Version(attribute["version"])
     if "versions" in attribute:
-        return [version.parse(v) for v in attribute["versions"]]
+        return [Version(v) for v in attribute["versions"]]
     return next(iter(attribute.values()), None)
-
-
-def _amount(value: Amount) -> str:
-    return str(value if isinstance(value, Quantity) else quantity.parse(str(value)))
 
 
 def device_faults(built: Mapping[str, Any]) -> list[str]:
     """Why the API server would refuse a device as :meth:`Device.json` gives it; nothing where it would not.
 
-    List attributes pass: they are behind a gate that is off by default, and only the server knows.
+    List attributes are judged as by a server that has their gate on: only it knows.
     """
-    lists = set()
     out = []
     for key, value in (built.get("attributes") or {}).items():
-        if any(kind.endswith("s") for kind in value):
-            lists.add(f".attributes[{key}]")
-        if not _MIN_INT <= value.get("int", 0) <= _MAX_INT:
-            out.append(f"attributes[{key}].int: {value['int']} does not fit into 64 bits")
-    found = (f for f in slice_rules.validate_device(built, "") if f.field not in lists)
-    out += [f"{f.field.lstrip('.')}: {f.message}" for f in found]
-    if built.get("bindingConditions") and not built.get("bindingFailureConditions"):
-        out.append("bindingFailureConditions: required with bindingConditions")
-    return out
+        for number in (value.get("int", 0), *value.get("ints", ())):
+            if not _MIN_INT <= number <= _MAX_INT:
+                out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
+    per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
+    return out + list(map(_sentence, slice_rules.validate_device(built, "", per_device=per_device)))
+
+
+def _sentence(fault: FieldError) -> str:
+    where = fault.field.lstrip(".")
+    return f"{where}: {fault.message}" if where else fault.message
 
 
 def counter_set_faults(built: Mapping[str, Any]) -> list[str]:
     """Why the API server would refuse a counter set as :meth:`CounterSet.json` gives it."""
-    return [f"{f.field.lstrip('.')}: {f.message}" for f in slice_rules.validate_counter_set(built, "")]
+    return list(map(_sentence, slice_rules.validate_counter_set(built, "")))

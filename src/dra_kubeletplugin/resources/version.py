@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property, total_ordering
-from typing import Any
+from functools import total_ordering
+
+from .immutable import Immutable
 
 _VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
@@ -14,6 +14,7 @@ _VERSION = re.compile(
     re.ASCII,
 )
 _MAX = 2**64 - 1
+_MAX_DIGITS = len(str(_MAX))
 
 
 class VersionError(ValueError):
@@ -21,25 +22,34 @@ class VersionError(ValueError):
 
 
 @total_ordering
-@dataclass(frozen=True, eq=False)
-class Version:
+class Version(Immutable):
+    """A semantic version, such as ``Version("1.2.3-rc.1+build")``: compared by precedence, in which builds do not count.
+
+    Raises :class:`VersionError` for anything else, ``v1.2.3``, ``1.2`` and ``535.104.05`` included.
+    """
+
+    __slots__ = ("major", "minor", "patch", "pre", "build", "_key")  # noqa: RUF023 the order of values that _set takes
+
+    _key: tuple[int | bool | tuple[tuple[int, int, str], ...], ...]
     major: int
     minor: int
     patch: int
-    pre: tuple[int | str, ...] = ()
-    build: str = ""
+    pre: tuple[int | str, ...]
+    build: str
 
-    @cached_property
-    def _key(self) -> tuple[Any, ...]:
+    def __init__(self, text: str | Version) -> None:
+        if not isinstance(text, (str, Version)):
+            raise TypeError(f"{text!r} is no version: give text such as '1.2.3'")
+        numbers, pre, build = _parts(str(text))
         # A release sorts after its pre-releases; numbers sort before words.
-        pre = tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in self.pre)
-        return (self.major, self.minor, self.patch, not self.pre, pre)
+        key = (*numbers, not pre, tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in pre))
+        self._set(*numbers, pre, build, key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Version) and self._key == other._key
+        return self._key == other._key if isinstance(other, Version) else NotImplemented
 
     def __lt__(self, other: Version) -> bool:
-        return bool(self._key < other._key)
+        return self._key < other._key if isinstance(other, Version) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -48,23 +58,32 @@ class Version:
         pre = "-" + ".".join(map(str, self.pre)) if self.pre else ""
         return f"{self.major}.{self.minor}.{self.patch}{pre}{'+' + self.build if self.build else ''}"
 
+    def __repr__(self) -> str:
+        return f"Version({str(self)!r})"
 
-def parse(text: str) -> Version:
-    """The version that ``text`` stands for.
 
-    Raises :class:`VersionError`: `v1.2.3`, `1.2` and `535.104.05` are no semantic versions.
-    """
+def is_semantic(text: str) -> bool:
+    """Whether the API server takes ``text`` as a version: its numbers may be of any length, although CEL reads 64 bits only."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def _parts(text: str) -> tuple[tuple[int, int, int], tuple[int | str, ...], str]:
     match = _VERSION.fullmatch(text)
     if not match:
-        elements = text.split(".", 2)
-        if len(elements) != 3:
-            raise VersionError("No Major.Minor.Patch elements found")
-        raise VersionError(f"{text!r} must be a string compatible with semver.org spec 2.0.0")
-    numbers = [int(match[i]) for i in (1, 2, 3)]
-    pre = tuple(int(p) if p.isdigit() else p for p in match[4].split(".")) if match[4] else ()
-    if any(n > _MAX for n in (*numbers, *(p for p in pre if isinstance(p, int)))):
-        raise VersionError(f"{text!r} has a number that exceeds 64 bits")
-    return Version(numbers[0], numbers[1], numbers[2], pre, match[5] or "")
+        if len(text.split(".", 2)) != 3:
+            raise VersionError(f"{text!r} is no version (No Major.Minor.Patch elements found): write it as 1.2.3")
+        raise VersionError(f"{text!r} must be a string compatible with semver.org spec 2.0.0, such as 1.2.3-rc.1")
+    words = match[4].split(".") if match[4] else []
+    digits = [match[1], match[2], match[3], *filter(str.isdigit, words)]
+    if any(len(d) > _MAX_DIGITS or int(d) > _MAX for d in digits):
+        raise VersionError(f"{text!r} has a number that exceeds 64 bits, which no selector could read")
+    pre = tuple(int(w) if w.isdigit() else w for w in words)
+    return (int(match[1]), int(match[2]), int(match[3])), pre, match[5] or ""
+
+
+def parse(text: str) -> Version:
+    """The version that ``text`` stands for; raises :class:`VersionError`."""
+    return Version(text)
 
 
 def parse_tolerant(text: str) -> Version:

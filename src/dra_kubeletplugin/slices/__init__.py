@@ -2,5 +2,7 @@
 
 from .pack import SliceContent, pack
 from .publisher import Publisher
+from .scope import ClusterScope, NodeScope, Scope
+from .status import PoolStatus, PublisherStatus
 
-__all__ = ["Publisher", "SliceContent", "pack"]
+__all__ = ["ClusterScope", "NodeScope", "PoolStatus", "Publisher", "PublisherStatus", "Scope", "SliceContent", "pack"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from ..resources.convert import GROUP
-from .pack import SliceContent
+from .pack import Held, SliceContent
 from .sameness import device_digest, digest, spec_digest
 
 JSON = dict[str, Any]
+_MAX_PREFIX = 240  # bytes; with what the server adds a name stays below 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Found:
     pool: str
     generation: int
     count: int
-    devices: tuple[str, ...]  # names, in order
+    held: Held  # names of devices or of counter sets, in order
     timed: Mapping[str, list[JSON]]  # device → its taints, where one has a time
     digest: bytes
 
@@ -53,7 +54,7 @@ def found(obj: JSON) -> Found:
         pool=pool["name"],
         generation=pool["generation"],
         count=pool["resourceSliceCount"],
-        devices=names,
+        held=Held(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
         timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
         digest=digest(spec),
     )
@@ -61,16 +62,17 @@ def found(obj: JSON) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the slices of a pool have in common."""
+    """What the slices of a pool have in common. ``nodes`` are the fields that say where its devices are."""
 
     driver: str
-    node: str
+    pool: str
+    nodes: JSON
     generation: int
     count: int
 
     def _head(self) -> JSON:
-        pool = {"name": self.node, "generation": self.generation, "resourceSliceCount": self.count}
-        return {"driver": self.driver, "nodeName": self.node, "pool": pool}
+        pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
+        return {"driver": self.driver, **self.nodes, "pool": pool}
 
     def digest(self, content: SliceContent) -> bytes:
         """Of the spec that ``content`` would be sent as. One device is decoded at a time."""
@@ -96,38 +98,50 @@ class Write:
     over: Found | None
     index: int
 
-    def object(self, frame: Frame) -> JSON:
-        """The whole slice, made when it is sent: one is held at a time."""
+    def object(self, frame: Frame, middle: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
+        """The whole slice, made when it is sent: one is held at a time.
+
+        Args:
+            middle: part of a new slice's name, behind the driver.
+            metadata: what it has besides its name; labels of others stay.
+            timed: device → taints with the times at which they were added.
+        """
         if self.over is None:
-            metadata: JSON = {"generateName": f"{self.index:05x}-{frame.driver}-{frame.node}-"}
+            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{middle}-" if middle else "")
+            meta = {"generateName": _cut(prefix), **metadata}
         else:
-            metadata = dict(self.over.metadata)
-        spec = frame.spec(self.content, self.over.timed if self.over else {})
-        return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+            labels = {**(self.over.metadata.get("labels") or {}), **metadata.get("labels", {})}
+            meta = {**self.over.metadata, **metadata, **({"labels": labels} if labels else {})}
+        spec = frame.spec(self.content, {**timed, **self.over.timed} if self.over else timed)
+        return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes that turn what exists into what is wanted; ``version`` is the inventory's from which that was made."""
+    """Writes that turn what exists of a pool into what is wanted, in this order: ``first``, ``writes``, ``last``."""
 
-    existing: Sequence[Found]
     frame: Frame
-    delete: Sequence[Found]
-    update: Sequence[Write]
-    create: Sequence[Write]
+    first: Sequence[Found]  # to delete
+    writes: Sequence[Write]
+    last: Sequence[Found]  # to delete
     devices: int
-    version: int = 0
+    anew: bool = False  # every slice is written, in a new generation
 
     @property
-    def writes(self) -> int:
-        return len(self.delete) + len(self.update) + len(self.create)
+    def count(self) -> int:
+        return len(self.first) + len(self.writes) + len(self.last)
 
 
 def first_frame(
-    contents: Sequence[SliceContent], existing: Sequence[Found], driver: str, node: str, least_generation: int = 1
+    contents: Sequence[SliceContent],
+    existing: Sequence[Found],
+    driver: str,
+    pool: str,
+    nodes: JSON,
+    least_generation: int = 1,
 ) -> Frame:
-    """With the generation that stays where at most one slice changes: what exists is compared with this."""
-    return Frame(driver, node, max(newest(existing, node), 1, least_generation), len(contents))
+    """With the generation that stays where few slices change: what exists is compared with this."""
+    return Frame(driver, pool, nodes, max(newest(existing), 1, least_generation), len(contents))
 
 
 def make_plan(
@@ -135,42 +149,77 @@ def make_plan(
     existing: Sequence[Found],
     frame: Frame,
     changed: Collection[str],
-    least_generation: int = 1,
-    version: int = 0,
+    touch: Collection[str] = (),
 ) -> Plan:
-    """Pure. The generation stays when at most one slice changes and none is new; otherwise it grows on every slice.
+    """Pure. At no moment in between is the newest generation complete with anything but what is wanted, or what was there.
+
+    The generation stays where one slice changes and none is new. It also stays, and is continued, while it has not all its
+    slices: nobody uses an unfinished one, whether a writer broke off or somebody deleted from it. Otherwise it grows on every slice.
 
     Args:
         frame: of :func:`first_frame`.
         changed: the slices that are not as ``contents`` would make them in this frame.
+        touch: slices whose metadata alone is not as wanted.
     """
     by_name = {s.name: s for s in existing}
     keys = {c.key for c in contents if c.key}
-    generation = newest(existing, frame.node)
-    if generation and (len(changed) > 1 or any(not c.key for c in contents)):
-        frame = Frame(frame.driver, frame.node, max(generation + 1, least_generation), frame.count)
-        changed = keys
-    return Plan(
-        existing=existing,
-        frame=frame,
-        delete=[s for name, s in sorted(by_name.items()) if name not in keys],
-        update=[Write(c, by_name[c.key], i) for i, c in enumerate(contents) if c.key in changed and c.key],
-        create=[Write(c, None, i) for i, c in enumerate(contents) if not c.key],
-        devices=sum(len(c.devices) for c in contents),
-        version=version,
-    )
+    current = {s.name: s for s in existing if s.generation == newest(existing)}
+    bad = [i for i, c in enumerate(contents) if c.key in current and c.key in changed]
+    missing = [i for i, c in enumerate(contents) if c.key not in current]
+    obsolete = [s for name, s in sorted(by_name.items()) if name not in keys]
+    extra = [s for s in obsolete if s.name in current]
+    devices = sum(len(c.devices) for c in contents)
+
+    def writes(indexes: Iterable[int]) -> list[Write]:
+        return [Write(contents[i], by_name.get(contents[i].key or ""), i) for i in indexes]
+
+    touched = [i for i, c in enumerate(contents) if c.key in touch and c.key in current and i not in bad]
+    if _stays(len(contents), current, frame, bad, missing, extra):
+        order = writes([*touched, *bad, *missing])
+        if len(current) > len(contents):  # two of some slices: as long as they are too many they count as unfinished
+            return Plan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
+        return Plan(frame, obsolete, order, [], devices)
+    anew = replace(frame, generation=max(newest(existing) + 1, frame.generation))
+    # What is there is written over before anything is made, as the order of slices says.
+    every = writes(range(len(contents)))
+    every.sort(key=lambda w: w.over is None)
+    return Plan(anew, obsolete, every, [], devices, anew=True)
 
 
-def newest(existing: Sequence[Found], pool: str) -> int:
-    """The newest generation of a pool; 0 where it has no slices."""
-    return max((s.generation for s in existing if s.pool == pool), default=0)
+def _stays(
+    count: int,
+    current: Mapping[str, Found],
+    frame: Frame,
+    bad: Sequence[int],
+    missing: Sequence[int],
+    extra: Sequence[Found],
+) -> bool:
+    """Whether the writes can be made in the generation that there is."""
+    if not current or not (bad or missing):
+        return True
+    if any(s.generation != frame.generation for s in current.values()):
+        return False  # a higher one was asked for
+    if len(current) == count == 1 and bad:
+        return True
+    if any(s.count != count for s in current.values()):
+        return False
+    return len(current) != count or bool(extra) or len(bad) == 1
 
 
-def is_complete(existing: Sequence[Found], pool: str) -> bool:
+def newest(existing: Sequence[Found]) -> int:
+    """The newest generation among the slices of a pool; 0 where it has none."""
+    return max((s.generation for s in existing), default=0)
+
+
+def is_complete(existing: Sequence[Found]) -> bool:
     """Whether the newest generation of a pool has all its slices."""
-    generation = newest(existing, pool)
-    current = [s for s in existing if s.pool == pool and s.generation == generation]
+    current = [s for s in existing if s.generation == newest(existing)]
     return bool(current) and len(current) == current[0].count
+
+
+def _cut(prefix: str) -> str:
+    """A ``generateName`` that the server takes, however long driver and node are."""
+    return prefix if len(prefix) <= _MAX_PREFIX else prefix[:_MAX_PREFIX].rstrip("-.") + "-"
 
 
 def _timed(taint: Mapping[str, Any], before: list[JSON]) -> JSON:

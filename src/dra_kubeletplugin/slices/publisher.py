@@ -1,4 +1,4 @@
-"""Keeps the API server's slices of this driver and node as the inventory says.
+"""Keeps the API server's slices of this driver and node, or of no node, as the inventory says.
 
 Level-triggered: list, compare, write; then watch, and do it again whenever either side changes. No cache decides anything,
 so slices that somebody deletes (the kubelet does at its start) come back at once. Of several instances on a node only the
@@ -11,27 +11,26 @@ import asyncio
 import contextlib
 import logging
 import random
-import re
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 from ..errors import ApiError, describe
 from ..inventory import Inventory
-from ..kube import KubeClient, Resource
-from ..kube.client import NODES
+from ..kube import KubeClient
 from ..observe.metrics import Metrics
-from ..publishable import decoded
-from ..resources.convert import GROUP, convert
-from ..resources.schema import dropped
+from ..resources.gates import Gate
 from .contention import Contention, Undone
-from .pack import SliceContent, pack
-from .plan import Found, Frame, Plan, Write, first_frame, found, is_complete, make_plan, newest
-from .sameness import digest
+from .echo import REFUSED
+from .plan import is_complete
+from .probe import GateProbe
+from .scope import Scope
+from .status import PoolStatus, PublisherStatus
+from .sync import Superseded, Sync, Syncer
+from .times import TaintTimes
 from .watch import SliceWatch
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 _RESYNC = 600.0  # seconds between looks at the server without any event
 _SETTLE = 0.02  # seconds to gather events before a sync
 _FOLLOW = 2.0  # seconds between looks whether the instance that publishes is gone
@@ -40,44 +39,49 @@ _MAX_PAUSE = 30.0
 
 
 class Publisher:
-    """Publishes one pool, named like the node.
+    """Publishes the pools of an inventory.
 
     Args:
+        scope: whose slices these are.
         leader: whether this instance is the one to publish, the newest that lives on the node. Where it is not, nothing is
             written, and ``published`` is set once the other's slices are complete.
         generation: the least one to use.
+        times: the file in which times of taints are kept; None for memory alone.
+        gates_off: told which feature gates the API server was found to have off, whenever that changes.
     """
 
     def __init__(
         self,
         client: KubeClient,
         inventory: Inventory,
-        driver: str,
-        node: str,
+        scope: Scope,
         metrics: Metrics,
         leader: Callable[[], bool],
         generation: int = 1,
+        times: Path | None = None,
+        gates_off: Callable[[frozenset[Gate]], None] = lambda off: None,
     ) -> None:
         self.client = client
         self.inventory = inventory
-        self.driver = driver
-        self.node = node
+        self.scope = scope
         self.metrics = metrics
         self.leader = leader
-        self.least_generation = generation
         self.published = asyncio.Event()
         self.leads = True
+        self._tell_gates_off = gates_off
+        self._told_off: frozenset[Gate] = frozenset()
+        self._syncer = Syncer(client, inventory, scope, metrics, TaintTimes(times), generation)
+        self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
-        self._reported: set[str] = set()
-        # slice → digests of what was sent, and what the server made of it
-        self._echoes: dict[str, tuple[bytes, bytes]] = {}
-        self._settled: dict[str, str] = {}  # slice → its resource version when all was as wanted
-        self._settled_at = -1  # the inventory's version then
         self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
         self._contention = Contention()
         self._dirty = asyncio.Event()
-        self._watch = SliceWatch(client, self._fields, self._dirty.set)
+        self._ended = asyncio.Condition()  # an attempt
+        self._pools: tuple[PoolStatus, ...] = ()
+        self._current_at = -1  # the inventory's version that the server has
+        self._published_at = 0.0
+        self._watch = SliceWatch(client, scope.selector, self._dirty.set)
         metrics.measure("publisher", lambda: float(leader()))
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
 
@@ -87,8 +91,27 @@ class Publisher:
         return self._fault or self._watch.fault
 
     @property
-    def _fields(self) -> str:
-        return f"spec.driver={self.driver},spec.nodeName={self.node}"
+    def status(self) -> PublisherStatus:
+        """What is published now."""
+        return PublisherStatus(
+            pools=self._pools,
+            left_out=dict(self.inventory.left_out),
+            gates_off=self.inventory.gates_off,
+            dropped=frozenset(self._syncer.dropped),
+            fault=self.fault,
+            current=self._is_current(),
+            leads=self.leads,
+            at=self._published_at,
+        )
+
+    def _is_current(self) -> bool:
+        return self.inventory.known and self._current_at == self.inventory.version and not self._fault
+
+    async def current(self) -> PublisherStatus:
+        """Waits until the API server has what the driver said last."""
+        async with self._ended:
+            await self._ended.wait_for(self._is_current)
+        return self.status
 
     async def run(self) -> None:
         """Never returns."""
@@ -113,6 +136,8 @@ class Publisher:
             if not self.inventory.known:
                 continue  # the driver has not answered yet: publishing nothing would be a lie
             pause = await self._attempt()
+            async with self._ended:
+                self._ended.notify_all()
             if pause:
                 # Our own devices are told at once, however long another writer is left alone.
                 with contextlib.suppress(TimeoutError):
@@ -133,7 +158,10 @@ class Publisher:
                 async with asyncio.timeout(limit):
                     await self._dirty.wait()
         if not self._dirty.is_set():
-            await self.inventory.forgive()  # the server may have learned since
+            # The server may have learned since, and the Node may have been made anew.
+            self._probe.forget()
+            self._syncer.forget()
+            await self.inventory.forgive()
 
     async def _attempt(self) -> float:
         """One sync, whatever it meets; answers after how many seconds to try again, 0 for when something happens."""
@@ -144,21 +172,43 @@ class Publisher:
                 return await self._follow_leader()
             if self._refused and self._refused[0] == version and time.monotonic() < self._refused[1]:
                 return 0.0
-            plan = await self._plan()
-            undone = self._undone(plan)
-            if undone and (delay := self._contention.delay(undone, time.monotonic())):
-                self._tell(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
-                return delay
-            await self._carry_out(plan)
-            if plan.writes:
-                self._contention.written(time.monotonic(), answer=undone is not None)
+            return await self._publish()
+        except Superseded:
+            await self._note_gates(self.inventory.gates_off)
+            self._dirty.set()
+            return 0.0
         except ApiError as e:
             return self._failed(e, version)
         except Exception as e:  # an odd answer must not end the plugin
             return self._later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
+
+    async def _publish(self) -> float:
+        """Raises :class:`ApiError` and :class:`Superseded`."""
+        resource = await self.client.dra("resourceslices")
+        await self._note_gates(await self._probe.look(resource))
+        sync = await self._syncer.plan(resource)
+        undone = self._undone(sync)
+        if undone and (delay := self._contention.delay(undone, time.monotonic())):
+            self._tell(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
+            return delay
+        await self._syncer.carry_out(sync, resource)
+        if sync.writes:
+            self._contention.written(time.monotonic(), answer=undone is not None)
         self._failures, self._refused = 0, None
-        self._well()
+        self._pools = tuple(
+            PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
+        )
+        self._well(sync.version)
         return 0.0
+
+    async def _note_gates(self, off: frozenset[Gate]) -> None:
+        await self.inventory.set_gates_off(off)
+        if off != self._told_off:
+            names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
+            log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
+            self.metrics.inc("dropped_fields_total", len(off - self._told_off))
+            self._told_off = off
+            self._tell_gates_off(off)
 
     def _is_leader(self) -> bool:
         try:
@@ -170,26 +220,26 @@ class Publisher:
     async def _follow_leader(self) -> float:
         """Another instance publishes: its slices count as ours."""
         resource = await self.client.dra("resourceslices")
-        if is_complete(await self._existing(resource), self.node):
+        version, pools = self.inventory.version, list(self.inventory.pools)
+        existing = await self._syncer.existing(resource, pools)
+        if all(is_complete([s for s in existing if s.pool == pool]) for pool in pools):
             self._failures = 0
-            self._well()
+            self._well(version)
             return 0.0
         self._tell("the newest instance on this node publishes, and its slices are not complete yet")
         return _FOLLOW
 
-    def _undone(self, plan: Plan) -> Undone | None:
+    def _undone(self, sync: Sync) -> Undone | None:
         """What somebody did to our slices since they were as wanted; None where our own devices changed."""
-        if not plan.writes or self._settled_at != plan.version:
+        if not sync.writes or self._syncer.settled_at != sync.version:
             return None
-        now = {s.name: s.version for s in plan.existing}
-        return Undone.MISSING if now.items() <= self._settled.items() else Undone.CHANGED
+        now = {s.name: s.version for s in sync.existing}
+        return Undone.MISSING if now.items() <= self._syncer.settled.items() else Undone.CHANGED
 
     # --- faults ---------------------------------------------------------------------------------
 
     def _failed(self, e: ApiError, version: int) -> float:
-        if e.status == 404 and not e.names(self.node):
-            self.client.forget_version()  # an upgrade or a downgrade of the server may have changed what it serves
-        if e.status in {400, 422}:
+        if e.status in REFUSED:
             # The same objects would be refused again; wait for others.
             self._refused = (version, time.monotonic() + _REFUSED)
             self._later(
@@ -213,164 +263,10 @@ class Publisher:
             log.log(level, "%s", fault, exc_info=error)
         self._fault = fault
 
-    def _well(self) -> None:
+    def _well(self, version: int) -> None:
         self._fault = ""
+        self._current_at, self._published_at = version, time.time()
         self.published.set()
-
-    # --- one sync -------------------------------------------------------------------------------
-
-    async def sync(self) -> int:
-        """Brings the server's slices in line; answers the number of writes.
-
-        Raises :class:`ApiError` at the first write that fails; what was done stays done, and the next call goes on.
-        """
-        plan = await self._plan()
-        await self._carry_out(plan)
-        return plan.writes
-
-    async def _plan(self) -> Plan:
-        resource = await self.client.dra("resourceslices")
-        existing = await self._existing(resource)
-        by_name = {s.name: s for s in existing}
-        self._echoes = {n: e for n, e in self._echoes.items() if n in by_name}
-        version, parcels, sets = self.inventory.version, self.inventory.parcels(), self.inventory.published_sets()
-        await asyncio.sleep(0)
-        contents = pack(parcels, sets, self._current(existing))
-        frame = first_frame(contents, existing, self.driver, self.node, self.least_generation)
-        changed = set()
-        for content in contents:
-            if content.key and not self._as_wanted(by_name[content.key], frame.digest(content)):
-                changed.add(content.key)
-            await asyncio.sleep(0)
-        return make_plan(contents, existing, frame, changed, self.least_generation, version)
-
-    async def _existing(self, resource: Resource) -> list[Found]:
-        """Our slices as the server has them. They are decoded one at a time, and others have their turn between."""
-        out = []
-        page = await self.client.page(resource, fields=self._fields)
-        for item in page.items or []:
-            try:
-                obj = _in_v1(decoded(item), resource)
-                # A server that ignores field selectors must not make us touch what is not ours.
-                if obj["spec"]["driver"] == self.driver and obj["spec"].get("nodeName") == self.node:
-                    out.append(found(obj))
-            except (KeyError, TypeError, AttributeError, ValueError) as e:
-                raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
-            del obj
-            await asyncio.sleep(0)
-        return out
-
-    async def _carry_out(self, plan: Plan) -> None:
-        settled = {s.name: s.version for s in plan.existing}
-        if plan.writes:
-            resource = await self.client.dra("resourceslices")
-            owner = await self._owner()
-            for slice_ in plan.delete:
-                await self._delete(resource, slice_)
-                del settled[slice_.name]
-            for write in (*plan.update, *plan.create):
-                await self._write(resource, write, plan.frame, owner, settled)
-            log.info(
-                "published %d devices in %d slices (%d created, %d updated, %d deleted)",
-                plan.devices, plan.frame.count, len(plan.create), len(plan.update), len(plan.delete),
-            )  # fmt: skip
-        self._settled, self._settled_at = settled, plan.version
-        self.metrics.set("slices", plan.frame.count)
-
-    def _as_wanted(self, have: Found, want: bytes) -> bool:
-        """Whether a slice needs no write. One that came out different from what we sent is left alone."""
-        return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
-
-    def _current(self, existing: list[Found]) -> dict[str, tuple[str, ...]]:
-        """The slices of the newest generation, with the names of their devices."""
-        generation = newest(existing, self.node)
-        current = (s for s in existing if s.pool == self.node and s.generation == generation)
-        return {s.name: s.devices for s in sorted(current, key=lambda s: s.name)}
-
-    async def _owner(self) -> JSON:
-        node = await self.client.get(NODES, self.node)
-        uid = node["metadata"]["uid"]
-        return {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid, "controller": True}
-
-    async def _write(
-        self, resource: Resource, write: Write, frame: Frame, owner: JSON, settled: dict[str, str]
-    ) -> None:
-        await asyncio.sleep(0)
-        obj = write.object(frame)
-        obj["metadata"]["ownerReferences"] = [owner]
-        sent = obj if resource.version == "v1" else convert(obj, resource.version)
-        try:
-            answer = await (self.client.update(resource, sent) if write.over else self.client.create(resource, sent))
-        except ApiError as e:
-            if reasons := refused_devices(e, obj):
-                await self.inventory.refuse(reasons)
-            raise
-        del sent
-        self.metrics.inc("slice_writes_total", verb="update" if write.over else "create")
-        echo = _in_v1(answer, resource)
-        settled[echo["metadata"]["name"]] = echo["metadata"]["resourceVersion"]
-        await asyncio.sleep(0)
-        self._check_echo(obj, echo, write.content, frame)
-
-    async def _delete(self, resource: Resource, slice_: Found) -> None:
-        meta = slice_.metadata
-        try:
-            await self.client.delete(resource, meta["name"], uid=meta["uid"], version=meta["resourceVersion"])
-            self.metrics.inc("slice_writes_total", verb="delete")
-        except ApiError as e:
-            if e.status != 404:
-                raise
-
-    def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: Frame) -> None:
-        """A server with a feature gate off drops fields silently; say so once, and do not fight it."""
-        want, same = frame.digest(content), sent["spec"] == echo["spec"]
-        self._echoes[echo["metadata"]["name"]] = (want, want if same else digest(echo["spec"]))
-        lost = [] if same else _dropped(sent["spec"], echo["spec"])
-        fresh = sorted({_without_indexes(p) for p in lost} - self._reported)
-        if fresh:
-            self._reported.update(fresh)
-            self.metrics.inc("dropped_fields_total", len(fresh))
-            log.error(
-                "the API server dropped %s from our slices: a feature gate of the server is off (DRADeviceTaints, "
-                "DRAPartitionableDevices, DRAConsumableCapacity, DRADeviceBindingConditions); devices are published without",
-                ", ".join(fresh),
-            )
-
-
-def _in_v1(obj: JSON, resource: Resource) -> JSON:
-    """An item of ``resource`` as an object in v1. Raises ``ValueError`` where its own version is none that is known."""
-    whole = {"apiVersion": resource.api_version, "kind": "ResourceSlice", **obj}
-    return whole if whole["apiVersion"] == f"{GROUP}/v1" else convert(whole, "v1")
-
-
-def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
-    """The devices of a slice that a refusal is about, each with what is wrong with it; none where it does not say."""
-    if e.status not in {400, 422}:
-        return {}
-    details = e.details.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    devices = obj["spec"].get("devices") or []
-    out: dict[str, str] = {}
-    for cause in causes if isinstance(causes, list) else []:
-        field = cause.get("field") if isinstance(cause, dict) else None
-        match = re.match(r"spec\.devices\[(\d{1,4})\]", field) if isinstance(field, str) else None
-        if match and isinstance(field, str) and int(match[1]) < len(devices):
-            name = devices[int(match[1])]["name"]
-            told = f"{field[match.end() :].lstrip('.')}: {cause.get('message')}"
-            out[name] = f"{out[name]}; {told}" if name in out else told
-    return out
-
-
-def _dropped(sent: JSON, echo: JSON) -> list[str]:
-    """Fields of a spec that the server dropped. Only devices that came back differently are looked at."""
-    pairs = zip(sent.get("devices") or [], echo.get("devices") or [], strict=False)
-    lost = [p for a, b in pairs if a != b for p in dropped(a, b, "spec.devices[]")]
-    rest = {k: v for k, v in sent.items() if k != "devices" or k not in echo}
-    return lost + dropped(rest, echo, "spec")
-
-
-def _without_indexes(path: str) -> str:
-    return re.sub(r"\[\d+\]", "[]", path)
 
 
 def _pause(failures: int) -> float:

@@ -101,7 +101,7 @@ class DriverNode:
         return {
             "files": self.plugin.claims.files.specs.uids(),
             "records": [r.uid for r in await self.plugin.claims.store.all()],
-            "held": sorted(await self.plugin.claims.store.held()),
+            "held": sorted(device for _, device in await self.plugin.claims.store.held()),
         }
 
     async def delete_pod(self, name: str = "pod") -> None:
@@ -120,14 +120,15 @@ async def node_with(
 
     Args:
         driver: the class to test.
-        host: a described host, as a YAML file or as an object; this machine when left out.
+        host: a described host, as a YAML file, as the name of one that comes with the package (``virtual-machine``), or as an
+            object; this machine when left out.
         timers: of the kubelet.
         settings: fields of :class:`Settings`.
     """
     async with LocalCluster(timers=timers) as cluster:
         sysfs = Path("/sys")
         if host is not None:
-            description = host if isinstance(host, Mapping) else described.load(Path(host))
+            description = host if isinstance(host, Mapping) else described.load(described.find(str(host)))
             sysfs = described.build(cluster.state / "host", description)
         base = Settings(
             driver_name=driver.name,

@@ -115,6 +115,10 @@ KINDS = (
          ("Object", 0, lambda o: f"{o['involvedObject'].get('kind', '').lower()}/{o['involvedObject'].get('name', '')}"),
          ("Message", 0, _get("message"))),
     ),
+    Kind(
+        "coordination.k8s.io", ("v1",), "Lease", "leases", True, (), False,
+        (_NAME, ("Holder", 0, _get("spec", "holderIdentity")), _AGE),
+    ),
     Kind("", ("v1",), "ServiceAccount", "serviceaccounts", True, ("sa",), False, (_NAME, _AGE)),
     Kind("", ("v1",), "ConfigMap", "configmaps", True, ("cm",), False, (_NAME, _AGE)),
     Kind("", ("v1",), "Secret", "secrets", True, (), False, (_NAME, ("Type", 0, _get("type")), _AGE)),

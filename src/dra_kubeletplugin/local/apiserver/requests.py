@@ -87,13 +87,17 @@ def new_metadata(meta: JSON) -> JSON:
     return kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
 
 
+def managed_of(obj: JSON) -> Any:
+    return obj["metadata"].get("managedFields")
+
+
 def sort_key(obj: JSON) -> str:
     return f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}"
 
 
 def same_object(a: JSON, b: JSON) -> bool:
     def bare(o: JSON) -> JSON:
-        meta = {k: v for k, v in o["metadata"].items() if k not in {"resourceVersion", "managedFields"}}
+        meta = {k: v for k, v in o["metadata"].items() if k != "resourceVersion"}
         return {**{k: v for k, v in o.items() if k not in {"apiVersion", "kind"}}, "metadata": meta}
 
     return bare(a) == bare(b)

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from ...observe.http import HttpServer, Request, Response
 from ...resources.defaults import now
 from ...resources.names import SUBDOMAIN
-from . import discovery, patch, selectors, strategy, watching
+from . import discovery, managing, patch, selectors, strategy, watching
 from .kinds import BY_PLURAL, Kind, table
 from .requests import (
     Refusal,
@@ -25,6 +23,7 @@ from .requests import (
     body_of,
     conflict,
     json_response,
+    managed_of,
     new_metadata,
     not_found,
     parse_path,
@@ -49,7 +48,7 @@ class Faults:
     delay: float = 0.0  # seconds before each answer
     conflicts: int = 0
     throttle: int = 0
-    dropped: set[str] = field(default_factory=set)  # names of device fields, e.g. "taints"
+    dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
     served: set[str] | None = None  # the versions of resource.k8s.io that there are; None for all
     calls: list[tuple[str, str]] = field(default_factory=list)
 
@@ -196,8 +195,7 @@ class ApiServer:
 
     # --- writes ---------------------------------------------------------------------------------
 
-    def _decode(self, request: Request, target: Target) -> JSON:
-        obj = body_of(request)
+    def _decode(self, request: Request, obj: Any, target: Target) -> JSON:
         given = (obj.get("apiVersion"), obj.get("kind"))
         wanted = (target.kind.api_version(target.version), target.kind.kind)
         if given[0] and given[1] and given != wanted:
@@ -210,7 +208,10 @@ class ApiServer:
             raise Refusal(400, "BadRequest", str(e)) from None
 
     def _create(self, request: Request, target: Target) -> Response:
-        obj = self._decode(request, target)
+        return self._new(request, target, self._decode(request, body_of(request), target))
+
+    def _new(self, request: Request, target: Target, obj: JSON, managed: list[JSON] | None = None) -> Response:
+        """``managed`` are the managed fields of what was applied; who creates manages all."""
         meta = obj["metadata"]
         if target.kind.namespaced:
             self._check_namespace(target, meta)
@@ -218,11 +219,19 @@ class ApiServer:
         self._drop(target, obj)
         named = self._name(target, obj["metadata"])
         self._validate(target, obj, None, status=False)
+        obj = strategy.stored(target.kind, obj)
         if self.storage.get(target.qualified, target.namespace, named) is not None:
             details = {"name": named, "kind": target.kind.plural, "group": target.kind.group}
             raise Refusal(409, "AlreadyExists", f'{target.qualified} "{named}" already exists', details)
         obj["metadata"] = new_metadata({**obj["metadata"], "name": named})
+        self._manage(obj, managed or managing.updated(request, target, None, obj))
         return self._stored(request, target, obj, 201)
+
+    @staticmethod
+    def _manage(obj: JSON, managed: list[JSON]) -> None:
+        obj["metadata"] = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+        if managed:
+            obj["metadata"]["managedFields"] = managed
 
     def _check_namespace(self, target: Target, meta: JSON) -> None:
         namespace = target.namespace or meta.get("namespace", "")
@@ -267,26 +276,24 @@ class ApiServer:
     def _drop(self, target: Target, obj: JSON) -> None:
         """As a server with a feature gate off."""
         if target.kind.kind == "ResourceSlice":
-            for device in obj["spec"].get("devices") or []:
-                for name in self.faults.dropped:
-                    device.pop(name, None)
+            strategy.drop(obj["spec"], self.faults.dropped)
 
     def _update(self, request: Request, target: Target) -> Response:
-        obj = self._decode(request, target)
+        body = body_of(request)
+        obj = self._decode(request, body, target)
         old = self.storage.get(target.qualified, target.namespace, target.name)
         if old is None:
             raise not_found(target)
-        return self._replace(request, target, obj, old)
+        return self._replace(request, target, obj, old, asked=body["metadata"].get("managedFields"))
 
     def _patch(self, request: Request, target: Target) -> Response:
         change = body_of(request)
         kind = request.headers.get("content-type", "").partition(";")[0]
+        managing.check_options(request, is_apply=kind == managing.APPLY)
         old = self.storage.get(target.qualified, target.namespace, target.name)
+        if kind == managing.APPLY:
+            return self._apply(request, target, managing.check_applied(target, change), old)
         if old is None:
-            if kind == "application/apply-patch+yaml" and not target.sub:
-                change.setdefault("metadata", {})["name"] = target.name
-                made = Request("POST", request.path, request.query, request.headers, msgspec.json.encode(change))
-                return self._create(made, Target(target.kind, target.version, target.namespace, "", ""))
             raise not_found(target)
         current = strategy.outgoing(target.kind, target.version, copy.deepcopy(old))
         try:
@@ -295,7 +302,7 @@ class ApiServer:
                     patched = patch.json_patch(current, change)
                 case "application/strategic-merge-patch+json":
                     patched = patch.strategic(current, change)
-                case "application/merge-patch+json" | "application/apply-patch+yaml":
+                case "application/merge-patch+json":
                     patched = patch.merge(current, change)
                 case _:
                     raise Refusal(
@@ -303,14 +310,40 @@ class ApiServer:
                     )
         except patch.PatchError as e:
             raise Refusal(422, "Invalid", f"the patch cannot be applied: {e}") from None
+        if (name := patched["metadata"].get("name")) != target.name:
+            raise Refusal(
+                400, "BadRequest", f"the name of the object ({name}) does not match the name on the URL ({target.name})"
+            )
+        obj = self._patched(request, target, patched)
+        asked = patched["metadata"].get("managedFields")
+        return self._replace(request, target, obj, old, asked=None if asked == managed_of(old) else asked)
+
+    def _apply(self, request: Request, target: Target, config: JSON, old: JSON | None) -> Response:
+        if old is None and target.sub:
+            raise not_found(target)
+        merged, managed = managing.applied(request, target, old, config)
+        obj = self._patched(request, target, merged)
+        if old is None:
+            return self._new(request, Target(target.kind, target.version, target.namespace, "", ""), obj, managed)
+        return self._replace(request, target, obj, old, managed)
+
+    def _patched(self, request: Request, target: Target, patched: JSON) -> JSON:
         strict = request.query.get("fieldValidation", "Strict") == "Strict"
         try:
-            obj = strategy.incoming(target.kind, target.version, patched, strict=strict)
+            return strategy.incoming(target.kind, target.version, patched, strict=strict)
         except strategy.BadObject as e:
             raise Refusal(400, "BadRequest", str(e)) from None
-        return self._replace(request, target, obj, old)
 
-    def _replace(self, request: Request, target: Target, obj: JSON, old: JSON) -> Response:
+    def _replace(
+        self,
+        request: Request,
+        target: Target,
+        obj: JSON,
+        old: JSON,
+        managed: list[JSON] | None = None,
+        asked: Any = None,
+    ) -> Response:
+        """``managed`` are the managed fields after an apply; for all else they follow from what changes, and was ``asked``."""
         meta, before = obj["metadata"], old["metadata"]
         if self.faults.conflicts:
             self.faults.conflicts -= 1
@@ -324,8 +357,12 @@ class ApiServer:
                 target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
             )
         obj = strategy.prepare(target.kind, obj, old, status=target.sub == "status")
+        if managed is None:
+            managed = managing.updated(request, target, old, strategy.written(target.kind, obj), asked)
+        self._manage(obj, managed)
+        strategy.settle(target.kind, obj, old)
         self._drop(target, obj)
-        meta = obj["metadata"] = dict(obj["metadata"])
+        meta = obj["metadata"]
         for key in (
             "uid",
             "creationTimestamp",
@@ -339,6 +376,8 @@ class ApiServer:
             if key in before:
                 meta[key] = before[key]
         self._validate(target, obj, old, status=target.sub == "status")
+        obj = strategy.stored(target.kind, obj)
+        meta = obj["metadata"]
         if obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
         if same_object(obj, old):
@@ -360,6 +399,10 @@ class ApiServer:
         if pod["spec"].get("nodeName"):
             raise conflict(target, f"pod {target.name} is already assigned to node {pod['spec']['nodeName']!r}")
         pod["spec"]["nodeName"] = node
+        status = pod.setdefault("status", {})
+        status.pop("nominatedNodeName", None)
+        others = [c for c in status.get("conditions") or [] if c["type"] != "PodScheduled"]
+        status["conditions"] = [*others, {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}]
         self.storage.put(target.qualified, pod)
         return json_response(
             {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201

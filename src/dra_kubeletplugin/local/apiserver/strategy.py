@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ...resources import claim_rules, defaults, schema, slice_rules
+from ...resources import claim_rules, claim_status_rules, defaults, metadata_rules, schema, slice_rules
 from ...resources.convert import GROUP, convert
 from ...resources.fields import FieldError, invalid
 from .. import cel
@@ -37,6 +37,8 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
     if kind.group != GROUP:
         out = copy.deepcopy(dict(obj))
         out.setdefault("metadata", {})
+        _without_empty(out["metadata"], ("labels", "annotations", "finalizers", "ownerReferences"))
+        _without_empty(out, ("data", "binaryData"))
         return out
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
@@ -45,7 +47,37 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
         raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {e}') from None
     except (TypeError, AttributeError, KeyError):
         raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: wrong shape') from None
+    if owners := decoded["metadata"].get("ownerReferences"):
+        decoded["metadata"]["ownerReferences"] = metadata_rules.merged_owners(owners)
+    if kind.kind == "ResourceSlice":
+        _drop_gated(decoded["spec"])
     return decoded
+
+
+def _drop_gated(spec: JSON) -> None:
+    """Fields whose gates are off in 1.36 go before anything looks at them."""
+    for device in spec.get("devices") or []:
+        device.pop("nodeAllocatableResourceMappings", None)
+        for attribute in (device.get("attributes") or {}).values():
+            for name in slice_rules.LIST_ATTRIBUTES:
+                attribute.pop(name, None)
+
+
+def stored(kind: Kind, obj: JSON) -> JSON:
+    """A valid object as it is kept."""
+    return schema.stored(obj, kind.kind) if kind.group == GROUP else obj
+
+
+def written(kind: Kind, obj: JSON) -> JSON:
+    """An object as a client sees it that wrote it just now."""
+    return schema.written(obj, kind.kind) if kind.group == GROUP else obj
+
+
+def _without_empty(obj: JSON, fields: Iterable[str]) -> None:
+    """A server written in Go keeps no empty maps and lists of optional fields."""
+    for name in fields:
+        if name in obj and not obj[name]:
+            del obj[name]
 
 
 def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
@@ -78,6 +110,13 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
     return defaults.apply(obj, kind.kind) if kind.group == GROUP else obj
 
 
+def settle(kind: Kind, obj: JSON, old: JSON) -> None:
+    """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
+    manager)."""
+    if kind.kind == "ResourceClaim" and "status" in obj:
+        obj["status"] = claim_status_rules.without_deallocated(obj["status"] or {}, old.get("status") or {})
+
+
 def _pod_defaults(pod: JSON) -> None:
     spec = pod.setdefault("spec", {})
     spec.setdefault("restartPolicy", "Always")
@@ -86,43 +125,55 @@ def _pod_defaults(pod: JSON) -> None:
     spec.setdefault("schedulerName", "default-scheduler")
 
 
+def drop(spec: JSON, names: Collection[str]) -> None:
+    """Takes fields of a slice's spec away: its own, those of devices, of their capacities and of their attributes."""
+    devices = spec.get("devices") or []
+    parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
+    for name in names:
+        if name in {"sharedCounters", "perDeviceNodeSelection"}:
+            spec.pop(name, None)
+        for part in (*devices, *parts):
+            part.pop(name, None)
+
+
 def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool) -> None:
     """Raises :class:`InvalidObject` with every fault."""
     faults: list[FieldError] = []
     match kind.kind:
         case "ResourceSlice":
-            faults = slice_rules.validate(obj) + _slice_update(obj, old)
+            faults = slice_rules.validate(obj, old)
         case "ResourceClaim":
             if status and old is not None:
-                faults = claim_rules.validate_claim_status(obj, old)
+                faults = claim_status_rules.validate_claim_status(stored(kind, obj), old)
+            elif old is not None:
+                faults = claim_status_rules.validate_claim_update(stored(kind, obj), old)
             else:
                 faults = claim_rules.validate_claim(obj, cel.compile_selector)
                 faults += claim_rules.validate_admin_access(obj["spec"], namespace_labels)
-                faults += claim_rules.validate_claim_update(obj, old) if old else []
         case "ResourceClaimTemplate":
-            faults = claim_rules.validate_template(obj, cel.compile_selector)
-            faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
-            if old and obj["spec"] != old["spec"]:
-                faults.append(invalid("spec", "<value omitted>", "field is immutable"))
+            if old is not None:
+                faults = claim_status_rules.validate_claim_update(stored(kind, obj), old)
+            else:
+                faults = claim_rules.validate_template(obj, cel.compile_selector)
+                faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
         case "DeviceClass":
-            faults = claim_rules.validate_class(obj, cel.compile_selector)
+            faults = claim_rules.validate_class(obj, cel.compile_selector, update=old is not None)
         case "Pod":
             faults = _pod(obj, old)
+        case "Lease":
+            faults = _lease(obj)
     if faults:
         raise InvalidObject(faults)
 
 
-def _slice_update(new: JSON, old: JSON | None) -> list[FieldError]:
-    if old is None:
-        return []
-    spec, before = new["spec"], old["spec"]
+def _lease(lease: JSON) -> list[FieldError]:
+    spec = lease.get("spec") or {}
+    duration, transitions = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
     out = []
-    if spec["driver"] != before["driver"]:
-        out.append(invalid("spec.driver", spec["driver"], "field is immutable"))
-    if spec["pool"]["name"] != before["pool"]["name"]:
-        out.append(invalid("spec.pool.name", spec["pool"]["name"], "field is immutable"))
-    if spec.get("nodeName") != before.get("nodeName"):
-        out.append(invalid("spec.nodeName", spec.get("nodeName"), "field is immutable"))
+    if duration is not None and not (isinstance(duration, int) and duration > 0):
+        out.append(invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"))
+    if transitions is not None and not (isinstance(transitions, int) and transitions >= 0):
+        out.append(invalid("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
     return out
 
 

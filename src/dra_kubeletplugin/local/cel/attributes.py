@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -141,7 +142,7 @@ def _find(value: Any, key: Any) -> Any:
     if isinstance(value, list):
         if isinstance(key, (str, bool)) or not isinstance(key, (int, float)):
             return CelError(f"unsupported index type '{type(key).__name__}' in list")
-        if key != key or abs(key) == float("inf") or key != int(key):
+        if not math.isfinite(key) or key != int(key):
             return CelError(f"unsupported index value {key} in list")
         index = int(key)
         return value[index] if 0 <= index < len(value) else Missing(f"index out of bounds: {index}")

@@ -221,7 +221,8 @@ _OF_TIME = ("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek
 _OF_DAY = ("getHours", "getMinutes", "getSeconds", "getMilliseconds")
 # Types that may stand in expressions as values.
 TYPE_NAMES = (
-    "bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint", "google.protobuf.Duration", "google.protobuf.Timestamp", "optional_type",
+    "bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint",
+    "google.protobuf.Duration", "google.protobuf.Timestamp", "optional_type",
     "net.IP", "net.CIDR",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from .attributes import Attribute, AttributeKey, Conditional, ConstantKey, Quali
 from .costs import InternalError
 from .frame import Ended, Frame, Lazy
 from .library import FUNCTIONS, regex
-from .values import CelError, CompileError, Optional, Type, same
+from .values import CelError, Optional, ProgramError, Type, same
 
 _CONVERSIONS = {"int", "uint", "double", "bool", "string", "bytes", "duration", "timestamp", "dyn", "type"}
 _MATCHED = {"matches", "find", "findAll"}
@@ -59,7 +59,7 @@ class AttributePlan(Plan):
 def plan(node: Node) -> Plan:
     """The plan of a checked tree.
 
-    Raises :class:`CompileError` when a constant part of it cannot work.
+    Raises :class:`ProgramError` when a constant part of it cannot work.
     """
     match node:
         case Literal(value=value):
@@ -86,7 +86,7 @@ def _of_ident(node: Ident) -> Plan:
     if node.type is not None and node.type.name == "type":
         named = node.type.params[0].name if node.type.params else ""
         if node.name != named:
-            raise CompileError(f"program instantiation failed: reference to undefined type: {node.name}")
+            raise ProgramError(f"program instantiation failed: reference to undefined type: {node.name}")
         return Constant(Type(named))
     name = node.name
     return AttributePlan(Attribute(lambda frame: frame.variable(name)))
@@ -159,7 +159,7 @@ def _folded(compute: Callable[[], Any]) -> Any:
     try:
         return compute()
     except (CelError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as e:
-        raise CompileError(f"program instantiation failed: {e}") from None
+        raise ProgramError(f"program instantiation failed: {e}") from None
 
 
 def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from .values import CelError, Duration, Timestamp, Type, is_number, show_scalar,
 _KINDS = "sdfebxXo"
 _DIGITS = 6
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_NARROW = "\u202f"
+_POWER_OF_TEN = "\u202f\u00d7\u202f10"  # as the locale writes it, between narrow spaces
 _ENDLESS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -120,7 +120,7 @@ def _scientific(v: Any, precision: int | None) -> str:
     if not math.isfinite(number):
         return _endless(number)
     mantissa, _, exponent = f"{number:.{_DIGITS if precision is None else precision}e}".partition("e")
-    return f"{mantissa}{_NARROW}×{_NARROW}10{exponent.replace('+', '').translate(_RAISED)}"
+    return f"{mantissa}{_POWER_OF_TEN}{exponent.replace('+', '').translate(_RAISED)}"
 
 
 def _binary(v: Any, precision: int | None) -> str:

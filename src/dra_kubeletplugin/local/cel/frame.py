@@ -9,7 +9,7 @@ from typing import Any
 from .values import CelError
 
 
-class Ended(Exception):  # noqa: N818 - an end of the evaluation, for a reason
+class Ended(Exception):
     """The evaluation ended at once: neither && nor || absorbs it."""
 
     def __init__(self, reason: CelError) -> None:

@@ -22,7 +22,7 @@ def to_quantity(a: Any) -> Amount:
     try:
         return quantities.parse(need(a, str))
     except QuantityError as e:
-        raise CelError(str(e)) from None
+        raise CelError(e.reason) from None
 
 
 def _parses(parse: Callable[..., Any]) -> Callable[..., bool]:

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .library_core import add
 from .formatting import show
+from .library_core import add
 from .registry import FUNCTIONS, define, need
 from .values import (
     NONE,

@@ -10,7 +10,6 @@ from .patterns import regex
 from .registry import FUNCTIONS, define, need
 from .values import CelError, same
 
-
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 

@@ -16,7 +16,9 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "timestamp": parse_timestamp,
 }
 _NUMBERS = ("int", "uint", "double")
-_TEXTUAL = (*_NUMBERS, "bool", "string", "bytes", "list", "map", "type", "null_type", "google.protobuf.Duration", "google.protobuf.Timestamp")  # fmt: skip
+_TEXTUAL = (
+    *_NUMBERS, "bool", "string", "bytes", "list", "map", "type", "null_type", "google.protobuf.Duration", "google.protobuf.Timestamp"
+)  # fmt: skip
 _TEXTUAL_LISTED = "strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps"
 _HEX = ("int", "uint", "string", "bytes")
 _CLAUSES: dict[str, tuple[str, tuple[str, ...], str]] = {

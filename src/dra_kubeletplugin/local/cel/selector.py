@@ -104,9 +104,11 @@ class Selector:
 
 def _no_bool(value: Any) -> CelError:
     name = type_of(value).name
-    return CelError(
-        f"CEL result of type {name} could not be converted to bool: type conversion error from '{name}' to 'bool'"
-    )
+    why = {
+        "int": "unsupported type conversion from 'int' to bool",
+        "string": "unsupported native conversion from string to 'bool'",
+    }.get(name, f"type conversion error from '{name.rpartition('.')[2]}' to 'bool'")
+    return CelError(f"CEL result of type {name} could not be converted to bool: {why}")
 
 
 @functools.lru_cache(maxsize=1024)

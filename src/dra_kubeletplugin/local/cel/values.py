@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+from ...resources.fields import ProgramFault
 from ...resources.version import Version
 from .quantities import Amount
 
@@ -22,6 +23,10 @@ class CelError(Exception):
 
 class CompileError(ValueError):
     """The expression is not accepted; the text is what Kubernetes reports."""
+
+
+class ProgramError(CompileError, ProgramFault):
+    """The expression compiles, and a part of it that is constant cannot be evaluated."""
 
 
 class UInt(int):
@@ -202,7 +207,7 @@ def less(a: Any, b: Any) -> bool:
     """
     if is_number(a) and is_number(b):
         x, y = _number(a, b)
-        if x != x or y != y:
+        if math.isnan(x) or math.isnan(y):
             raise CelError("NaN values cannot be ordered")
         return bool(x < y)
     for kind in (bool, str, bytes, Duration, Timestamp):

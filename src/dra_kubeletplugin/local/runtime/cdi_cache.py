@@ -182,7 +182,7 @@ def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
     source = out.get("hostPath") or out["path"]
     seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
     if dev != Path("/dev") and (numbers := described.device_numbers(seen)):
-        return out | {"type": "c", "major": numbers[0], "minor": numbers[1]}
+        return out | {"type": numbers[0], "major": numbers[1], "minor": numbers[2]}
     try:
         found = seen.stat()
     except OSError as e:

@@ -86,7 +86,7 @@ def _results(claim: JSON) -> list[JSON]:
 
 
 def _plus(a: Quantity | None, b: Quantity) -> Quantity:
-    return b if a is None else Quantity(a.value + b.value, a.format)
+    return b if a is None else a + b
 
 
 class _Search:
@@ -362,7 +362,7 @@ def _consume(left: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> 
         for name, amount in c["counters"].items():
             key = (c["counterSet"], name)
             if key in left:
-                left[key] = Quantity(left[key].value - sign * parse(amount["value"]).value, left[key].format)
+                left[key] -= parse(amount["value"]) * sign
 
 
 def _tolerated(device: JSON, spec: JSON) -> bool:

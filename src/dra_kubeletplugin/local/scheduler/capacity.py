@@ -47,13 +47,13 @@ def _amount(wanted: Quantity | None, capacity: JSON) -> Quantity | None:
     span = policy.get("validRange")
     if span is None:
         return wanted
-    low = parse(span["min"]) if span.get("min") is not None else Quantity(wanted.value * 0)
+    low = parse(span["min"]) if span.get("min") is not None else Quantity(0)
     amount = max(wanted, low)
     if span.get("step") is not None:
         step = parse(span["step"])
         over = (amount.value - low.value) % step.value
         if over:
-            amount = Quantity(amount.value + step.value - over, amount.format)
+            amount = amount + step - Quantity(over)
     if span.get("max") is not None and amount > parse(span["max"]):
         return None
     return amount

@@ -1,4 +1,4 @@
-"""Pods to nodes: allocates what a pod's claims lack, reserves them, binds the pod."""
+"""Pods to nodes: allocates what a pod's claims lack, reserves them, waits for binding conditions, binds the pod."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from ...kube import KubeClient
+from ...resources import node_selection as nodes
 from ...resources.defaults import now
 from ..informer import (
     CLAIMS,
@@ -21,11 +22,14 @@ from ..informer import (
     pod_claim_names,
     record_event,
 )
-from . import nodes
 from .allocator import AllocationError, Allocator
+from .binding import TIMEOUT, Readiness, state_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
+_BACKOFF = 1.0  # seconds before a pod whose binding failed is tried again; it doubles with each failure,
+_MAX_BACKOFF = 10.0  # up to this, as in Kubernetes
+_CHECK = 5.0  # the most seconds between looks at a pod that waits
 
 
 class Unschedulable(Exception):
@@ -33,11 +37,16 @@ class Unschedulable(Exception):
 
 
 class Scheduler:
-    def __init__(self, client: KubeClient) -> None:
+    """Args: binding_timeout: seconds from a claim's allocation in which its binding conditions must become true."""
+
+    def __init__(self, client: KubeClient, binding_timeout: float = TIMEOUT) -> None:
         self.client = client
+        self.binding_timeout = binding_timeout
         self.informers = Informers(client, {PODS: "", CLAIMS: "", CLASSES: "", NODES: "", SLICES: ""})
         self._written: dict[str, JSON] = {}  # claims by UID as we wrote them, until the informer has caught up
         self._told: dict[str, str] = {}
+        self._failures: dict[str, int] = {}  # pods by UID whose binding failed, and how often
+        self._not_before: dict[str, float] = {}  # when such a pod is tried again, on the loop's clock
 
     async def run(self) -> None:
         """Never returns."""
@@ -47,14 +56,21 @@ class Scheduler:
 
     async def reconcile(self) -> None:
         waiting = [p for p in self.informers.all(PODS) if _is_waiting(p)]
+        self._forget({p["metadata"]["uid"] for p in waiting})
         for pod in sorted(
             waiting, key=lambda p: (p["metadata"]["creationTimestamp"], int(p["metadata"]["resourceVersion"]))
         ):
+            if self._not_before.get(pod["metadata"]["uid"], 0.0) > asyncio.get_running_loop().time():
+                continue
             try:
                 await self._schedule(pod)
-                self._told.pop(pod["metadata"]["uid"], None)
             except Unschedulable as e:
                 await self._tell(pod, str(e))
+
+    def _forget(self, waiting: set[str]) -> None:
+        for known in (self._told, self._failures, self._not_before):
+            for uid in known.keys() - waiting:
+                del known[uid]
 
     def _claims(self) -> dict[str, JSON]:
         """All claims, with our own writes that the informer has not seen yet."""
@@ -90,6 +106,7 @@ class Scheduler:
     async def _schedule(self, pod: JSON) -> None:
         known = self._claims()
         claims = self._pod_claims(pod, known)
+        await self._give_up(pod, claims)
         candidates = [n for n in self.informers.all(NODES) if _is_ready(n) and _fits(n, pod)]
         if not candidates:
             raise Unschedulable("0 nodes are available that are ready and match the pod's node selector")
@@ -100,7 +117,8 @@ class Scheduler:
             self.informers.all(CLASSES),
             [c for c in known.values() if (c.get("status") or {}).get("allocation") is not None],
         )
-        for node in sorted(candidates, key=lambda n: n["metadata"]["name"]):
+        nominated = (pod.get("status") or {}).get("nominatedNodeName")
+        for node in sorted(candidates, key=lambda n: (n["metadata"]["name"] != nominated, n["metadata"]["name"])):
             if not all(_allocation_fits(c, node) for c in have):
                 continue
             try:
@@ -116,21 +134,72 @@ class Scheduler:
     async def _bind(
         self, pod: JSON, node: JSON, have: list[JSON], missing: list[JSON], results: list[dict[str, Any]]
     ) -> None:
-        consumer = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        meta = pod["metadata"]
+        consumer = {"resource": "pods", "name": meta["name"], "uid": meta["uid"]}
+        reserved_claims = []
         for claim, result in zip(missing, results, strict=True):
             claim = await self._protect(claim)
             status = {**(claim.get("status") or {}), "allocation": {**result, "allocationTimestamp": now()}}
-            await self._write({**claim, "status": {**status, "reservedFor": [consumer]}})
+            reserved_claims.append(await self._write({**claim, "status": {**status, "reservedFor": [consumer]}}))
         for claim in have:
             reserved = claim["status"].get("reservedFor") or []
             if not any(r["uid"] == consumer["uid"] for r in reserved):
-                await self._write({**claim, "status": {**claim["status"], "reservedFor": [*reserved, consumer]}})
-        meta = pod["metadata"]
+                status = {**claim["status"], "reservedFor": [*reserved, consumer]}
+                claim = await self._write({**claim, "status": status})
+            reserved_claims.append(claim)
+        if await self._waits(pod, node, reserved_claims):
+            return
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}}
         binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
         await self.client.call("POST", PODS.path(meta["namespace"], meta["name"], "binding"), binding)
         text = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node['metadata']['name']}"
         await record_event(self.client, pod, "Pod", "Normal", "Scheduled", text, "default-scheduler")
+
+    # --- binding conditions (KEP-5007) ----------------------------------------------------------
+
+    async def _waits(self, pod: JSON, node: JSON, claims: list[JSON]) -> bool:
+        """Whether devices have yet to become ready. Until then the pod has a nominated node, and no condition or node."""
+        states = [state_of(c, self.binding_timeout) for c in claims]
+        if all(s.readiness is Readiness.READY for s in states):
+            self._failures.pop(pod["metadata"]["uid"], None)
+            self._told.pop(pod["metadata"]["uid"], None)
+            return False
+        self._look_in(min([_CHECK, *(s.left for s in states if s.readiness is Readiness.WAITING)]))
+        meta, name = pod["metadata"], node["metadata"]["name"]
+        if (pod.get("status") or {}).get("nominatedNodeName") != name:
+            nominated = {"status": {"nominatedNodeName": name}}
+            await self.client.patch(PODS, meta["name"], nominated, meta["namespace"], "status")
+        text = f"waiting for binding conditions for device on node {name}"
+        stamps = ",".join(str(c["status"]["allocation"].get("allocationTimestamp")) for c in claims)
+        if self._told.get(meta["uid"]) != f"{text} {stamps}":
+            self._told[meta["uid"]] = f"{text} {stamps}"
+            await record_event(self.client, pod, "Pod", "Normal", "BindingConditionsPending", text, "default-scheduler")
+        return True
+
+    async def _give_up(self, pod: JSON, claims: list[JSON]) -> None:
+        """Takes back the allocation of a claim that failed to bind, or did not in time, where no other pod has it.
+
+        Raises :class:`Unschedulable`: the pod is tried again after a pause.
+        """
+        uid = pod["metadata"]["uid"]
+        for claim in claims:
+            status = claim.get("status") or {}
+            if status.get("allocation") is None:
+                continue
+            state = state_of(claim, self.binding_timeout)
+            if not state.over:
+                continue
+            if all(r["uid"] == uid for r in status.get("reservedFor") or []):
+                rest = {k: v for k, v in status.items() if k not in {"allocation", "reservedFor", "devices"}}
+                await self._write({**claim, "status": rest})
+            failures = self._failures[uid] = self._failures.get(uid, 0) + 1
+            pause = min(_MAX_BACKOFF, _BACKOFF * 2 ** min(failures - 1, 10))
+            self._not_before[uid] = asyncio.get_running_loop().time() + pause
+            self._look_in(pause)
+            raise Unschedulable(state.reason)
+
+    def _look_in(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.informers.changed.set)
 
     async def _protect(self, claim: JSON) -> JSON:
         """An allocated claim stays until it is deallocated."""
@@ -142,9 +211,10 @@ class Scheduler:
         self._written[updated["metadata"]["uid"]] = updated
         return updated
 
-    async def _write(self, claim: JSON) -> None:
+    async def _write(self, claim: JSON) -> JSON:
         updated = await self.client.update(CLAIMS, claim, "status")
         self._written[updated["metadata"]["uid"]] = updated
+        return updated
 
     async def _tell(self, pod: JSON, why: str) -> None:
         meta = pod["metadata"]

@@ -17,6 +17,11 @@ def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSO
     return selector is not None and selector_matches(node, selector)
 
 
+def needs_labels(selector: JSON | None) -> bool:
+    """Whether more than a node's name has to be known for :func:`matches`."""
+    return any(term.get("matchExpressions") for term in (selector or {}).get("nodeSelectorTerms") or [])
+
+
 def selector_matches(node: JSON, selector: JSON) -> bool:
     return any(_term(node, term) for term in selector.get("nodeSelectorTerms") or [])
 
@@ -44,9 +49,13 @@ def _expression(labels: JSON, expression: JSON) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt" as operator:
-            try:
-                number, bound = int(value or ""), int(values[0])
-            except (ValueError, IndexError):
-                return False
-            return number > bound if operator == "Gt" else number < bound
+            return _compares(operator, value, values)
     return False
+
+
+def _compares(operator: str, value: str | None, values: list[str]) -> bool:
+    try:
+        number, bound = int(value or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return number > bound if operator == "Gt" else number < bound

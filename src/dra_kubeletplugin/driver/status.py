@@ -1,0 +1,189 @@
+"""What a driver tells of an allocated device in ``status.devices[]`` of its ResourceClaim (KEP-4817)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import DriverError, InvalidObjectError, clip, printable
+from ..resources import names
+from .data import plain_json
+
+JSON = Any
+MAX_CONDITIONS = 8
+MAX_STATUS_DATA_BYTES = 10_240
+_MAX_TYPE = 316
+_MAX_REASON, _MAX_MESSAGE = 1_024, 32_768
+_MAX_IPS, _MAX_INTERFACE, _MAX_ADDRESS = 16, 256, 128
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of a device, as ``metav1.Condition`` has it. When it last changed is kept by the framework.
+
+    Attributes:
+        type: e.g. ``Ready`` or ``example.com/Attached``; unique in one status.
+        status: True, False, or None for unknown.
+        reason: one word in CamelCase, for programs.
+        message: a sentence for people; what is above 32 KiB is cut.
+
+    Raises :class:`InvalidObjectError` where the API server would refuse it.
+    """
+
+    type: str
+    status: bool | None
+    reason: str = "Reported"
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or len(self.type) > _MAX_TYPE or _type_faults(self.type):
+            raise InvalidObjectError(
+                f"Condition: type {printable(self.type)!r} is no qualified name, such as Ready or example.com/Attached"
+            )
+        if self.status is not None and not isinstance(self.status, bool):
+            raise InvalidObjectError(f"Condition {self.type}: status is True, False, or None for unknown")
+        if not isinstance(self.reason, str) or len(self.reason) > _MAX_REASON or not _REASON.fullmatch(self.reason):
+            raise InvalidObjectError(
+                f"Condition {self.type}: reason {printable(self.reason)!r} is no word in CamelCase, such as NoPort"
+            )
+
+    def json(self, before: Mapping[str, Any] | None, time: str) -> dict[str, Any]:
+        """As in the claim; ``before`` is the same condition as it is there now, ``time`` the time of now."""
+        status = {True: "True", False: "False", None: "Unknown"}[self.status]
+        same = before is not None and before.get("status") == status
+        return {
+            "type": self.type,
+            "status": status,
+            "reason": self.reason,
+            "message": clip(self.message, _MAX_MESSAGE),
+            "lastTransitionTime": (before.get("lastTransitionTime") if same and before else None) or time,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkData:
+    """Of a network device, as consumers of the claim may use it.
+
+    Attributes:
+        interface_name: in the pod, of at most 256 bytes.
+        ips: at most 16 addresses with their prefix, e.g. ``10.0.0.2/24``.
+        hardware_address: e.g. a MAC address, of at most 128 bytes.
+
+    Raises :class:`InvalidObjectError` where the API server would refuse it.
+    """
+
+    interface_name: str = ""
+    ips: Sequence[str] = ()
+    hardware_address: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ips", tuple(self.ips))
+        if len(self.ips) > _MAX_IPS:
+            raise InvalidObjectError(f"NetworkData: {len(self.ips)} ips are more than {_MAX_IPS}")
+        for ip in self.ips:
+            if not isinstance(ip, str) or not _is_interface(ip):
+                raise InvalidObjectError(
+                    f"NetworkData: {printable(ip)!r} is no address with a prefix, such as 10.0.0.2/24"
+                )
+        for name, value, most in (
+            ("interface_name", self.interface_name, _MAX_INTERFACE),
+            ("hardware_address", self.hardware_address, _MAX_ADDRESS),
+        ):
+            if not isinstance(value, str) or len(value.encode(errors="replace")) > most:
+                raise InvalidObjectError(f"NetworkData: {name} is a text of at most {most} bytes")
+
+    def json(self) -> dict[str, Any]:
+        out = {"interfaceName": self.interface_name, "ips": list(self.ips), "hardwareAddress": self.hardware_address}
+        return {k: v for k, v in out.items() if v}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """All that one writer says of one device; what it said of that device before is replaced.
+
+    Attributes:
+        conditions: at most 8, together with those of other writers.
+        data: the driver's own JSON of at most 10 KiB, for whoever reads the claim.
+        network_data: of a network device.
+
+    Raises :class:`InvalidObjectError` where the API server would refuse it.
+    """
+
+    conditions: Sequence[Condition] = ()
+    data: JSON = None
+    network_data: NetworkData | None = None
+
+    def __post_init__(self) -> None:
+        conditions = tuple(self.conditions)
+        object.__setattr__(self, "conditions", conditions)
+        types = [c.type for c in conditions if isinstance(c, Condition)]
+        if len(types) != len(conditions):
+            raise InvalidObjectError("DeviceStatus: conditions are Conditions")
+        if len(types) > MAX_CONDITIONS or len(set(types)) != len(types):
+            raise InvalidObjectError(
+                f"DeviceStatus: at most {MAX_CONDITIONS} conditions, each type once, not {', '.join(types)}"
+            )
+        if self.data is not None:
+            try:
+                object.__setattr__(self, "data", plain_json(self.data))
+            except ValueError as e:
+                raise InvalidObjectError(f"DeviceStatus: {e}") from None
+            if (size := len(msgspec.json.encode(self.data))) > MAX_STATUS_DATA_BYTES:
+                raise InvalidObjectError(f"DeviceStatus: data of {size} bytes is more than {MAX_STATUS_DATA_BYTES}")
+            if not isinstance(self.data, dict):
+                raise InvalidObjectError("DeviceStatus: data is a dictionary: the API server takes JSON objects only")
+
+    def json(self, before: Mapping[str, Any], time: str) -> dict[str, Any]:
+        """The fields of an entry of ``status.devices[]``, besides those that say which device; ``before`` as it is now."""
+        known = {c.get("type"): c for c in before.get("conditions") or []}
+        out: dict[str, Any] = {}
+        if self.conditions:
+            out["conditions"] = [c.json(known.get(c.type), time) for c in self.conditions]
+        if self.data is not None:
+            out["data"] = self.data
+        if self.network_data is not None:
+            out["networkData"] = self.network_data.json()
+        return out
+
+
+class StatusSink:
+    """How a claim's statuses leave; made by the framework."""
+
+    def report(self, key: tuple[str, str, str], status: DeviceStatus) -> Reported:
+        raise DriverError("report(): this claim was made by hand: only one of the framework's is in a cluster")
+
+
+@dataclass(frozen=True, eq=False)
+class Reported:
+    """A report under way; may be awaited.
+
+    Awaiting it answers whether the status is in the claim now: False after 5 s, when it goes on by itself, or where the claim
+    is gone. Nothing is raised.
+    """
+
+    waits: Any = field(repr=False)
+
+    def __await__(self) -> Any:
+        return self.waits().__await__()
+
+
+def _type_faults(value: str) -> bool:
+    domain, slash, name = value.rpartition("/")
+    if slash and names.subdomain(domain):
+        return True
+    return not names.QUALIFIED.fullmatch(name) or len(name) > names.MAX_LABEL
+
+
+def _is_interface(text: str) -> bool:
+    import ipaddress  # only network drivers need it
+
+    try:
+        ipaddress.ip_interface(text)
+    except ValueError:
+        return False
+    return "/" in text

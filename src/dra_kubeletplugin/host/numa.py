@@ -1,0 +1,66 @@
+"""NUMA nodes, and which are near each other. Source: Documentation/ABI/stable/sysfs-devices-node of the kernel, KEP-6072."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import sysfs
+
+_MOST = 1024  # nodes that the kernel can be built for
+
+
+class Numa:
+    """The NUMA nodes of one machine. Read when first asked for and then kept: they do not change before a reboot."""
+
+    def __init__(self, root: Path) -> None:
+        self._nodes = f"{root}/devices/system/node"
+        self._cpus = f"{root}/devices/system/cpu"
+        self._near: dict[int, list[int]] = {}
+
+    def nodes(self) -> list[int]:
+        """The numbers of the nodes, in order; none where the kernel knows of no NUMA."""
+        return sorted(
+            int(n[4:]) for n in sysfs.names(self._nodes) if n.startswith("node") and n.isascii() and n[4:].isdigit()
+        )
+
+    def of_cpu(self, cpu: int) -> int | None:
+        """The node of a CPU; None where there is no such CPU, or it belongs to none."""
+        for name in sysfs.names(f"{self._cpus}/cpu{cpu}"):
+            if name.startswith("node") and name.isascii() and name[4:].isdigit():
+                return int(name[4:])
+        return next((n for n in self.nodes() if cpu in self.cpus(n)), None)
+
+    def cpus(self, node: int) -> list[int]:
+        """The CPUs of a node; none for a node of memory only."""
+        return sysfs.cpu_list(sysfs.text(f"{self._nodes}/node{node}/cpulist"))
+
+    def near(self, node: int) -> list[int]:
+        """``node``, then the nodes of the same socket that are nearest to it, all at the same distance, by number.
+
+        A node whose socket cannot be told counts as one of the same: leaving out a near node would be worse. Only ``node`` itself
+        where the firmware gives no distances.
+
+        Raises ``ValueError`` where ``node`` is no number of a node: -1, no affinity, must never be published, as it would match
+        every other device without.
+        """
+        if not 0 <= node < _MOST:
+            raise ValueError(f"{node} is no NUMA node: leave the attribute out where a device has no affinity")
+        if node not in self._near:
+            self._near[node] = [node, *self._nearest(node)]
+        return list(self._near[node])
+
+    def _nearest(self, node: int) -> list[int]:
+        nodes = self.nodes()
+        row = (sysfs.text(f"{self._nodes}/node{node}/distance") or "").split()
+        if node not in nodes or len(row) != len(nodes) or not all(d.isascii() and d.isdigit() for d in row):
+            return []
+        # One number for each node that is online, in order: where some are not, the place is not the number.
+        distances = {n: int(d) for n, d in zip(nodes, row, strict=True) if n != node}
+        least = min(distances.values(), default=0)
+        socket = self._socket(node)
+        near = (n for n, d in distances.items() if d == least)
+        return [n for n in near if socket is None or self._socket(n) in {None, socket}]
+
+    def _socket(self, node: int) -> int | None:
+        cpus = self.cpus(node)
+        return sysfs.integer(f"{self._cpus}/cpu{cpus[0]}/topology/physical_package_id") if cpus else None

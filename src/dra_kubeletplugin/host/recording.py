@@ -1,0 +1,157 @@
+"""Reads a machine into a description, real ones too: what a vendor's test runs on is best what the hardware said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import description, sysfs
+from .description import Machine
+from .machine import Host
+from .pci import PciFunction
+
+_HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
+_BUSES = {"pci_bus"}  # a class of what is no device, and what no driver made
+_KEPT = ("dev", "operstate", "size")  # attributes of what a driver made
+
+
+def record(host: Host) -> Machine:
+    """What a machine's sysfs says, as far as a description can say it: virtual functions are told with their parents."""
+    every = host.pci()
+    functions, virtual = [fn for fn in every if not fn.is_vf], [fn for fn in every if fn.is_vf]
+    made = _devices(host)
+    numa = {n: {"cpus": _ranges(host.numa.cpus(n)), **_numa(host, n)} for n in host.numa.nodes()}
+    found: dict[str, Any] = {"functions": [_function(host, fn, virtual, made.get(fn.folder, {})) for fn in functions]}
+    if numa:
+        found["numa_nodes"] = {
+            n: {k: v for k, v in told.items() if v not in ("", None, [])} for n, told in numa.items()
+        }
+    return description.parse(found, "the machine's sysfs")
+
+
+def text(machine: Machine, title: str = "") -> str:
+    """A description as YAML, one function a line."""
+    out = [f"# {title}"] if title else []
+    out += (
+        ["functions:", *(f"- {_flow(f.given())}" for f in machine.functions)]
+        if machine.functions
+        else ["functions: []"]
+    )
+    if machine.numa_nodes:
+        out.append("numa_nodes:")
+        for number, node in machine.numa_nodes.items():
+            told = {"cpus": node.cpus, "socket": node.socket, "distances": list(node.distances)}
+            out.append(f"  {number}: {_flow({k: v for k, v in told.items() if v not in ('', [])})}")
+    for name, value in (("drivers", list(machine.drivers)), ("nodes", machine.nodes), ("files", machine.files)):
+        if value:
+            out.append(f"{name}: {_flow(value)}")
+    return "\n".join(out) + "\n"
+
+
+def _function(
+    host: Host, fn: PciFunction, virtual: Sequence[PciFunction], classes: Mapping[str, Any]
+) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "address": fn.address,
+        "vendor": fn.vendor,
+        "device": fn.device_id,
+        "class": fn.class_code,
+        "subsystem_vendor": fn.subsystem_vendor or None,
+        "subsystem_device": fn.subsystem_device,
+        "revision": fn.revision,
+        "behind": fn.upstream,
+        "root": _root(host, fn),
+        "driver": fn.driver,
+        "numa": fn.numa_node,
+        "iommu_group": fn.iommu_group,
+        "boot_vga": fn.boot_vga,
+        "link": _link(fn),
+        "vfs": _virtual(fn, virtual) if fn.total_vfs else None,
+        "classes": classes,
+    }
+    return {k: v for k, v in said.items() if v is not None and v != {}}
+
+
+def _root(host: Host, fn: PciFunction) -> str | None:
+    """The folders between the function and what it hangs below."""
+    parts = fn.path.parent.relative_to((host.sysfs / "devices").resolve()).parts
+    if fn.upstream in parts:
+        parts = parts[parts.index(fn.upstream) + 1 :]
+    return "/".join(parts) or None
+
+
+def _link(fn: PciFunction) -> Mapping[str, float] | None:
+    """The function's own: without that of the port above."""
+    speed = (fn.read("max_link_speed") or "").partition(" ")[0]
+    width = sysfs.integer(f"{fn.folder}/max_link_width")
+    known = next((s for s in description.SPEEDS if f"{s:.1f}" == speed), None)
+    return {"speed": known, "width": width} if known and width in description.WIDTHS else None
+
+
+def _virtual(fn: PciFunction, virtual: Sequence[PciFunction]) -> Mapping[str, Any]:
+    own = [vf for vf in virtual if vf.physical_function == fn.address]
+    first = next((vf for vf in own if vf.vf_index == 0), None)
+    said: dict[str, Any] = {
+        "total": fn.total_vfs,
+        "device": sysfs.integer(f"{fn.folder}/sriov_vf_device", 16),
+        "enabled": len(own),
+        "driver": first.driver if first else None,
+        "iommu_group": first.iommu_group if first else None,
+        "offset": sysfs.integer(f"{fn.folder}/sriov_offset") or None,
+        "stride": sysfs.integer(f"{fn.folder}/sriov_stride") or None,
+    }
+    return {k: v for k, v in said.items() if v is not None}
+
+
+def _devices(host: Host) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
+    """What drivers made of functions, wherever below their folders it hangs: folder, class, name, attributes."""
+    out: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+    folders = {fn.folder for fn in host.pci()}
+    for kind in sysfs.names(f"{host.sysfs}/class"):
+        for link in sorted((host.sysfs / "class" / kind).iterdir()) if kind not in _BUSES else ():
+            folder = link.resolve()
+            function = next((str(above) for above in folder.parents if str(above) in folders), None)
+            if function is not None:
+                out.setdefault(function, {}).setdefault(kind, {})[link.name] = _device(str(folder))
+    return out
+
+
+def _device(folder: str) -> dict[str, str]:
+    found = {a: said for a in _KEPT if (said := sysfs.text(f"{folder}/{a}"))}
+    event = dict(line.partition("=")[::2] for line in (sysfs.text(f"{folder}/uevent") or "").splitlines())
+    name = folder.rpartition("/")[2]
+    return found | ({"devname": event["DEVNAME"]} if "dev" in found and event.get("DEVNAME", name) != name else {})
+
+
+def _numa(host: Host, node: int) -> Mapping[str, Any]:
+    folder = f"{host.sysfs}/devices/system/node/node{node}"
+    cpus = host.numa.cpus(node)
+    package = f"{host.sysfs}/devices/system/cpu/cpu{cpus[0]}/topology/physical_package_id" if cpus else ""
+    distances = [int(d) for d in (sysfs.text(f"{folder}/distance") or "").split()]
+    return {"socket": sysfs.integer(package) if cpus else None, "distances": distances}
+
+
+def _ranges(cpus: Sequence[int]) -> str:
+    out: list[list[int]] = []
+    for cpu in cpus:
+        if out and out[-1][1] == cpu - 1:
+            out[-1][1] = cpu
+        else:
+            out.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in out)
+
+
+def _flow(value: Any, key: str = "") -> str:
+    """YAML on one line; ids in hexadecimal."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)}: {_flow(v, str(k))}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(v) for v in value) + "]"
+    if key in _HEX and isinstance(value, int):
+        return f"0x{value:0{_HEX[key]}x}"
+    return json.dumps(value)
+
+
+def _key(key: Any) -> str:
+    return str(key) if isinstance(key, int) or str(key).isidentifier() else json.dumps(key)

@@ -1,0 +1,142 @@
+"""Field managers of a request: who writes, what may be written by it, and what becomes of ``metadata.managedFields``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...observe.http import Request
+from ...resources import schema
+from ...resources.convert import GROUP, convert
+from . import apply, strategy, typed
+from .apply import Manager, Operation, Rules
+from .field_paths import shown
+from .merge_types import MapOf, type_of
+from .requests import Refusal, Target
+
+JSON = dict[str, Any]
+APPLY = "application/apply-patch+yaml"
+_LONGEST = 128  # bytes of a manager's name
+_CONFLICT = "FieldManagerConflict"
+
+
+def check_options(request: Request, *, is_apply: bool) -> None:
+    """Raises :class:`Refusal` for options of a patch that do not fit it."""
+    name = request.query.get("fieldManager", "")
+    causes = []
+    if is_apply and not name:
+        causes.append(("FieldValueRequired", "fieldManager", "Required value: is required for apply patch"))
+    if not is_apply and request.query.get("force") == "true":
+        causes.append(("FieldValueForbidden", "force", "Forbidden: may not be specified for non-apply patch"))
+    if len(name.encode()) > _LONGEST:
+        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_LONGEST} bytes"))
+    odd = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
+    if odd:
+        quoted = name.encode("unicode_escape").decode()
+        rule = f'Invalid value: "{quoted}": invalid character U+{ord(odd[1]):04X} (at position {odd[0]})'
+        causes.append(("FieldValueInvalid", "fieldManager", rule))
+    if causes:
+        text = ", ".join(f"{where}: {message}" for _, where, message in causes)
+        details = {"group": "meta.k8s.io", "kind": "PatchOptions"}
+        listed = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
+        raise Refusal(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {text}', {**details, "causes": listed})
+
+
+def check_applied(target: Target, applied: Any) -> JSON:
+    """What a client applies, with its name. Raises :class:`Refusal`."""
+    if not isinstance(applied, dict):
+        raise Refusal(400, "BadRequest", "the body is no object")
+    version, kind = str(applied.get("apiVersion") or ""), str(applied.get("kind") or "")
+    if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
+        group, _, short = version.rpartition("/")
+        raise Refusal(400, "BadRequest", f"invalid object type: {group}/{short}, Kind={kind}")
+    meta = applied.get("metadata")
+    meta = dict(meta) if isinstance(meta, Mapping) else {}
+    if meta.get("managedFields") is not None:
+        raise Refusal(400, "BadRequest", "metadata.managedFields must be nil")
+    if (name := meta.get("name", target.name)) != target.name:
+        raise Refusal(
+            400, "BadRequest", f"the name of the object ({name}) does not match the name on the URL ({target.name})"
+        )
+    if target.kind.namespaced and (namespace := meta.get("namespace", target.namespace)) != target.namespace:
+        raise Refusal(
+            400,
+            "BadRequest",
+            f"the namespace of the object ({namespace}) does not match the namespace on the URL ({target.namespace})",
+        )
+    return {**applied, "metadata": {**meta, "name": target.name}}
+
+
+def applied(request: Request, target: Target, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
+    """What comes of applying ``config`` to the stored object, in the request's version, and the managed fields then.
+
+    Raises :class:`Refusal`.
+    """
+    rules = _rules(target, target.version)
+    manager = _manager(request, rules, Operation.APPLY, target)
+    before = apply.read((live or {}).get("metadata", {}).get("managedFields"))
+    current = strategy.outgoing(target.kind, target.version, live) if live else None
+    if current:
+        current = {**current, "metadata": {k: v for k, v in current["metadata"].items() if k != "managedFields"}}
+    force = request.query.get("force") == "true"
+    try:
+        merged, entries = apply.apply(
+            current, config, before, manager, rules, _empty(target, stored=False), force=force
+        )
+    except apply.ConflictError as e:
+        causes = [{"reason": _CONFLICT, "message": f"conflict with {m}", "field": shown(p)} for m, p in e.conflicts]
+        raise Refusal(409, "Conflict", str(e), {"causes": causes}) from None
+    except typed.SchemaError as e:
+        place = f"{config['metadata'].get('namespace', '')}/{target.name}"
+        named = f"({place}; {target.kind.group}/{target.version}, Kind={target.kind.kind})"
+        raise Refusal(500, "", f"failed to create typed patch object {named}: {e}") from None
+    return merged, apply.written(entries)
+
+
+def updated(request: Request, target: Target, live: JSON | None, new: JSON, asked: Any = None) -> list[JSON]:
+    """The managed fields after a write that is no apply, of objects as they are stored.
+
+    ``asked`` is what the request itself says of them, None for nothing; a subresource has no say.
+    """
+    before = (live or {}).get("metadata", {}).get("managedFields")
+    if asked is not None and not target.sub:
+        if apply.is_reset(asked):
+            return []
+        before = asked or before
+    rules = _rules(target, target.kind.versions[0])
+    manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)
+    named = {"apiVersion": target.kind.api_version(rules.version), "kind": target.kind.kind}
+    old = None if live is None else named | live
+    entries = apply.update(old, named | new, apply.read(before), manager, rules, named | _empty(target, stored=True))
+    return apply.written(entries)
+
+
+def _manager(request: Request, rules: Rules, operation: Operation, target: Target) -> Manager:
+    agent = request.headers.get("user-agent", "").partition("/")[0]
+    name = request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_LONGEST] or "unknown"
+    return rules.manager(name, operation, target.sub)
+
+
+def _rules(target: Target, version: str) -> Rules:
+    kind = target.kind
+    ignored: tuple[tuple[str, ...], ...] = ()
+    if kind.status:
+        ignored = (("f:spec",), ("f:metadata",)) if target.sub == "status" else (("f:status",),)
+
+    def converted(obj: JSON, wanted: str) -> JSON:
+        return convert(obj, wanted) if kind.group == GROUP else obj
+
+    return Rules(kind.group, version, kind.kind, ignored, converted)
+
+
+def _empty(target: Target, *, stored: bool) -> JSON:
+    """An object of which nothing has been said, as a server written in Go makes it: structs are there, maps are not."""
+    kind = target.kind
+    if kind.group == GROUP:
+        out = schema.decode({}, kind.kind)
+        return out if stored else strategy.outgoing(kind, target.version, out)
+    known = type_of(kind.group, target.version, kind.kind)
+    structs = [k for k in ("spec", "status") if isinstance(known, MapOf) and k in known.fields]
+    return {"apiVersion": kind.api_version(target.version), "kind": kind.kind, "metadata": {}} | {
+        k: {} for k in structs
+    }

@@ -1,0 +1,72 @@
+"""Whether the devices of a claim are ready for a pod to be bound: their binding conditions (KEP-5007).
+
+As Kubernetes' scheduler does it, the status of a device is found by driver, pool and name; its share does not count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+JSON = Mapping[str, Any]
+TIMEOUT = 600.0  # seconds from the allocation
+
+
+class Readiness(Enum):
+    READY = "ready"
+    WAITING = "waiting"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True)
+class State:
+    """Of one allocated claim. ``reason`` is for the pod's event, ``left`` the seconds until the wait ends."""
+
+    readiness: Readiness
+    reason: str = ""
+    left: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the allocation has to be given up."""
+        return self.readiness in {Readiness.FAILED, Readiness.TIMED_OUT}
+
+
+def state_of(claim: JSON, timeout: float = TIMEOUT) -> State:
+    """The state of a claim that is allocated."""
+    status = claim["status"]
+    allocation = status["allocation"]
+    known = {_key(d): {c["type"]: c for c in d.get("conditions") or []} for d in status.get("devices") or []}
+    waiting = False
+    for result in (allocation.get("devices") or {}).get("results") or []:
+        wanted = result.get("bindingConditions")
+        if not wanted:
+            continue
+        conditions = known.get(_key(result), {})
+        for name in result.get("bindingFailureConditions") or []:
+            found = conditions.get(name)
+            if found and found["status"] == "True":
+                told = f"reason={found['reason']}, message={_quoted(found.get('message', ''))}"
+                return State(Readiness.FAILED, f"device binding failed: claim={claim['metadata']['name']}, {told}")
+        waiting = waiting or any(conditions.get(n, {}).get("status") != "True" for n in wanted)
+    if not waiting:
+        return State(Readiness.READY)
+    left = _since(allocation.get("allocationTimestamp")) + timeout - time.time()
+    return State(Readiness.TIMED_OUT, "device binding timeout") if left <= 0 else State(Readiness.WAITING, left=left)
+
+
+def _key(device: JSON) -> tuple[str, str, str]:
+    return device["driver"], device["pool"], device["device"]
+
+
+def _since(stamp: str | None) -> float:
+    return datetime.fromisoformat(stamp).timestamp() if stamp else time.time()
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,23 @@
+"""What an allocation says beside its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+JSON = Mapping[str, Any]
+
+
+def node_of(claim: JSON) -> str:
+    """The one node where the allocation of a ResourceClaim (v1) can be used; empty where there may be several, or none is."""
+    try:
+        terms = claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+        names = [
+            f["values"][0]
+            for term in terms
+            for f in term.get("matchFields") or []
+            if f.get("key") == "metadata.name" and f.get("operator") == "In" and len(f.get("values") or []) == 1
+        ]
+    except (KeyError, TypeError, AttributeError):
+        return ""
+    return str(names[0]) if len(terms) == len(names) == 1 else ""

@@ -1,0 +1,134 @@
+"""What becomes of a device where the API server drops a field of it: decided by field, in one table.
+
+A server whose feature gate is off, or whose version does not know a field, drops it silently. What is then safe differs: a
+partition without its counters would be given away beside its neighbours, a share without its policy is just a whole device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+JSON = Mapping[str, Any]
+_LISTS = ("ints", "bools", "strings", "versions")
+_NODES = ("nodeName", "nodeSelector", "allNodes")
+_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+
+
+class Gate(Enum):
+    """A feature gate of the API server that fields of devices depend on; the value is its name there."""
+
+    PARTITIONS = "DRAPartitionableDevices"
+    """Counters (KEP-4815), and nodes said device by device."""
+    TAINTS = "DRADeviceTaints"
+    """Taints of devices (KEP-5055)."""
+    SHARING = "DRAConsumableCapacity"
+    """Devices for several claims, and request policies (KEP-5075)."""
+    BINDING = "DRADeviceBindingConditions"
+    """Conditions that a controller sets before a pod is bound (KEP-5007)."""
+    LISTS = "DRAListTypeAttributes"
+    """Attributes with several values (KEP-5491)."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of the table: which paths of a spec depend on a gate, and what is done where it is off.
+
+    ``without`` answers the device as it may be published then, or why it must not be.
+    """
+
+    gate: Gate
+    paths: str  # of what is dropped, as a pattern
+    uses: Callable[[JSON], bool]
+    without: Callable[[JSON], JSON | str]
+
+
+def _drop(device: JSON, *fields: str) -> JSON:
+    return {k: v for k, v in device.items() if k not in fields}
+
+
+def _untainted(device: JSON) -> JSON | str:
+    kept_away = [t["key"] for t in device["taints"] if t.get("effect") in _KEEPS_AWAY]
+    if kept_away:
+        return f"its taint {kept_away[0]} would keep nobody away"
+    return _drop(device, "taints")
+
+
+def _uses_sharing(device: JSON) -> bool:
+    return "allowMultipleAllocations" in device or any(
+        "requestPolicy" in c for c in (device.get("capacity") or {}).values()
+    )
+
+
+def _exclusive(device: JSON) -> JSON:
+    out = _drop(device, "allowMultipleAllocations", "capacity")
+    if capacity := device.get("capacity"):
+        out = {**out, "capacity": {k: _drop(v, "requestPolicy") for k, v in capacity.items()}}
+    return out
+
+
+def _without_lists(device: JSON) -> JSON:
+    return {**device, "attributes": {k: v for k, v in device["attributes"].items() if not any(x in v for x in _LISTS)}}
+
+
+def _unbound(device: JSON) -> JSON | str:
+    if device.get("bindingConditions"):
+        return "pods would start before its binding conditions are true"
+    return _drop(device, "bindsToNode")
+
+
+_TABLE = (
+    _Row(
+        Gate.PARTITIONS,
+        r"spec\.(sharedCounters|perDeviceNodeSelection|devices\[\]\.(consumesCounters|nodeName|nodeSelector|allNodes))",
+        lambda d: "consumesCounters" in d or any(f in d for f in _NODES),
+        lambda d: (
+            "without counters it would be given away together with others of the same hardware"
+            if "consumesCounters" in d
+            else "the server cannot say on which nodes it is"
+        ),
+    ),
+    _Row(Gate.TAINTS, r"spec\.devices\[\]\.taints", lambda d: bool(d.get("taints")), _untainted),
+    _Row(
+        Gate.SHARING,
+        r"spec\.devices\[\]\.(allowMultipleAllocations|capacity\..*\.requestPolicy)",
+        _uses_sharing,
+        _exclusive,
+    ),
+    _Row(
+        Gate.BINDING,
+        r"spec\.devices\[\]\.(bindingConditions|bindingFailureConditions|bindsToNode)",
+        lambda d: any(f in d for f in ("bindingConditions", "bindingFailureConditions", "bindsToNode")),
+        _unbound,
+    ),
+    _Row(
+        Gate.LISTS,
+        rf"spec\.devices\[\]\.attributes\..*\.({'|'.join(_LISTS)})",
+        lambda d: any(x in a for a in (d.get("attributes") or {}).values() for x in _LISTS),
+        _without_lists,
+    ),
+)
+
+
+def gates_of(device: JSON) -> frozenset[Gate]:
+    """The gates that a device as it would be sent depends on."""
+    return frozenset(row.gate for row in _TABLE if row.uses(device))
+
+
+def gate_of(path: str) -> Gate | None:
+    """The gate that is off where ``path`` of a slice, with empty brackets for indexes, was dropped; None for other fields."""
+    return next((row.gate for row in _TABLE if re.fullmatch(row.paths, path)), None)
+
+
+def without(device: JSON, off: Collection[Gate]) -> JSON | str:
+    """A device as it is published while gates are ``off``; a sentence where it must not be."""
+    for row in _TABLE:
+        if row.gate in off and row.uses(device):
+            found = row.without(device)
+            if isinstance(found, str):
+                return f"the API server's feature gate {row.gate.value} is off, and {found}"
+            device = found
+    return device

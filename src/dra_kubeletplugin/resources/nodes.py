@@ -1,0 +1,108 @@
+"""On which nodes devices are: this one, some by name or label, or all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..errors import InvalidObjectError, describe, printable
+from . import names as rules
+from .rules import node_selector
+
+JSON = Mapping[str, Any]
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+class Where(Enum):
+    """The kinds of :class:`Nodes`."""
+
+    THIS = "this node"
+    SELECTED = "selected nodes"
+    ALL = "all nodes"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes from which a pool's devices, or one device, can be used. Made by the class methods; compared by value."""
+
+    where: Where
+    node: str = ""  # the only one, where it is known by name
+    selector_json: str = ""  # a NodeSelector
+
+    @classmethod
+    def this(cls) -> Nodes:
+        """The node on which the plugin runs, which publishes such a pool itself."""
+        return cls(Where.THIS)
+
+    @classmethod
+    def all(cls) -> Nodes:
+        """Every node of the cluster."""
+        return cls(Where.ALL)
+
+    @classmethod
+    def named(cls, *names: str) -> Nodes:
+        """Nodes by name.
+
+        One is told by ``metadata.name``. Of several Kubernetes can only look at labels: they are told by
+        ``kubernetes.io/hostname``, which is the node's name unless the kubelet or the cloud sets another.
+
+        Raises :class:`InvalidObjectError` for no name, or what cannot be one.
+        """
+        if not names:
+            raise InvalidObjectError("Nodes.named() needs at least one name of a node")
+        for name in names:
+            if not isinstance(name, str) or rules.subdomain(name):
+                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is no name of a node")
+        if len(names) > 1:
+            return cls.matching({_HOSTNAME: names})
+        fields = [{"key": "metadata.name", "operator": "In", "values": list(names)}]
+        return cls(Where.SELECTED, names[0], _text({"nodeSelectorTerms": [{"matchFields": fields}]}))
+
+    @classmethod
+    def matching(cls, labels: Mapping[str, str | Sequence[str]]) -> Nodes:
+        """Nodes that have each of the labels, with one of its values.
+
+        Raises :class:`InvalidObjectError` where the API server would refuse them.
+        """
+        expressions = [
+            {"key": k, "operator": "In", "values": [v] if isinstance(v, str) else list(v)} for k, v in labels.items()
+        ]
+        return cls.selector({"nodeSelectorTerms": [{"matchExpressions": expressions}]})
+
+    @classmethod
+    def selector(cls, selector: JSON) -> Nodes:
+        """A ``NodeSelector`` of core/v1 as JSON has it; it must have exactly one term (KEP-4381).
+
+        Raises :class:`InvalidObjectError` where the API server would refuse it.
+        """
+        try:
+            faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
+            text = _text(selector)
+        except Exception as e:  # an author's object may be anything inside
+            raise InvalidObjectError(f"Nodes: no NodeSelector: {describe(e)}") from None
+        if faults:
+            raise InvalidObjectError(f"Nodes: {printable(faults)}")
+        return cls(Where.SELECTED, selector_json=text)
+
+    def of_slice(self, this: str) -> JSON:
+        """The fields of a slice's spec; ``this`` is the name of the node where the plugin runs."""
+        match self.where:
+            case Where.THIS:
+                return {"nodeName": this}
+            case Where.ALL:
+                return {"allNodes": True}
+            case Where.SELECTED:
+                return {"nodeSelector": json.loads(self.selector_json)}
+
+    def of_device(self) -> JSON:
+        """The fields of a device, in a slice whose ``perDeviceNodeSelection`` is set."""
+        if self.node:
+            return {"nodeName": self.node}
+        return {} if self.where is Where.THIS else self.of_slice("")
+
+
+def _text(selector: JSON) -> str:
+    return json.dumps(selector, sort_keys=True)

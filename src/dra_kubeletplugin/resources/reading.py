@@ -1,0 +1,57 @@
+"""Devices and counters as slices have them, read back. What a server has accepted is not judged again: it may be a newer one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .quantity import Quantity
+from .types import Capacity, Device, Taint, attribute_value
+
+JSON = Mapping[str, Any]
+
+
+def read_device(raw: JSON) -> Device:
+    """The device that ``raw`` (resource.k8s.io/v1) describes, without its nodes, the times of its taints, and ``data``.
+
+    Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` for what cannot be read as one.
+    """
+    if not isinstance(raw["name"], str):
+        raise TypeError("its name is no text")
+    device = Device("device")
+    fields: dict[str, Any] = {
+        "name": raw["name"],
+        "attributes": {str(k): attribute_value(v) for k, v in (raw.get("attributes") or {}).items()},
+        "capacity": {str(k): _capacity(v) for k, v in (raw.get("capacity") or {}).items()},
+        "taints": [
+            Taint(key=str(t["key"]), value=str(t.get("value") or ""), effect=str(t["effect"]))
+            for t in raw.get("taints") or ()
+        ],
+        "consumes_counters": {
+            str(c["counterSet"]): read_counters(c["counters"]) for c in raw.get("consumesCounters") or ()
+        },
+        "allow_multiple_allocations": bool(raw.get("allowMultipleAllocations")),
+        "binding_conditions": [str(c) for c in raw.get("bindingConditions") or ()],
+        "binding_failure_conditions": [str(c) for c in raw.get("bindingFailureConditions") or ()],
+        "binds_to_node": bool(raw.get("bindsToNode")),
+    }
+    for name, value in fields.items():
+        object.__setattr__(device, name, value)
+    device.json()  # whatever asks for it later finds it well
+    return device
+
+
+def read_counters(raw: JSON) -> dict[str, str]:
+    """Counter → amount, as quantities that can be read. Raises as :func:`read_device`."""
+    return {str(name): _amount(counter["value"]) for name, counter in raw.items()}
+
+
+def _capacity(raw: JSON) -> Capacity:
+    try:
+        return Capacity.from_json(raw)
+    except ValueError:  # a policy of a newer version: the server has rounded what claims have of it
+        return Capacity(_amount(raw["value"]))
+
+
+def _amount(value: object) -> str:
+    return str(Quantity(str(value)))

@@ -1,0 +1,267 @@
+"""One look at the API server: list, compare, write. What is remembered from one to the next only saves writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ApiError, describe
+from ..inventory import Inventory, PoolContent
+from ..kube import KubeClient, Resource
+from ..observe.metrics import Metrics
+from ..publishable import decoded
+from ..resources.gates import gate_of
+from .echo import as_sent, in_v1, lost, refused_devices
+from .pack import Held, SliceContent, on_to, pack
+from .plan import Found, Frame, Plan, Write, first_frame, found, make_plan, newest
+from .sameness import digest
+from .scope import Scope
+from .times import TaintTimes
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_MANY = 1024  # devices that are packed in a thread, so that others have their turn
+
+
+class Superseded(Exception):
+    """What is written turned out to be wrong: it must be planned again."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What one look at the server asks for; ``version`` is the inventory's from which that was made."""
+
+    plans: Sequence[Plan]
+    existing: Sequence[Found]
+    version: int
+
+    @property
+    def writes(self) -> int:
+        return sum(p.count for p in self.plans)
+
+
+class Syncer:
+    """Compares and writes; see :class:`Publisher` for when."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        inventory: Inventory,
+        scope: Scope,
+        metrics: Metrics,
+        times: TaintTimes,
+        generation: int = 1,
+    ) -> None:
+        self.settled: Mapping[str, str] = {}
+        """Slice → its resource version when all was as wanted."""
+        self.settled_at = -1
+        """The inventory's version then."""
+        self.dropped: set[str] = set()
+        """Fields without a known gate that the server dropped."""
+        self._client = client
+        self._inventory = inventory
+        self._scope = scope
+        self._metrics = metrics
+        self._times = times
+        self._least_generation = generation
+        # slice → digests of what was sent, and what the server made of it
+        self._echoes: dict[str, tuple[bytes, bytes]] = {}
+        self._layout: dict[str, dict[str, Held]] = {}  # pool → slice → what it had when all was as wanted
+        self._metadata: JSON | None = None
+
+    def forget(self) -> None:
+        """What is remembered of objects that are not ours, such as the Node, may have changed."""
+        self._metadata = None
+
+    async def existing(self, resource: Resource, pools: Collection[str]) -> list[Found]:
+        """Our slices as the server has them. They are decoded one at a time, and others have their turn between.
+
+        Raises :class:`ApiError`.
+        """
+        out = []
+        page = await self._client.page(resource, fields=self._scope.selector)
+        for item in page.items or []:
+            try:
+                obj = in_v1(decoded(item), resource)
+                if self._scope.owns(obj, pools):
+                    out.append(found(obj))
+            except (KeyError, TypeError, AttributeError, ValueError) as e:
+                raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
+            del obj
+            await asyncio.sleep(0)
+        return out
+
+    # --- what to write --------------------------------------------------------------------------
+
+    async def plan(self, resource: Resource) -> Sync:
+        """Raises :class:`ApiError`."""
+        if self._metadata is None:
+            self._metadata = await self._scope.metadata(self._client)
+        version, contents = self._inventory.version, self._inventory.contents()
+        existing = await self.existing(resource, [c.name for c in contents])
+        self._times.learn(existing)
+        names = {s.name for s in existing}
+        self._echoes = {n: e for n, e in self._echoes.items() if n in names}
+        wanted = {c.name for c in contents}
+        plans = []
+        # What is answered no more goes first: a device may have moved to another pool.
+        for pool in sorted({s.pool for s in existing} - wanted):
+            frame = Frame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
+            plans.append(make_plan([], [s for s in existing if s.pool == pool], frame, ()))
+        for content in contents:
+            plans.append(await self._plan_pool(content, [s for s in existing if s.pool == content.name]))
+        return Sync(plans, existing, version)
+
+    async def _plan_pool(self, pool: PoolContent, existing: list[Found]) -> Plan:
+        by_name = {s.name: s for s in existing}
+        before, gone = _before(existing, self._layout.get(pool.name, {}))
+        slices = await self._packed(pool, before)
+        for slice_ in slices:
+            if slice_.key in gone:
+                slice_.key = None  # made again, as it was
+        nodes = {"perDeviceNodeSelection": True} if pool.per_device else self._scope.nodes(pool.nodes)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, nodes, self._least_generation)
+        changed, touch = set(), set()
+        for slice_ in slices:
+            if slice_.key:
+                have = by_name[slice_.key]
+                if not self._as_wanted(have, frame.digest(slice_)):
+                    changed.add(slice_.key)
+                elif not self._has_metadata(have):
+                    touch.add(slice_.key)
+                await asyncio.sleep(0)
+        plan = make_plan(slices, existing, frame, changed, touch)
+        if not plan.anew or not before:
+            return plan
+        # All slices are written: the author's order costs nothing now.
+        slices = await self._packed(pool, {})
+        on_to(slices, {name: held for name, held in before.items() if name in by_name})
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, nodes, self._least_generation)
+        ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
+        return ordered if ordered.anew and ordered.count <= plan.count else plan
+
+    async def _packed(self, pool: PoolContent, before: Mapping[str, Held]) -> list[SliceContent]:
+        if len(pool.devices) < _MANY:
+            return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
+        return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
+
+    def _as_wanted(self, have: Found, want: bytes) -> bool:
+        """Whether a slice's spec needs no write. One that came out different from what we sent is left alone."""
+        return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
+
+    def _has_metadata(self, have: Found) -> bool:
+        want = self._metadata or {}
+        labels = have.metadata.get("labels") or {}
+        return all(labels.get(k) == v for k, v in want.get("labels", {}).items()) and (
+            "ownerReferences" not in want or have.metadata.get("ownerReferences") == want["ownerReferences"]
+        )
+
+    # --- writing --------------------------------------------------------------------------------
+
+    async def carry_out(self, sync: Sync, resource: Resource) -> None:
+        """Raises :class:`ApiError` at the first write that fails, and :class:`Superseded`; what was done stays done."""
+        settled = {s.name: s.version for s in sync.existing}
+        if sync.writes:
+            self._metadata = await self._scope.metadata(self._client)
+        for plan in sync.plans:
+            await self._carry_out_pool(plan, resource, settled)
+        self.settled, self.settled_at = settled, sync.version
+        self._metrics.set("slices", len(settled))
+        if not sync.writes:
+            self._layout = {}
+            tainted: dict[str, list[str]] = {}
+            for slice_ in sync.existing:
+                self._layout.setdefault(slice_.pool, {})[slice_.name] = slice_.held
+                tainted.setdefault(slice_.pool, []).extend(slice_.timed)
+            self._times.forget(tainted)
+
+    async def _carry_out_pool(self, plan: Plan, resource: Resource, settled: dict[str, str]) -> None:
+        layout = self._layout.setdefault(plan.frame.pool, {})
+        for slice_ in plan.first:
+            await self._delete(resource, slice_)
+            settled.pop(slice_.name, None)
+            layout.pop(slice_.name, None)
+        for write in plan.writes:
+            name, version = await self._write(resource, write, plan.frame)
+            settled[name] = version
+            devices = [d.name for d in write.content.devices]
+            layout[name] = Held(devices, [c["name"] for c in write.content.counter_sets])
+        for slice_ in plan.last:
+            await self._delete(resource, slice_)
+            settled.pop(slice_.name, None)
+            layout.pop(slice_.name, None)
+        if plan.count:
+            made = sum(w.over is None for w in plan.writes)
+            log.info(
+                "pool %s: published %d devices in %d slices (%d created, %d updated, %d deleted)",
+                plan.frame.pool, plan.devices, plan.frame.count,
+                made, len(plan.writes) - made, len(plan.first) + len(plan.last),
+            )  # fmt: skip
+
+    async def _write(self, resource: Resource, write: Write, frame: Frame) -> tuple[str, str]:
+        await asyncio.sleep(0)
+        obj = write.object(frame, self._scope.middle, self._metadata or {}, self._times.of(frame.pool))
+        sent = as_sent(obj, resource)
+        try:
+            answer = await (self._client.update(resource, sent) if write.over else self._client.create(resource, sent))
+        except ApiError as e:
+            if reasons := refused_devices(e, obj):
+                await self._inventory.refuse(reasons, frame.pool)
+            raise
+        del sent
+        self._metrics.inc("slice_writes_total", verb="update" if write.over else "create")
+        echo = in_v1(answer, resource)
+        meta = echo["metadata"]
+        await asyncio.sleep(0)
+        await self._check_echo(obj, echo, write.content, frame)
+        return meta["name"], meta["resourceVersion"]
+
+    async def _delete(self, resource: Resource, slice_: Found) -> None:
+        meta = slice_.metadata
+        try:
+            await self._client.delete(resource, meta["name"], uid=meta["uid"], version=meta["resourceVersion"])
+            self._metrics.inc("slice_writes_total", verb="delete")
+        except ApiError as e:
+            if e.status != 404:
+                raise
+
+    async def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: Frame) -> None:
+        """A server drops fields silently that it does not know; say so once, and do not fight it."""
+        want, same = frame.digest(content), sent["spec"] == echo["spec"]
+        self._echoes[echo["metadata"]["name"]] = (want, want if same else digest(echo["spec"]))
+        if same:
+            return
+        paths = lost(sent["spec"], echo["spec"])
+        off = self._inventory.gates_off | {gate for path in paths if (gate := gate_of(path))}
+        fresh = sorted(path for path in paths - self.dropped if not gate_of(path))
+        if fresh:
+            self.dropped.update(fresh)
+            self._metrics.inc("dropped_fields_total", len(fresh))
+            log.error(
+                "the API server dropped %s from our slices: it does not know them; devices are published without",
+                ", ".join(fresh),
+            )
+        if off != self._inventory.gates_off:
+            await self._inventory.set_gates_off(off)
+            raise Superseded
+
+
+def _before(existing: Sequence[Found], layout: Mapping[str, Held]) -> tuple[dict[str, Held], set[str]]:
+    """What slices had, and the names of those that are gone: they are made again as they were.
+
+    Where two slices have a device, that of the newer generation counts; then the one that had it when all was well.
+    """
+    gone = {name: held for name, held in layout.items() if all(s.name != name for s in existing)}
+    rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
+    had: set[str] = set()
+    mine: dict[str, Held] = {}
+    for slice_ in sorted(existing, key=lambda s: rank[s.name]):
+        held = slice_.held
+        mine[slice_.name] = Held([d for d in held.devices if d not in had], held.counter_sets)
+        had.update(held.devices)
+    for name, held in gone.items():
+        mine[name] = Held([d for d in held.devices if d not in had], held.counter_sets)
+    return dict(sorted(mine.items())), set(gone)

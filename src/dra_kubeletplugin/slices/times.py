@@ -1,0 +1,84 @@
+"""When taints were added: the server says it once, and a slice that is deleted takes it along.
+
+A pod that tolerates a NoExecute taint for an hour has that hour from the first time, also where the kubelet wiped the slices
+while the plugin was away. So the times are kept, in memory and in a small file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import describe
+from .plan import Found
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
+
+
+class TaintTimes:
+    """``path`` is the file; None keeps them in memory alone. A file that cannot be read or written costs times, and no more."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._times: Times = {}
+        self._read = path is None
+
+    def of(self, pool: str) -> Mapping[str, list[JSON]]:
+        """The taints of a pool's devices that have a time."""
+        self._load()
+        return self._times.get(pool, {})
+
+    def learn(self, existing: Iterable[Found]) -> None:
+        """Takes what the server has."""
+        self._load()
+        now: Times = {pool: dict(devices) for pool, devices in self._times.items()}
+        for slice_ in existing:
+            if slice_.timed:
+                now.setdefault(slice_.pool, {}).update(slice_.timed)
+        self._keep(now)
+
+    def forget(self, tainted: Mapping[str, Iterable[str]]) -> None:
+        """Only devices that are ``tainted`` (pool → names) stay known: a taint that comes back is a new one."""
+        self._load()
+        now = {
+            pool: {n: t for n, t in devices.items() if n in names}
+            for pool, devices in self._times.items()
+            if (names := set(tainted.get(pool, ())))
+        }
+        self._keep({pool: devices for pool, devices in now.items() if devices})
+
+    def _load(self) -> None:
+        if self._read or self._path is None:
+            return
+        self._read = True
+        try:
+            self._times = msgspec.json.decode(self._path.read_bytes(), type=Times)
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+            log.warning("%s cannot be read, so taints may get new times: %s", self._path, describe(e))
+
+    def _keep(self, now: Times) -> None:
+        if now == self._times:
+            return
+        self._times = now
+        if self._path is None:
+            return
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(msgspec.json.encode(now))
+            temporary.replace(self._path)
+        except OSError as e:
+            log.warning(
+                "%s cannot be written, so taints may get new times after a restart: %s", self._path, describe(e)
+            )
+            with contextlib.suppress(OSError):
+                temporary.unlink()

@@ -1,0 +1,241 @@
+"""One pool as it is now: its devices, those that vanished in use, its counters, and what of it cannot be published."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .errors import DraError, printable
+from .publishable import (
+    Answered,
+    Judged,
+    Parcel,
+    counters_fault,
+    judge_device,
+    judge_set,
+    parcel,
+    recalled_device,
+    recalled_set,
+    tainted,
+)
+from .resources.gates import Gate, without
+from .resources.nodes import Nodes
+from .resources.reading import read_device
+from .resources.types import Device, Taint
+
+log = logging.getLogger(__name__)
+GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
+_GONE = GONE.json()
+_BREATH = 16  # devices that are judged before others on the event loop have their turn
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A device, and what was found of it."""
+
+    device: Device
+    judged: Judged
+    gone_at: float = 0.0  # unix seconds since when a device that is in use is missing
+
+
+class PoolContent(NamedTuple):
+    """A pool as it should be in slices."""
+
+    name: str
+    nodes: Nodes
+    per_device: bool
+    devices: list[Parcel]
+    counter_sets: list[JSON]
+
+
+@dataclass(frozen=True)
+class Stock:
+    """Made anew for each answer, see :func:`restocked`. ``refused`` is what the API server said: name → what it refused, why."""
+
+    name: str
+    nodes: Nodes = field(default_factory=Nodes.this)
+    per_device: bool = False
+    fault: str = ""
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    gone: Mapping[str, Entry] = field(default_factory=dict)
+    sets: Mapping[str, Judged] = field(default_factory=dict)
+    refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
+
+    def find(self, name: str) -> Entry | None:
+        return self.entries.get(name) or self.gone.get(name)
+
+    def description(self, name: str) -> JSON:
+        """A device with the counter sets from which it draws, for :func:`restocked` should it vanish."""
+        entry = self.entries[name]
+        sets = [self.sets[s].json for s in entry.device.consumes_counters if s in self.sets]
+        return {"device": entry.judged.json, **({"counterSets": sets} if sets else {})}
+
+    def emptied(self) -> Answered:
+        """What the driver would have answered for a pool of this kind without devices."""
+        return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device)
+
+    def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
+        """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
+
+        Without what depends on gates that are ``off``.
+        """
+        if self.fault or (self.per_device and Gate.PARTITIONS in off):
+            return None
+        out = []
+        for name, entry in self._whole():
+            changed = self._changed(name, entry, taints)
+            if off and (changed is not None or not entry.judged.gates.isdisjoint(off)):
+                found = without(changed or entry.judged.json, off)
+                if not isinstance(found, str):
+                    out.append(parcel(found))
+            else:
+                out.append(entry.judged.parcel(name) if changed is None else parcel(changed))
+        sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
+        return PoolContent(self.name, self.nodes, self.per_device, out, sets)
+
+    def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
+        """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
+        if self.per_device and Gate.PARTITIONS in off:
+            gate = Gate.PARTITIONS.value
+            return {
+                "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
+            }
+        out = {}
+        for name, entry in self._whole():
+            changed = self._changed(name, entry, taints)
+            if changed is not None or not entry.judged.gates.isdisjoint(off):
+                found = without(changed or entry.judged.json, off)
+                if isinstance(found, str):
+                    out[name] = found
+        return out
+
+    def samples(self, taints: Mapping[str, JSON]) -> Mapping[frozenset[Gate], JSON]:
+        """For each set of gates that some device depends on as it would be sent, whatever is off, one such device."""
+        out: dict[frozenset[Gate], JSON] = {}
+        for name, entry in self._whole():
+            changed = self._changed(name, entry, taints)
+            gates = entry.judged.gates if changed is None else entry.judged.gates | {Gate.TAINTS}
+            if gates and gates not in out:
+                out[gates] = changed or entry.judged.json
+        return out
+
+    def _whole(self) -> Iterator[tuple[str, Entry]]:
+        """What could be sent, in order; what vanished in use comes last."""
+        for entries in (self.entries, self.gone):
+            for name, entry in entries.items():
+                if name not in self.left_out:
+                    yield name, entry
+
+    def _changed(self, name: str, entry: Entry, taints: Mapping[str, JSON]) -> JSON | None:
+        """A device with a taint of ours; None where it has none."""
+        if name in self.gone:
+            return tainted(entry.judged.json, _GONE)
+        return tainted(entry.judged.json, taints[name]) if name in taints else None
+
+    def same(self, other: Stock) -> bool:
+        """Whether both are published alike, before health and the server's word. Order counts."""
+        return (
+            (self.nodes, self.per_device, self.fault) == (other.nodes, other.per_device, other.fault)
+            and not _differ(_judged(self.entries), _judged(other.entries))
+            and not _differ(_judged(self.gone), _judged(other.gone))
+            and not _differ(self.sets, other.sets)
+        )
+
+
+async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | None, now: float) -> Stock:
+    """The stock after an answer.
+
+    Args:
+        used: devices that claims hold, as :meth:`Stock.description` told of them, or nothing where nobody knows: they stay when
+            they vanish, with their counter sets. None: it is not known which, so all do.
+        now: unix seconds.
+
+    The order is the author's.
+    """
+    per_device = pool.per_device
+    alike = (before.nodes, before.per_device) == (pool.nodes, per_device)
+    entries: dict[str, Entry] = {}
+    for i, (name, device) in enumerate(pool.devices.items()):
+        entries[name] = _entry(device, pool.nodes, per_device, before.entries.get(name) if alike else None)
+        if i % _BREATH == _BREATH - 1:
+            await asyncio.sleep(0)
+    vanished = {n: Entry(e.device, e.judged, now) for n, e in before.entries.items() if n not in pool.devices}
+    missing = {n: e for n, e in {**vanished, **before.gone}.items() if n not in pool.devices}
+    gone = {n: e for n, e in missing.items() if used is None or n in used}
+    sets_before = dict(before.sets)
+    for name, described in (used or {}).items():
+        if described and name not in pool.devices and name not in gone:
+            try:
+                gone[name], told = _recalled(name, described, now)
+            except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
+                log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
+            else:
+                sets_before = {**told, **sets_before}
+    for name in gone.keys() - before.gone.keys():
+        log.warning("device %s vanished while a claim uses it: it stays published with a taint", printable(name))
+    sets = {n: judge_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
+    for entry in gone.values():
+        for name in entry.device.consumes_counters:
+            if name not in sets and name in sets_before:
+                sets[name] = sets_before[name]
+    return checked(Stock(pool.name, pool.nodes, per_device, pool.fault, entries, gone, sets, before.refused))
+
+
+def checked(stock: Stock) -> Stock:
+    """``stock`` with what cannot be published left out: by itself, or with what the API server has refused."""
+    out = {"": stock.fault} if stock.fault else {}
+    out |= {f"counter set {printable(n)}": j.fault for n, j in stock.sets.items() if j.fault}
+    known = {**stock.gone, **stock.entries}
+    counters = {n: j.json["counters"] for n, j in stock.sets.items() if not j.fault}
+    refused = {n: r for n, r in stock.refused.items() if n in known and known[n].judged.shape == r[0]}
+    for name, entry in known.items():
+        fault = entry.judged.fault or counters_fault(entry.judged, stock.sets, counters)
+        if not fault and name in refused:
+            fault = f"refused by the API server: {refused[name][1]}"
+        if fault:
+            out[name] = fault
+    return Stock(
+        stock.name, stock.nodes, stock.per_device, stock.fault, stock.entries, stock.gone, stock.sets, refused, out
+    )
+
+
+def _entry(device: Device, nodes: Nodes, per_device: bool, before: Entry | None) -> Entry:
+    """Where nothing changed the old one is kept: what a look every minute makes anew is garbage at once then."""
+    judged = judge_device(device, nodes, per_device=per_device, before=before.judged if before else None)
+    if before is not None and judged is before.judged and _same(device, before.device):
+        return before
+    return Entry(device, judged)
+
+
+def _recalled(name: str, described: JSON, now: float) -> tuple[Entry, dict[str, Judged]]:
+    """A device that vanished while no plugin ran, and its counter sets, by a record.
+
+    Raises what reading a record may: another version wrote it.
+    """
+    raw = described["device"]
+    device = read_device(raw)
+    if device.name != name:
+        raise ValueError(f"it tells of {printable(device.name)}")
+    sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
+    return Entry(device, recalled_device(raw), now), sets
+
+
+def _judged(entries: Mapping[str, Entry]) -> dict[str, Judged]:
+    return {n: e.judged for n, e in entries.items()}
+
+
+def _differ(now: Mapping[str, Judged], before: Mapping[str, Judged]) -> bool:
+    return list(now) != list(before) or any(now[n] is not before[n] and now[n] != before[n] for n in now)
+
+
+def _same(device: Device, before: Device) -> bool:
+    try:
+        return device.data is before.data and device == before
+    except Exception:  # an author's object may be anything inside
+        return False

@@ -1,0 +1,196 @@
+"""The local scheduler waits for binding conditions as Kubernetes does (KEP-5007): the recorded stories, failure and timeout."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.informer import CLAIMS, PODS, SLICES
+from dra_kubeletplugin.resources.defaults import now
+
+JSON = dict[str, Any]
+DRIVER = "sim.example.com"
+ATTACHED, FAILED = f"{DRIVER}/attached", f"{DRIVER}/failed"
+PENDING = "BindingConditionsPending: waiting for binding conditions for device on node node-a"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(nodes=("node-a", "node-b"), binding_timeout=600.0) as cluster:
+        yield cluster
+
+
+def bound(name: str) -> JSON:
+    return {
+        "name": name,
+        "bindsToNode": True,
+        "bindingConditions": [ATTACHED],
+        "bindingFailureConditions": [FAILED],
+    }
+
+
+def pool(name: str, devices: list[JSON], **where: Any) -> JSON:
+    spec = {"driver": DRIVER, "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}, "devices": devices}
+    spec |= where or {"nodeName": name}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"s-{name}"},
+        "spec": spec,
+    }
+
+
+def workload(count: int = 1) -> list[JSON]:
+    expression = f'device.driver == "{DRIVER}"'
+    request = {"name": "r", "exactly": {"deviceClassName": "sim", "count": count}}
+    container = {"name": "main", "image": "busybox", "resources": {"claims": [{"name": "c"}]}}
+    pod = {"containers": [container], "resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}
+    api = {"apiVersion": "resource.k8s.io/v1"}
+    return [
+        {**api, "kind": "DeviceClass", "metadata": {"name": "sim"}, "spec": {"selectors": [{"cel": {"expression": expression}}]}},
+        {**api, "kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bp"}, "spec": pod},
+    ]  # fmt: skip
+
+
+async def claim(cluster: LocalCluster) -> JSON:
+    return await cluster.client.get(CLAIMS, "c", "default")
+
+
+async def waiting(cluster: LocalCluster) -> JSON:
+    """The pod's claim once the pod waits."""
+
+    async def check() -> bool:
+        return any(e.startswith("BindingConditionsPending") for e in cluster.events("bp"))
+
+    await cluster.wait("the pod to wait for binding conditions", check)
+    return await claim(cluster)
+
+
+async def say(
+    cluster: LocalCluster, condition: str, devices: list[str], pool: str = "node-a", reason: str = "R"
+) -> None:
+    stated = {"type": condition, "status": "True", "reason": reason, "message": "m", "lastTransitionTime": now()}
+    entries = [{"driver": DRIVER, "pool": pool, "device": d, "conditions": [stated]} for d in devices]
+    await cluster.client.patch(CLAIMS, "c", {"status": {"devices": entries}}, "default", "status")
+
+
+async def node_of(cluster: LocalCluster) -> str:
+    async def check() -> str:
+        pod = await cluster.pod("bp")
+        return str((pod or {}).get("spec", {}).get("nodeName") or "")
+
+    return str(await cluster.wait("the pod to be bound", check))
+
+
+async def test_the_pod_has_a_nominated_node_and_no_other_until_the_condition_is_true(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
+    found = await waiting(cluster)
+    allocation = found["status"]["allocation"]
+    assert allocation["devices"]["results"][0]["bindingConditions"] == [ATTACHED]
+    assert [r["name"] for r in found["status"]["reservedFor"]] == ["bp"]
+    pod = await cluster.client.get(PODS, "bp", "default")
+    assert pod["status"]["nominatedNodeName"] == "node-a"
+    assert "nodeName" not in pod["spec"] and "conditions" not in pod["status"]
+    await say(cluster, ATTACHED, ["d0"])
+    assert await node_of(cluster) == "node-a"
+
+    async def told() -> bool:
+        return cluster.events("bp")[:2] == [PENDING, "Scheduled: Successfully assigned default/bp to node-a"]
+
+    await cluster.wait("the event", told)
+    pod = await cluster.client.get(PODS, "bp", "default")
+    assert "nominatedNodeName" not in pod["status"]
+
+
+async def test_every_device_must_be_ready(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [bound("d0"), bound("d1")]), *workload(count=2))
+    await waiting(cluster)
+    await say(cluster, ATTACHED, ["d0"])
+    # The scheduler has seen the first device and looks at another pod: nothing but its own state tells that it waits.
+    await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})  # fmt: skip
+    await cluster.wait_running("plain")
+    assert "nodeName" not in (await cluster.client.get(PODS, "bp", "default"))["spec"]
+    await say(cluster, ATTACHED, ["d0", "d1"])
+    assert await node_of(cluster) == "node-a"
+
+
+async def test_a_failure_takes_the_allocation_back_and_the_pod_is_tried_again(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
+    first = await waiting(cluster)
+    await say(cluster, FAILED, ["d0"], reason="NoPort")
+    told = 'FailedScheduling: device binding failed: claim=c, reason=NoPort, message="m"'
+
+    async def again() -> JSON | None:
+        found = await claim(cluster)
+        status = found["status"]
+        fresh = status.get("allocation") is not None and not status.get("devices")
+        return found if fresh and told in cluster.events("bp") else None
+
+    second = await cluster.wait("another allocation", again)
+    assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
+    assert (await cluster.client.get(PODS, "bp", "default"))["status"]["nominatedNodeName"] == "node-a"
+    await say(cluster, ATTACHED, ["d0"])
+    assert await node_of(cluster) == "node-a"
+
+
+async def test_after_a_failure_another_node_may_have_the_device_by_now(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
+    await waiting(cluster)
+    await cluster.apply(pool("node-b", [{"name": "plain"}]))
+    await cluster.client.delete(SLICES, "s-node-a")
+    await say(cluster, FAILED, ["d0"])
+    assert await node_of(cluster) == "node-b"
+
+
+async def test_who_is_not_ready_in_time_loses_the_allocation() -> None:
+    async with LocalCluster(nodes=("node-a",), binding_timeout=1.0) as cluster:
+        await cluster.apply(pool("node-a", [bound("d0")]), *workload())
+        await waiting(cluster)
+
+        async def told() -> bool:
+            return "FailedScheduling: device binding timeout" in cluster.events("bp")
+
+        await cluster.wait("the timeout", told)
+
+
+async def test_a_pool_without_binding_conditions_comes_first(cluster: LocalCluster) -> None:
+    everywhere = {"allNodes": True}
+    await cluster.apply(pool("a-fabric", [bound("d0")], **everywhere), pool("node-a", [{"name": "plain"}]), *workload())
+    assert await node_of(cluster) == "node-a"
+    result = (await claim(cluster))["status"]["allocation"]["devices"]["results"][0]
+    assert (result["pool"], result["device"]) == ("node-a", "plain")
+
+
+async def test_a_pod_that_is_deleted_while_it_waits_leaves_nothing(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
+    await waiting(cluster)
+    await cluster.client.delete(PODS, "bp", "default")
+
+    async def clean() -> bool:
+        found = await claim(cluster)
+        return found["status"] == {} and not found["metadata"].get("finalizers")
+
+    await cluster.wait("the claim to be deallocated", clean)
+
+
+async def test_a_claim_that_another_pod_shares_is_not_taken_from_it(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
+    await waiting(cluster)
+    other = {**workload()[2], "metadata": {"name": "other"}}
+    await cluster.apply(other)
+
+    async def shared() -> bool:
+        return len((await claim(cluster))["status"].get("reservedFor") or []) == 2
+
+    await cluster.wait("both pods to have the claim", shared)
+    await say(cluster, FAILED, ["d0"])
+
+    async def told() -> bool:
+        return any("device binding failed" in e for e in cluster.events("other"))
+
+    await cluster.wait("the failure to be told", told)
+    assert (await claim(cluster))["status"].get("allocation") is not None

@@ -1,0 +1,190 @@
+"""Leader election through a real socket: one leads, the next takes over in time, and two never lead at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from dra_kubeletplugin.errors import ApiError, SettingsError
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube.lease import LEASES, Elector, LeaseTimes
+from dra_kubeletplugin.local.apiserver import ApiServer
+
+QUICK = LeaseTimes(duration=1.0, renew_deadline=0.6, retry=0.1)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    server = ApiServer()
+    await server.start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[KubeClient]:
+    async with KubeClient(ApiConfig(server.url), timeout=5.0) as client:
+        yield client
+
+
+class Candidates:
+    """Electors that run until the test ends."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self.client = client
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, name: str, times: LeaseTimes = QUICK) -> Elector:
+        elector = Elector(self.client, "default", "driver", name, times)
+        self.tasks[name] = asyncio.create_task(elector.run())
+        return elector
+
+    async def kill(self, name: str) -> None:
+        """As SIGKILL: nothing is given back."""
+        self.tasks[name].cancel()
+        await asyncio.gather(self.tasks[name], return_exceptions=True)
+
+
+@pytest.fixture
+async def candidates(client: KubeClient) -> AsyncIterator[Candidates]:
+    candidates = Candidates(client)
+    yield candidates
+    for name in candidates.tasks:
+        await candidates.kill(name)
+
+
+async def within(seconds: float, what: Awaitable[object]) -> None:
+    async with asyncio.timeout(seconds):
+        await what
+
+
+async def until(check: Callable[[], bool], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+async def test_the_next_leads_after_the_first_is_killed_and_not_before_its_lease_ends(candidates: Candidates) -> None:
+    first = candidates.start("first")
+    await within(5, first.leader.wait())
+    second = candidates.start("second")
+    await until(lambda: second.holder == "first")
+    await candidates.kill("first")
+    killed = time.monotonic()
+    await within(5, second.leader.wait())
+    assert time.monotonic() - killed >= QUICK.duration - QUICK.retry - 0.05
+
+
+async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidates) -> None:
+    first = candidates.start("first", LeaseTimes())  # 15 s, which nobody waits for here
+    await within(5, first.leader.wait())
+    second = candidates.start("second")
+    await until(lambda: second.holder == "first")
+    await candidates.kill("first")
+    await first.release()
+    await within(5, second.leader.wait())
+
+
+async def test_who_cannot_renew_leads_no_more_before_another_could(server: ApiServer, candidates: Candidates) -> None:
+    elector = candidates.start("first")
+    await within(5, elector.leader.wait())
+    server.faults.down = True
+    began = time.monotonic()
+    await within(5, elector.lost.wait())
+    assert not elector.leader.is_set()
+    assert time.monotonic() - began < QUICK.duration
+    assert "503" in elector.fault
+
+
+async def test_an_outage_shorter_than_the_deadline_costs_nothing(server: ApiServer, candidates: Candidates) -> None:
+    elector = candidates.start("first", LeaseTimes(duration=30, renew_deadline=20, retry=0.05))
+    await within(5, elector.leader.wait())
+    server.faults.down = True
+    await until(lambda: bool(elector.fault))
+    server.faults.down = False
+    await until(lambda: not elector.fault)
+    assert elector.leader.is_set() and not elector.lost.is_set()
+
+
+@pytest.mark.parametrize("stamp", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"])
+async def test_the_times_that_another_machine_wrote_count_for_nothing(
+    client: KubeClient, candidates: Candidates, stamp: str
+) -> None:
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 1, "renewTime": stamp, "leaseTransitions": 4}
+    await client.create(LEASES, {"metadata": {"name": "driver", "namespace": "default"}, "spec": spec})
+    began = time.monotonic()
+    elector = candidates.start("first")
+    await within(5, elector.leader.wait())
+    assert time.monotonic() - began >= 1.0  # a whole duration of our own clock
+    lease = await client.get(LEASES, "driver", "default")
+    assert lease["spec"]["leaseTransitions"] == 5
+    assert lease["spec"]["holderIdentity"] == "first"
+
+
+async def test_renewing_keeps_when_it_was_acquired_and_fields_of_others(
+    client: KubeClient, candidates: Candidates
+) -> None:
+    elector = candidates.start("first")
+    await within(5, elector.leader.wait())
+    before = await client.get(LEASES, "driver", "default")
+    with contextlib.suppress(ApiError):
+        await client.patch(LEASES, "driver", {"spec": {"strategy": "OldestEmulationVersion"}}, "default")
+    for _ in range(200):
+        now = await client.get(LEASES, "driver", "default")
+        if now["spec"]["renewTime"] != before["spec"]["renewTime"] and now["spec"].get("strategy"):
+            break
+        await asyncio.sleep(0.01)
+    assert now["spec"]["acquireTime"] == before["spec"]["acquireTime"]
+    assert now["spec"]["leaseTransitions"] == 0
+    assert now["spec"]["strategy"] == "OldestEmulationVersion"
+    assert elector.leader.is_set()
+
+
+async def test_a_lease_that_somebody_takes_ends_the_lead(client: KubeClient, candidates: Candidates) -> None:
+    elector = candidates.start("first")
+    await within(5, elector.leader.wait())
+    await client.patch(LEASES, "driver", {"spec": {"holderIdentity": "thief"}}, "default")
+    await within(5, elector.lost.wait())
+    assert elector.holder == "thief"
+
+
+async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
+    client: KubeClient, candidates: Candidates
+) -> None:
+    electors = [candidates.start(f"c{i}") for i in range(10)]
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, sum(e.leader.is_set() for e in electors))
+            await asyncio.sleep(0.001)
+
+    watching = asyncio.create_task(watch())
+    for _ in range(3):
+        await until(lambda: any(e.leader.is_set() for e in electors))
+        leader = next(e for e in electors if e.leader.is_set())
+        await candidates.kill(leader.identity)
+    await until(lambda: any(e.leader.is_set() for e in electors))
+    watching.cancel()
+    assert most == 1
+    lease = await client.get(LEASES, "driver", "default")
+    assert lease["spec"]["leaseTransitions"] == 3
+
+
+async def test_an_object_that_is_no_lease_is_told_and_never_taken(client: KubeClient, candidates: Candidates) -> None:
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 1, "acquireTime": 7}
+    await client.create(LEASES, {"metadata": {"name": "driver", "namespace": "default"}, "spec": spec})
+    elector = candidates.start("first")
+    await until(lambda: "is no Lease" in elector.fault)
+    assert not elector.leader.is_set()
+
+
+@pytest.mark.parametrize("times", [(15, 15, 2), (15, 10, 9), (0.5, 0.4, 0.1), (10, 12, 2), (15, 10, 0)])
+def test_times_with_which_two_could_lead_are_refused(times: tuple[float, float, float]) -> None:
+    with pytest.raises(SettingsError):
+        LeaseTimes(*times)

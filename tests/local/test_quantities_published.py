@@ -1,0 +1,56 @@
+"""Quantities that are written in any way are stored as they were sent: who starts again finds its own slices and writes nothing."""
+
+from __future__ import annotations
+
+from dra_kubeletplugin import Capacity, CounterSet, Device, Driver, Pool, Quantity, RequestPolicy
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.testing import DriverNode, node_with
+
+POLICY = RequestPolicy(default="1024Mi", min="0.5Gi", max="8192Mi", step="512Mi")
+AMOUNTS = ("81920Mi", "1000", "0.5", "1.500", "+7", "1e19", "1000E", "100e-2", 2_000_000)
+
+
+class Odd(Driver):
+    """Amounts in every form that there is."""
+
+    name = "amounts.example.com"
+
+    def pools(self) -> list[Pool]:
+        part = Device("part", consumes_counters={"gpu": {"memory": "1024Mi", "engines": "1000m"}})
+        shared = Device("shared", capacity={"memory": Capacity("40960Mi", POLICY)}, allow_multiple_allocations=True)
+        whole = Device("whole", capacity={f"c{i}": amount for i, amount in enumerate(AMOUNTS)})
+        counters = CounterSet("gpu", {"memory": "40960Mi", "engines": Quantity("7000m")})
+        return [Pool(self.settings.node_name, [part, shared, whole], [counters])]
+
+
+def published(cluster: LocalCluster) -> list[tuple[str, str]]:
+    return sorted((s["metadata"]["name"], s["metadata"]["resourceVersion"]) for s in cluster.slices(Odd.name))
+
+
+async def test_a_restart_rewrites_no_slice_however_its_amounts_are_written() -> None:
+    async with node_with(Odd) as node:
+        first = published(node.cluster)
+        assert len(first) == 2
+        await node.restart()
+        await look_twice(node)
+        assert published(node.cluster) == first
+
+
+async def look_twice(node: DriverNode) -> None:
+    for _ in range(2):
+        await node.rescan()
+
+
+async def test_amounts_are_stored_in_their_canonical_form() -> None:
+    async with node_with(Odd) as node:
+        specs = [s["spec"] for s in node.cluster.slices(Odd.name)]
+        devices = {d["name"]: d for spec in specs for d in spec.get("devices") or []}
+        (counters,) = [c for spec in specs for c in spec.get("sharedCounters") or []]
+    amounts = [v["value"] for v in devices["whole"]["capacity"].values()]
+    assert amounts == ["80Gi", "1k", "500m", "1500m", "7", "10e18", "1e21", "1", "2M"]
+    assert devices["shared"]["capacity"]["memory"] == {
+        "value": "40Gi",
+        "requestPolicy": {"default": "1Gi", "validRange": {"min": "512Mi", "max": "8Gi", "step": "512Mi"}},
+    }
+    assert devices["part"]["consumesCounters"][0]["counters"] == {"memory": {"value": "1Gi"}, "engines": {"value": "1"}}
+    assert counters["counters"] == {"memory": {"value": "40Gi"}, "engines": {"value": "7"}}

@@ -1,0 +1,281 @@
+"""Quantities: what the API server takes, what it stores, and that what we publish is stored as it is."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Capacity, Config, Device, Quantity, RequestPolicy, Version
+from dra_kubeletplugin.driver.config import decode
+from dra_kubeletplugin.errors import ConfigError, InvalidObjectError
+from dra_kubeletplugin.resources.quantity import Format, QuantityError, parse, stored
+
+SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+NANO = Fraction(1, 10**9)
+CAP = 2**63 - 1
+
+numbers = st.from_regex(r"\A[+-]?([0-9]{1,25}(\.[0-9]{0,14})?|\.[0-9]{1,14})\Z")
+suffixes = st.sampled_from([*SUFFIXES, *BINARY]) | st.integers(-30, 30).map(lambda e: f"e{e}")
+texts = st.builds("{}{}".format, numbers, suffixes)
+
+
+def value_of(text: str) -> Fraction:
+    """The value by definition, in another way than the code under test."""
+    match = re.fullmatch(r"([+-]?[0-9.]+)(.*)", text)
+    assert match
+    number, suffix = Fraction(Decimal(match[1])), match[2]
+    if suffix in BINARY:
+        number *= 1024 ** (BINARY.index(suffix) + 1)
+    else:
+        exponent = SUFFIXES[suffix] if suffix in SUFFIXES else int(suffix[1:])
+        number *= Fraction(10) ** exponent
+    steps, rest = divmod(abs(number), NANO)
+    rounded = (steps + (rest > 0)) * NANO
+    rounded = min(rounded, Fraction(CAP)) if suffix in BINARY else rounded
+    return rounded if number > 0 else -rounded
+
+
+@given(texts)
+@example("1.5Gi")
+@example("-9.5000000001Gi")
+@example("-20Ei")
+@example("1.0000000001Ki")
+@example("123456789012345678901234567890.1234567891")
+def test_a_quantity_has_the_exact_value_rounded_up_to_a_billionth_and_a_binary_one_ends_at_63_bits(text: str) -> None:
+    assert Fraction(Quantity(text).value) == value_of(text)
+
+
+@given(texts)
+@example("1000E")
+@example("1e99999999999")
+@example("1.500")
+@example("+1")
+@example("007")
+def test_what_is_published_is_stored_as_it_is_so_that_a_restart_rewrites_nothing(text: str) -> None:
+    published = str(Quantity(text))
+    assert (stored(published), str(Quantity(published)), Quantity(published)) == (published, published, Quantity(text))
+
+
+@given(texts)
+def test_what_the_server_stores_it_stores_again(text: str) -> None:
+    once = stored(text)
+    assert stored(once) == once
+    if abs(parse(text).value) < Decimal("1e21"):
+        assert parse(once) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("1.0", "1"), (".5", "500m"), ("0.5", "500m"), ("5.", "5."), ("1e19", "10e18"), ("1000m", "1"), ("1000", "1k"), ("1024Mi", "1Gi"),
+        ("8Ei", "9223372036854775807"), ("-20Ei", "-9223372036854775807"), ("1e99999999999", "10e1215752190"), ("0.0001", "100u"),
+        ("1.5Gi", "1536Mi"), ("2048Ki", "2Mi"), ("-1.5", "-1500m"), ("1E", "1E"), ("1e3", "1e3"), ("1E3", "1E3"), ("100k", "100k"),
+        ("9999999999999999999999", "9999999999999999999999"), ("1.441", "1.441"), ("1.000001", "1.000001"), ("+1", "+1"), ("0Ki", "0"),
+        ("100e-2", "1"), ("0.9n", "1n"), ("-0.9n", "-1n"), ("0", "0"), ("-0", "0"), ("0e5", "0"), (".", "0"), ("Gi", "0"), ("1e4294967296", "1e4294967296"),
+        ("512Ki", "512Ki"), ("0.5Ki", "512"), ("0.0001Ki", "102400u"), ("1000Ki", "1000Ki"), ("1025", "1025"), ("100Ti", "100Ti"), ("1000E", "1"),
+    ],
+)  # fmt: skip
+def test_the_server_keeps_the_text_of_what_it_takes_for_canonical_and_writes_the_rest_anew(
+    text: str, kept: str
+) -> None:
+    assert stored(text) == kept
+
+
+@pytest.mark.parametrize(
+    "text", ["1K", "1 Gi", "1e3Ki", "NaN", "Infinity", "1_000", "\uff11", "", "1e", "0x1", "1Gii", "--1", "1..5", "1e99999999999999999999", "Pi", "e-10"]
+)  # fmt: skip
+def test_what_kubernetes_refuses_is_no_quantity(text: str) -> None:
+    with pytest.raises(QuantityError, match="is no quantity"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", [".", "+", "-", "k", "Gi", "e5"])
+def test_a_suffix_without_a_number_is_zero_for_the_server_and_a_mistake_of_an_author(text: str) -> None:
+    assert parse(text) == Quantity(0)
+    with pytest.raises(QuantityError, match="write a number such as 16"):
+        Quantity(text)
+
+
+@pytest.mark.parametrize("value", [1.5, True, None, Decimal("NaN"), Decimal("Infinity"), b"1"])
+def test_what_is_no_text_and_no_whole_number_is_no_quantity(value: object) -> None:
+    with pytest.raises(TypeError, match="is no quantity: give text such as"):
+        Quantity(value)  # type: ignore[arg-type]
+
+
+@given(texts, texts)
+def test_quantities_compare_by_value_whatever_their_form(a: str, b: str) -> None:
+    x, y = Quantity(a), Quantity(b)
+    assert (x < y, x <= y, x == y, x > y, x >= y) == (
+        value_of(a) < value_of(b), value_of(a) <= value_of(b), value_of(a) == value_of(b), value_of(a) > value_of(b), value_of(a) >= value_of(b),
+    )  # fmt: skip
+    assert hash(x) == hash(Quantity(str(x)))
+    assert (bool(x), x != "1") == (value_of(a) != 0, True)
+
+
+@given(texts, texts, st.integers(-1000, 1000))
+def test_quantities_add_and_multiply_without_loss(a: str, b: str, times: int) -> None:
+    x, y = Quantity(a), Quantity(b)
+    assert Fraction((x + y).value) == value_of(a) + value_of(b)
+    assert Fraction((x - y).value) == value_of(a) - value_of(b)
+    assert Fraction((x * times).value) == Fraction((times * x).value) == value_of(a) * times
+
+
+def test_a_sum_is_written_as_its_left_side_is_and_as_its_right_one_where_that_is_nothing() -> None:
+    assert str(Quantity("1Gi") + Quantity("512Mi")) == "1536Mi"
+    assert str(Quantity("0") + Quantity("1Ki")) == "1Ki"
+    assert str(Quantity("1k") + Quantity("24")) == "1024"
+    assert str(Quantity(2048, Format.BINARY) * 3) == "6Ki"
+    assert str(Quantity(Decimal("0.25"))) == "250m"
+
+
+def test_a_quantity_cannot_be_changed_and_survives_copies() -> None:
+    quantity = Quantity("1.5Gi")
+    for other in (copy.copy(quantity), copy.deepcopy([quantity])[0], Quantity(quantity)):
+        assert (other, str(other), other.is_integer) == (quantity, "1536Mi", False)
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        quantity.value = Decimal(1)
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        del Version("1.2.3").major
+    assert repr(quantity) == "Quantity('1536Mi')"
+    assert copy.deepcopy(Version("1.2.3-rc.1+b")) == Version("1.2.3-rc.1")
+    with pytest.raises(TypeError):
+        assert quantity < "2Gi"  # type: ignore[operator]
+
+
+@given(st.integers(-(2**70), 2**70), st.sampled_from(["", "m", "u"]))
+def test_amounts_are_counted_in_whole_numbers_away_from_zero_within_64_bits(number: int, suffix: str) -> None:
+    value = Fraction(number) * Fraction(10) ** SUFFIXES[suffix]
+    away = -(-abs(value) // 1) * (1 if value > 0 else -1)
+    assert Quantity(f"{number}{suffix}").rounded_up == max(-CAP - 1, min(CAP, away))
+
+
+def test_a_capacity_with_a_policy_is_what_the_api_has() -> None:
+    ranged = RequestPolicy(default="1024Mi", min="1Gi", max="8Gi", step="1Gi")
+    listed = RequestPolicy(default=10, valid_values=[10, "1000", Quantity("2k")])
+    capacity = {
+        "memory": Capacity("81920Mi", ranged),
+        "bandwidth": Capacity("10k", policy=listed),
+        "slots": Quantity(7),
+        "share": "0.5",
+    }
+    device = Device("d", capacity=capacity, allow_multiple_allocations=True)
+    span = {"min": "1Gi", "max": "8Gi", "step": "1Gi"}
+    assert device.json()["capacity"] == {
+        "memory": {"value": "80Gi", "requestPolicy": {"default": "1Gi", "validRange": span}},
+        "bandwidth": {"value": "10k", "requestPolicy": {"default": "10", "validValues": ["10", "1k", "2k"]}},
+        "slots": {"value": "7"},
+        "share": {"value": "500m"},
+    }
+    assert Capacity("1Gi") == Capacity("1024Mi")
+    assert hash(Capacity("1Gi", ranged)) == hash(Capacity("1024Mi", ranged))
+    assert [Capacity.from_json(c.json()) for c in capacity.values() if isinstance(c, Capacity)] == [
+        c for c in capacity.values() if isinstance(c, Capacity)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RequestPolicy(default="1", min="1", valid_values=["1"]), "give one of them"),
+        (lambda: RequestPolicy(default="1", max="2"), "needs min"),
+        (lambda: RequestPolicy(default="1", min="1", step="0"), "greater than zero, not 0"),
+        (lambda: RequestPolicy(default="1", min="1", step="-1"), "greater than zero, not -1"),
+        (lambda: shared(RequestPolicy(default="11")), None),
+        (lambda: shared(RequestPolicy(default="1", min="2")), "default is less than min: 2"),
+        (lambda: shared(RequestPolicy(default="4", min="2", max="20")), "max is larger than capacity value: 10"),
+        (lambda: shared(RequestPolicy(default="5", min="2", max="8", step="2")), "not a multiple of a given step"),
+        (lambda: shared(RequestPolicy(default="3", valid_values=["1", "2"])), "default value is not valid"),
+        (lambda: shared(RequestPolicy(default="1", valid_values=["2", "1"])), "sorted in ascending order"),
+        (lambda: shared(RequestPolicy(default="1", valid_values=["500m", "1"])), "Duplicate value"),
+        (lambda: shared(RequestPolicy(default="1", valid_values=list(range(11)))), "at most 10 items"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_no_server_takes_is_refused_with_its_reason(make: Callable[[], object], says: str | None) -> None:
+    if says is None:
+        make()
+        return
+    with pytest.raises(InvalidObjectError) as refused:
+        make()
+    assert says in str(refused.value)
+
+
+def shared(policy: RequestPolicy) -> Device:
+    return Device("d", capacity={"bandwidth": Capacity("10", policy)}, allow_multiple_allocations=True)
+
+
+class Limits(Config):
+    least: Version = Version("1.0.0")
+    by_name: dict[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class Memory(Config):
+    KIND = "Memory"
+    API_VERSION = "gpu.example.com/v1"
+    size: Quantity = Quantity("1Gi")
+    sizes: tuple[Quantity, ...] = ()
+    whole: Capacity | None = None
+    policy: RequestPolicy | None = None
+    limits: Limits = Limits()
+
+
+def read(parameters: dict[str, object]) -> Config | None:
+    return decode(parameters, [Memory], "gpu.example.com", "config[0]")
+
+
+def test_quantities_and_versions_are_fields_of_a_config_and_go_back_to_json() -> None:
+    whole = {"value": "80Gi", "requestPolicy": {"default": "1", "validRange": {"min": "1"}}}
+    limits = {"least": "2.0.0", "byName": {"a": 5, "b": "1.5"}}
+    found = read(
+        {
+            "size": "2048Mi",
+            "sizes": ["1", 2000],
+            "whole": whole,
+            "policy": {"default": "1", "validValues": ["1"]},
+            "limits": limits,
+        }
+    )
+    assert found == Memory(
+        size=Quantity("2Gi"),
+        sizes=(Quantity(1), Quantity("2k")),
+        whole=Capacity("80Gi", RequestPolicy(default=1, min=1)),
+        policy=RequestPolicy(default="1", valid_values=["1"]),
+        limits=Limits(least=Version("2.0.0"), by_name={"a": Quantity(5), "b": Quantity("1500m")}),
+    )
+    written = found.json()
+    assert (written["apiVersion"], written["kind"], written["size"]) == ("gpu.example.com/v1", "Memory", "2Gi")
+    assert written["limits"] == {"least": "2.0.0", "byName": {"a": "5", "b": "1500m"}}
+    assert read(written) == found
+    assert read({"whole": "80Gi"}) == Memory(whole=Capacity("80Gi"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"size": "80GB"}, "parameters.size: '80GB' is no quantity: write a number such as 16"),
+        ({"size": 1.5}, "parameters.size: Expected a quantity such as `80Gi`, got 1.5"),
+        ({"size": True}, "parameters.size: Expected a quantity"),
+        ({"sizes": ["1", "Gi"]}, "parameters.sizes[1]: 'Gi' is no quantity"),
+        ({"limits": {"least": "v1"}}, "parameters.limits.least: 'v1' is no version"),
+        ({"limits": {"least": 1}}, "parameters.limits.least: Expected a version such as `1.2.3`, got 1"),
+        ({"whole": {}}, "parameters.whole: Object missing required field `value`"),
+        ({"whole": {"value": "1", "policy": {}}}, "parameters.whole: unknown field 'policy'"),
+        ({"policy": {"default": "1", "validRange": {"max": "1"}}}, "parameters.policy: a RequestPolicy with max or step needs min"),
+        ({"policy": {"default": "1", "validValues": "1"}}, "parameters.policy: Expected `array`"),
+        ({"policy": 3}, "parameters.policy: Expected `object`, got 3"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_no_quantity_is_refused_with_its_path_and_what_to_write(
+    parameters: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(parameters)
+    assert says in str(refused.value)

