@@ -147,13 +147,20 @@ class Controller:
         """Tasks by name; the controller ends when one of them does."""
         jobs: dict[str, Job] = {
             "claims": self.watch.run,
-            "devices": self.scan.run,
+            "devices": self._look,
             "publisher": self.publisher.run,
             "device status": self.reports.run,
         }
         if self.driver.binds:
             jobs["binding"] = lambda: self.binder.run(self.watch)
         return jobs
+
+    async def _look(self) -> None:
+        """A device that vanished is known to be in use or not once the claims are; devices that are there wait for nothing long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.scan_timeout):
+                await self.watch.synced.wait()
+        await self.scan.run()
 
     async def _release(self) -> None:
         """Not while a method of the driver still runs: the next leader must not begin beside it."""
