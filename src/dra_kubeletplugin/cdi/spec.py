@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ _DIGITS = tuple("0123456789")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 JSON = Mapping[str, Any]
+_DEVICE_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 # What the fields hold: s text, i a 64-bit integer, u an unsigned 32-bit one, b a bool, m a map of texts.
 _STRING_LIST = ["s"]
@@ -86,10 +88,12 @@ def minimum_version(spec: JSON) -> str:
 
 def _older_versions(edits: JSON) -> list[str]:
     out = []
-    if any(m.get("type") for m in edits.get("mounts") or []):
-        out.append("0.4.0")
-    if any(d.get("hostPath") for d in edits.get("deviceNodes") or []):
-        out.append("0.5.0")
+    for mount in edits.get("mounts") or ():
+        if mount.get("type"):
+            out.append("0.4.0")
+    for node in edits.get("deviceNodes") or ():
+        if node.get("hostPath"):
+            out.append("0.5.0")
     return out
 
 
@@ -116,7 +120,7 @@ def spec_faults(spec: Any) -> str:
 
 def validate_spec(spec: Any) -> None:
     """Raises :class:`InvalidSpecError`, in the Go library's words, at the first fault."""
-    _strict(spec, SPEC_SHAPE, "spec")
+    _strict(spec, SPEC_SHAPE, ("spec",))
     version = str(spec.get("cdiVersion", "")).removeprefix("v")
     if version not in VERSIONS:
         raise InvalidSpecError(f'invalid version "{spec.get("cdiVersion", "")}"')
@@ -169,6 +173,8 @@ def validate_device_name(name: str) -> None:
 
     Raises :class:`InvalidSpecError`.
     """
+    if _DEVICE_NAME.fullmatch(name):
+        return
     if not name:
         raise InvalidSpecError("invalid (empty) device name")
     if not (name[0].isascii() and name[0].isalnum()):
@@ -182,7 +188,7 @@ def validate_device_name(name: str) -> None:
 
 def check_types(edits: Any) -> None:
     """Raises :class:`InvalidSpecError` where container edits have an unknown field or a wrong type."""
-    _strict(edits, EDITS_SHAPE, "edits")
+    _strict(edits, EDITS_SHAPE, ("edits",))
 
 
 def check_edits(edits: JSON) -> None:
@@ -248,10 +254,10 @@ def _check_net(devices: list[JSON]) -> None:
 def check_shape(spec: Any) -> None:
     """Raises :class:`InvalidSpecError` where the fields that are known here have other types than the specification's. Fields
     of a newer version pass: whoever wrote the spec may have known them."""
-    _strict(spec, SPEC_SHAPE, "spec", newer=True)
+    _strict(spec, SPEC_SHAPE, ("spec",), newer=True)
 
 
-def _strict(value: Any, shape: Any, path: str, *, newer: bool = False) -> None:
+def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None:
     """Unknown fields and wrong types are refused, as by the Go library's decoder; the former not where they may be newer."""
     if value is None:
         return
@@ -259,24 +265,31 @@ def _strict(value: Any, shape: Any, path: str, *, newer: bool = False) -> None:
         _scalar(value, shape, path)
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            raise InvalidSpecError(f"{path} must be a list")
+            raise InvalidSpecError(f"{_shown(path)} must be a list")
         for i, item in enumerate(value):
             if item is None:
-                raise InvalidSpecError(f"{path}[{i}] is empty")
-            _strict(item, shape[0], f"{path}[{i}]", newer=newer)
+                raise InvalidSpecError(f"{_shown(path)}[{i}] is empty")
+            _strict(item, shape[0], (path, "[", i, "]"), newer=newer)
     else:
         if not isinstance(value, dict):
-            raise InvalidSpecError(f"{path} must be an object")
+            raise InvalidSpecError(f"{_shown(path)} must be an object")
         for key, item in value.items():
             if key in shape:
-                _strict(item, shape[key], f"{path}.{key}", newer=newer)
+                _strict(item, shape[key], (path, ".", key), newer=newer)
             elif not newer:
-                raise InvalidSpecError(f'unknown field "{key}" in {path}')
+                raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
 
 
-def _scalar(value: Any, kind: str, path: str) -> None:
+_Path = tuple[object, ...]  # texts and, first, the path around: put together only where a fault is told
+
+
+def _shown(path: _Path) -> str:
+    return "".join(_shown(part) if isinstance(part, tuple) else str(part) for part in path)
+
+
+def _scalar(value: Any, kind: str, path: _Path) -> None:
     if not isinstance(value, _TYPES[kind]) or (kind in _RANGES and isinstance(value, bool)):
-        raise InvalidSpecError(f"{path} has the wrong type {type(value).__name__}")
+        raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
     least, most = _RANGES.get(kind, (0, 0))
     if isinstance(value, int) and kind in _RANGES and not least <= value <= most:
-        raise InvalidSpecError(f"{path} {value} is out of range")
+        raise InvalidSpecError(f"{_shown(path)} {value} is out of range")
