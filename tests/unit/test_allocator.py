@@ -147,3 +147,62 @@ def test_one_request_does_not_get_two_shares_of_one_device() -> None:
     ask = claim("c", [(2, None)])
     ask["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"m": "1"}}
     assert Allocator(slices([shared], {}), CLASSES, []).allocate(NODE, [ask]) is None
+
+
+def one_slice(name: str, devices: list[str], *, generation: int, count: int, **where: Any) -> JSON:
+    pool = {"name": "p", "generation": generation, "resourceSliceCount": count}
+    made = [device(d, "A") for d in devices]
+    return {"metadata": {"name": name}, "spec": {"driver": DRIVER, "pool": pool, "devices": made, **where}}
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        pytest.param(
+            [
+                one_slice("here", ["old"], generation=1, count=1, nodeName="n1"),
+                one_slice("there", ["new"], generation=2, count=1, nodeName="n2"),
+            ],
+            [["old"]],
+            id="an-old-generation-that-is-whole-here",
+        ),
+        pytest.param(
+            [
+                one_slice("here", ["old"], generation=1, count=2, nodeName="n1"),
+                one_slice("there", ["new"], generation=2, count=1, nodeName="n2"),
+            ],
+            None,
+            id="an-old-generation-that-is-not",
+        ),
+        pytest.param(
+            [
+                one_slice("here", ["mine"], generation=1, count=2, nodeName="n1"),
+                one_slice("there", ["mine"], generation=1, count=2, nodeName="n2"),
+            ],
+            [["mine"]],
+            id="a-name-that-another-node-has-too",
+        ),
+    ],
+)
+def test_a_pool_is_what_the_slices_for_the_node_say(made: list[JSON], found: list[list[str]] | None) -> None:
+    assert chosen(Allocator(made, CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == found
+
+
+def test_admin_access_to_a_shared_device_takes_capacity() -> None:
+    shared = {**device("shared", "A"), "allowMultipleAllocations": True, "capacity": {"m": {"value": "10"}}}
+    admin, user = claim("admin", [(1, None)]), claim("user", [(1, None)])
+    admin["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
+    for c, amount in ((admin, "8"), (user, "3")):
+        c["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"m": amount}}
+    allocator = Allocator(slices([shared], {}), CLASSES, [])
+    assert allocator.allocate(NODE, [admin, user]) is None
+    assert chosen(allocator.allocate(NODE, [user])) == [["shared"]]
+
+
+def test_a_claims_configuration_is_repeated_for_each_request_that_it_is_for() -> None:
+    wanted = claim("c", [(1, None), (1, None)])
+    opaque = {"opaque": {"driver": DRIVER, "parameters": {}}}
+    wanted["spec"]["devices"]["config"] = [{"requests": ["r0", "r1"], **opaque}, {"requests": ["r1"], **opaque}, opaque]
+    results = Allocator(slices([device("a", "A"), device("b", "A")], {}), CLASSES, []).allocate(NODE, [wanted])
+    assert results
+    assert [c.get("requests") for c in results[0]["devices"]["config"]] == [["r0", "r1"], ["r0", "r1"], ["r1"], None]

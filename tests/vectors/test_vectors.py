@@ -51,7 +51,7 @@ def every_case(name: str) -> Callable[[Callable[[JSON], None]], Any]:
                     failed.append(f"{case.get('id', number)}: {type(e).__name__} {str(e)[:800]}")
             assert not failed, f"{len(failed)} of {len(lines)} lines\n" + "\n".join(failed)
 
-        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take its arguments for fixtures
+        del test.__wrapped__  # pytest would take its arguments for fixtures
         return test
 
     return decorate
