@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from . import costs
 from .ast import Call, Literal, Node
-from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, WRAP, Range, fixed
+from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, WRAP, Range, capped, fixed
 
 if TYPE_CHECKING:
     from .estimates import Estimator
@@ -76,13 +76,13 @@ def _parsed(e: Estimator, node: Call) -> Result:
 def _replaced(e: Estimator, node: Call) -> Result:
     size, old, new = _target(e, node), _size(e, node.args[0]), _size(e, node.args[1])
     if old.least == 0:
-        most = (_cap(size.most + 1), size.most)
+        most = (capped(size.most + 1), size.most)
     elif new.most <= old.least:
         most = (0, size.most)
     else:
         most = (math.ceil(size.most / old.least), 0)
     if old.most == 0:
-        least = (_cap(size.least + 1), size.least)
+        least = (capped(size.least + 1), size.least)
     elif old.most <= new.least:
         least = (0, size.least)
     else:
@@ -205,7 +205,7 @@ def _to_string(e: Estimator, node: Call) -> Result:
     return _text(size), Range(size.least // 4, size.most)
 
 
-_Rule = Callable[[Estimator, Call], Result | None]
+_Rule: TypeAlias = "Callable[[Estimator, Call], Result | None]"
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _walk),
     "url": lambda e, n: (_text(_size(e, n.args[0])), _size(e, n.args[0])),

@@ -17,10 +17,10 @@ class Range:
     most: int
 
     def __add__(self, other: Range) -> Range:
-        return Range(_cap(self.least + other.least), _cap(self.most + other.most))
+        return Range(capped(self.least + other.least), capped(self.most + other.most))
 
     def __mul__(self, other: Range) -> Range:
-        return Range(_cap(self.least * other.least), _cap(self.most * other.most))
+        return Range(capped(self.least * other.least), capped(self.most * other.most))
 
     def __or__(self, other: Range) -> Range:
         return Range(min(self.least, other.least), max(self.most, other.most))
@@ -29,13 +29,13 @@ class Range:
         return Range(_scaled(self.least, factor), _scaled(self.most, factor))
 
 
-def _cap(value: int) -> int:
+def capped(value: int) -> int:
     return min(value, UNBOUNDED)
 
 
 def _scaled(size: int, factor: float) -> int:
     product = float(size) * factor
-    return UNBOUNDED if product >= float(WRAP) else _cap(math.ceil(product))
+    return UNBOUNDED if product >= float(WRAP) else capped(math.ceil(product))
 
 
 def fixed(value: int) -> Range:
