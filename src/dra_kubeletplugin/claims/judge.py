@@ -108,7 +108,8 @@ class Judge:
         stale = self._check_left(db, wanted, supply)
         if stale:
             return Stale(stale)
-        rows.insert(db, self.driver, wanted)
+        rows.insert_unheld(db, wanted)  # nobody has its devices: that was looked at just now
+        rows.insert_holds(db, self.driver, wanted.holds())
         return Fresh(wanted)
 
     def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
