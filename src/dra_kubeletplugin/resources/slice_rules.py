@@ -7,6 +7,7 @@ server that has their gate on; one that has not drops them before it looks.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,7 @@ MAX_BINDING_CONDITIONS = 4
 MAX_VALUE_BYTES = 64
 MAX_POLICY_OPTIONS = 10
 LIST_ATTRIBUTES = ("ints", "bools", "strings", "versions")
+_LISTS = frozenset(LIST_ATTRIBUTES)
 _MAX_KEY = names.MAX_DOMAIN + 1 + names.MAX_IDENTIFIER
 
 JSON = Mapping[str, Any]
@@ -72,7 +74,7 @@ def max_devices(devices: list[Any]) -> int:
     for d in devices:
         if d.get("taints") or d.get("consumesCounters"):
             return MAX_DEVICES_WITH_EXTRAS
-        if any(k in v for v in (d.get("attributes") or {}).values() for k in LIST_ATTRIBUTES):
+        if not all(map(_LISTS.isdisjoint, (d.get("attributes") or {}).values())):
             return MAX_DEVICES_WITH_EXTRAS
     return MAX_DEVICES
 
@@ -129,11 +131,13 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False, old: J
     if total > MAX_ATTRIBUTES_AND_CAPACITIES:
         rule = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
         out.append(invalid(path, total, rule))
-    values = sum(_count(a) for a in attributes.values())
+    values = sum(map(_count, attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
         rule = f"the total number of attribute values must not exceed {MAX_ATTRIBUTE_VALUES}"
         out.append(invalid(path, values, rule))
     for key in sorted(attributes):
+        if _is_plain(key, attributes[key]):
+            continue
         out += qualified_name(key, f"{path}.attributes")
         out += _attribute(attributes[key], entry(f"{path}.attributes", key, _MAX_KEY))
     multiple = bool(device.get("allowMultipleAllocations"))
@@ -153,7 +157,24 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False, old: J
     return out + _device_nodes(device, path, per_device=per_device)
 
 
+@functools.lru_cache(4096)
+def _is_good_name(key: str) -> bool:
+    return not qualified_name(key, "")
+
+
+def _is_plain(key: str, value: JSON) -> bool:
+    """Whether an attribute is one of the many of which it is quickly seen that nothing is wrong."""
+    if len(value) != 1 or not _is_good_name(key):
+        return False
+    ((kind, given),) = value.items()
+    if kind == "string":
+        return type(given) is str and len(given) <= MAX_VALUE_BYTES // 4  # of UTF-8
+    return kind in {"int", "bool"} and given is not None
+
+
 def _count(attribute: JSON) -> int:
+    if _LISTS.isdisjoint(attribute):
+        return 1
     return sum(len(attribute.get(k) or ()) for k in LIST_ATTRIBUTES) or 1
 
 
