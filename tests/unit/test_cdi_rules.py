@@ -14,11 +14,7 @@ ENV = {"env": ["A=1"]}
 
 
 def spec(edits: Any = None, **more: Any) -> dict[str, Any]:
-    return {
-        "cdiVersion": NEWEST,
-        "kind": "v.com/class",
-        "devices": [{"name": "d", "containerEdits": edits or ENV}],
-    } | more
+    return {"cdiVersion": NEWEST, "kind": "v.com/class", "devices": [{"name": "d", "containerEdits": edits or ENV}]} | more
 
 
 def device(name: str = "d", edits: Any = None, **more: Any) -> dict[str, Any]:
