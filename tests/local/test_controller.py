@@ -290,7 +290,12 @@ async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: Loc
 
 async def test_an_unreadable_record_is_kept_and_told(cluster: LocalCluster) -> None:
     labels = {"dra-kubeletplugin.dev/bound-by": NAME}
-    odd = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "odd", "labels": labels}, "data": {"claim": "{"}}
+    odd = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "odd", "labels": labels},
+        "data": {"claim": "{"},
+    }
     await cluster.apply(odd)
     async with controlled(cluster, Fabric()) as controller:
         await controller.ready(10)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Host
+from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import described, description, recording
 from dra_kubeletplugin.host.description import Function, Machine
@@ -143,6 +143,30 @@ def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
     machine = recording.record(Host())
     again = recording.record(Host(described.build(tmp_path / "sys", machine)))
     assert by_address(again) == by_address(machine)
+
+
+def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["inspect", "--host", "storage-host", "--record"]) == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["inspect", "--host", str(tmp_path / "again.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "10000:01:00.0" in shown
+    assert "driver vmd" in shown
+
+
+@pytest.mark.parametrize("command", ["inspect", "dev"])
+def test_a_host_that_is_described_wrongly_is_told_fault_by_fault(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text("functions:\n- address: 0000:17:00.0\n  vendr: 0x10ee\n  device: 1\n")
+    driver = [] if command == "inspect" else ["tests.drivers:Toy"]
+    assert cli.main([command, *driver, "--host", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"dra: {file}:2: functions[0]: `vendor` is missing")
+    assert said[1].startswith(f"dra: {file}:3: functions[0].vendr: unknown key; did you mean `vendor`?")
 
 
 # --- what is wrong ------------------------------------------------------------------------------
