@@ -26,6 +26,7 @@ from .kube.lease import Elector, LeaseTimes
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
 from .reporting import StatusReports
+from .resources.gates import Gate
 from .scanning import DeviceScan, Pace
 from .settings import ControllerSettings
 from .slices import ClusterScope, Publisher
@@ -81,7 +82,12 @@ class Controller:
             driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
-            self.client, self.inventory, ClusterScope(name), self.metrics, self.elector.leader.is_set
+            self.client,
+            self.inventory,
+            ClusterScope(name),
+            self.metrics,
+            self.elector.leader.is_set,
+            gates_off=self._gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False
@@ -90,6 +96,12 @@ class Controller:
 
     def _look_again(self) -> None:
         self.scan.request()
+
+    def _gates_off(self, off: frozenset[Gate]) -> None:
+        """The driver may have a layout of its devices that the server understands."""
+        self.driver.gates_off = off
+        if self.driver.answers_pools:
+            self.scan.request()
 
     def _claim_changed(self, uid: str) -> None:
         if self.driver.binds:
@@ -140,13 +152,20 @@ class Controller:
         """Tasks by name; the controller ends when one of them does."""
         jobs: dict[str, Job] = {
             "claims": self.watch.run,
-            "devices": self.scan.run,
+            "devices": self._look,
             "publisher": self.publisher.run,
             "device status": self.reports.run,
         }
         if self.driver.binds:
             jobs["binding"] = lambda: self.binder.run(self.watch)
         return jobs
+
+    async def _look(self) -> None:
+        """A device that vanished is known to be in use or not once the claims are; devices that are there wait for nothing long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.scan_timeout):
+                await self.watch.synced.wait()
+        await self.scan.run()
 
     async def _release(self) -> None:
         """Not while a method of the driver still runs: the next leader must not begin beside it."""

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -90,12 +91,13 @@ class StatusReports:
 
     def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> Reported:
         """Takes reports; they are written soon."""
-        done = asyncio.Event()
+        done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
 
         def told(written: bool) -> None:
             result.append(written)
             done.set()
+            ended.set()
 
         if self._loop is None:  # it does not run yet
             self._take(claim, statuses, told)
@@ -109,7 +111,10 @@ class StatusReports:
                     await done.wait()
             return bool(result and result[0])
 
-        return Reported(wait)
+        def block() -> bool:
+            return ended.wait(_WAIT) and result[0]
+
+        return Reported(wait, block)
 
     async def run(self) -> None:
         """Never returns; no fault from outside ends it."""
