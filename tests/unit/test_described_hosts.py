@@ -308,6 +308,23 @@ def test_a_driver_takes_with_it_what_it_made() -> None:
         assert len(host.pci()) == 3, "virtual functions are there again after a boot"
 
 
+def test_device_files_are_found_however_deep_they_hang_and_not_those_of_functions_below() -> None:
+    bridge = {"address": "0000:18:00.0", "driver": "pcieport", "classes": {"misc": {"port": {"dev": "10:1"}}}}
+    disk = {"address": "0000:19:00.0", "behind": "0000:18:00.0", "classes": {"nvme": {"nvme0": {"dev": "239:0"}}}}
+    with built(functions(bridge, disk)) as host:
+        fn = host.function("0000:19:00.0")
+        assert fn is not None
+        namespace = fn.path / "nvme/nvme0/nvme0n1"
+        namespace.mkdir()
+        (namespace / "dev").write_text("259:0\n")
+        (namespace / "subsystem").symlink_to("../../../../../../../class/block")
+        assert fn.nodes() == ["/dev/nvme0", "/dev/nvme0n1"]
+        assert (fn.nodes("block"), fn.nodes("nvme"), fn.nodes("net")) == (["/dev/nvme0n1"], ["/dev/nvme0"], [])
+        port = host.function("0000:18:00.0")
+        assert port is not None
+        assert port.nodes() == ["/dev/port"]
+
+
 def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it() -> None:
     with built(functions(*SWITCHED)) as host:
         with pytest.raises(SettingsError, match="is there twice"):
