@@ -26,6 +26,7 @@ from .kube.lease import Elector, LeaseTimes
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
 from .reporting import StatusReports
+from .resources.gates import Gate
 from .scanning import DeviceScan, Pace
 from .settings import ControllerSettings
 from .slices import ClusterScope, Publisher
@@ -76,7 +77,12 @@ class Controller:
             driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
-            self.client, self.inventory, ClusterScope(name), self.metrics, self.elector.leader.is_set
+            self.client,
+            self.inventory,
+            ClusterScope(name),
+            self.metrics,
+            self.elector.leader.is_set,
+            gates_off=self._gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False
@@ -85,6 +91,12 @@ class Controller:
 
     def _look_again(self) -> None:
         self.scan.request()
+
+    def _gates_off(self, off: frozenset[Gate]) -> None:
+        """The driver may have a layout of its devices that the server understands."""
+        self.driver.gates_off = off
+        if self.driver.answers_pools:
+            self.scan.request()
 
     def _claim_changed(self, uid: str) -> None:
         if self.driver.binds:

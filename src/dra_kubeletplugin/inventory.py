@@ -27,6 +27,7 @@ JSON = Mapping[str, Any]
 Held = Mapping[tuple[str, str], JSON]  # pool and name of devices that claims have → what `description` said, or nothing
 _NOBODY: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
+_BREATH = 256  # devices whose health is taken before others on the event loop have their turn
 
 
 class DeviceKey(NamedTuple):
@@ -306,12 +307,15 @@ class Inventory:
 
         Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
         """
-        told = self._taintable(_checked(report))
-        fresh = {}
-        for key in self._keys():
+        told = self._taintable(await _checked(report))
+        found = {}
+        for i, key in enumerate(list(self._keys())):
             health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
             before = self._diagnoses.get(key)
-            fresh[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
+            found[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+        fresh = {k: d for k, d in found.items() if self._entry(k)}  # others had their turn
         self._tell_strangers(told.keys())
         turned = False
         for key, now in fresh.items():
@@ -363,12 +367,14 @@ class Inventory:
             return self.health_version
 
 
-def _checked(report: object) -> dict[str, Health]:
+async def _checked(report: object) -> dict[str, Health]:
     if not isinstance(report, Mapping):
         raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
     out = {}
     try:
-        for name, health in report.items():
+        for i, (name, health) in enumerate(report.items()):
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
             if not isinstance(name, str) or not isinstance(health, Health):
                 raise DriverError(
                     f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"

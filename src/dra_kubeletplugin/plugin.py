@@ -42,7 +42,7 @@ from .resources.gates import Gate
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace
 from .settings import Settings
-from .slices import NodeScope, Publisher, PublisherStatus
+from .slices import NodeScope, Notices, Publisher, PublisherStatus
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Plugin:
             times=settings.plugin_dir / "taint-times.json",
             gates_off=self._gates_off,
         )
+        self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
@@ -193,6 +194,7 @@ class Plugin:
         """Tasks by name; the plugin ends when one of them does."""
         jobs: dict[str, Job] = {
             "publisher": self.publisher.run,
+            "notices": self.notices.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,
             **self.claims.background(),

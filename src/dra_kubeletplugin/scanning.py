@@ -186,7 +186,6 @@ class DeviceScan:
             self._failures, self._failure = 0, ""
             self.last_success = time.time()
             self._metrics.set("last_scan_timestamp_seconds", self.last_success)
-            self._metrics.set("devices_left_out", len(self._inventory.left_out))
             return
         text = error.message if isinstance(error, DraError) else describe(error)
         self._failures += 1
