@@ -100,7 +100,7 @@ class Judge:
         stale = self._check_left(db, wanted, supply)
         if stale:
             return Stale(stale)
-        rows.insert(db, self.driver, wanted)
+        rows.insert_free(db, self.driver, wanted)
         return Fresh(wanted)
 
     def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:

@@ -94,6 +94,11 @@ def insert(db: sqlite3.Connection, driver: str, record: Record) -> None:
     Raises :class:`HeldByError` with all holders, and ``sqlite3.IntegrityError`` where the claim has a row.
     """
     check_free(db, driver, record)
+    insert_free(db, driver, record)
+
+
+def insert_free(db: sqlite3.Connection, driver: str, record: Record) -> None:
+    """As :func:`insert`, after :func:`check_free` in the same transaction."""
     insert_unheld(db, record)
     insert_holds(db, driver, record.holds())
 
