@@ -109,9 +109,9 @@ class Judge:
         Raises :class:`OverdrawnError` naming the claims that hold too much.
         """
         mine = wanted.holds()
-        held = rows.beside(db, self.driver, mine, wanted.uid)
-        if shortage(mine, held, supply) is None:
+        if shortage(mine, rows.beside(db, self.driver, mine, wanted.uid), supply) is None:
             return []
+        held = rows.beside(db, self.driver, mine, wanted.uid, names=True)
         takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
         missing = shortage(mine, [h for h in held if h.uid not in stale], supply)
