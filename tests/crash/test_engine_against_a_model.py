@@ -182,7 +182,7 @@ class Instance:
             await asyncio.Event().wait()
 
         self.claims.store.do = never  # type: ignore[method-assign]
-        self.claims.files._do = never  # type: ignore[method-assign]
+        self.claims.store.aside = never  # type: ignore[method-assign]
         current = asyncio.current_task()
         tasks = [t for t in asyncio.all_tasks() if t is not current]
         for task in tasks:

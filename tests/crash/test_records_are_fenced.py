@@ -227,14 +227,14 @@ async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
         await before.prepare(old)
     hardware.clear()
     async with room(tmp_path, Slow(hardware), api) as one:
-        free = one.claims.engine._free
+        free = one.claims.engine.undoing.free
 
         async def prepared_in_between(holders: Any) -> None:
             monkeypatch.undo()
             assert not isinstance(await one.prepare(old), Exception)
             await free(holders)
 
-        monkeypatch.setattr(one.claims.engine, "_free", prepared_in_between)
+        monkeypatch.setattr(one.claims.engine.undoing, "free", prepared_in_between)
         assert isinstance(await one.prepare(new), DeviceHeldError)
         assert hardware == {"d-0": "old"}
         assert await one.records() == {"old": "Prepared"}

@@ -123,6 +123,100 @@ def test_endless_heads_and_chunk_lines_are_refused() -> None:
                 answer.feed(more)
 
 
+def read(data: bytes, *, tunnel: bool = False) -> tuple[Answer, bytes]:
+    body: list[bytes] = []
+    answer = Answer(body.append, tunnel=tunnel)
+    answer.feed(data)
+    return answer, b"".join(body)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_head_may_be_64_kib_long_and_no_longer(more: int) -> None:
+    start = b"HTTP/1.1 204 No Content\r\nX: "
+    head = start + b"x" * (64 * 1024 - len(start) + more)
+    whole, held = Answer(print), Answer(print)
+    if more:
+        with pytest.raises(BadAnswerError, match="head"):
+            whole.feed(head + b"\r\n\r\n")
+        with pytest.raises(BadAnswerError, match="head"):
+            held.feed(head)
+    else:
+        whole.feed(head + b"\r\n\r\n")
+        held.feed(head)
+        assert (whole.done, held.done) == (True, False)
+
+
+def test_a_line_between_chunks_may_be_4_kib_long_with_its_end_and_no_longer() -> None:
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    longest = b"0;" + b"x" * (4096 - 4)
+    assert read(start + longest + b"\r\n\r\n")[0].done
+    assert not read(start + longest + b"x")[0].done
+    with pytest.raises(BadAnswerError, match="too long"):
+        read(start + longest + b"xx")
+
+
+@pytest.mark.parametrize(
+    ("status", "tunnel", "has_body"),
+    [(200, False, True), (200, True, False), (299, True, False), (300, True, True), (203, False, True)]
+    + [(204, t, False) for t in (False, True)]
+    + [(205, False, True), (303, False, True), (304, False, False), (304, True, False), (305, False, True)],
+)
+def test_which_answers_have_no_body_whatever_their_head_says(status: int, tunnel: bool, has_body: bool) -> None:
+    answer, body = read(b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\nhello" % status, tunnel=tunnel)
+    assert answer.done
+    assert (body, answer.rest) == ((b"hello", b"") if has_body else (b"", b"hello"))
+    assert answer.keeps == has_body, "what nobody asked for came with it"
+
+
+def test_only_100_to_199_but_101_come_before_the_answer() -> None:
+    with pytest.raises(BadAnswerError, match="protocol"):
+        read(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+    for status in (100, 102, 199):
+        answer, _ = read(b"HTTP/1.1 %d X\r\n\r\n" % status)
+        assert (answer.head, answer.done, answer.keeps) == (None, False, False)
+        answer.feed(LENGTH)
+        assert answer.head
+        assert (answer.head.status, answer.done, answer.keeps) == (200, True, True)
+
+
+@pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a", b"\nX: a"])
+@pytest.mark.parametrize("trailer", [False, True])
+def test_what_is_no_header_is_refused_also_after_the_body(field: bytes, trailer: bool) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+    data = head + b"\r\n0\r\nY: 1\r\n" + field if trailer else head + field
+    with pytest.raises(BadAnswerError):
+        read(data + b"\r\n\r\n")
+    read(data.replace(field, b"X: a\tb") + b"\r\n\r\n")
+
+
+def test_headers_that_come_more_than_once_are_joined_and_equal_lengths_are_one() -> None:
+    answer, body = read(
+        b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 1\r\nCONTENT-length: 1\r\na: 1\r\nA:\t2 \r\nB: x\r\n\r\ny"
+    )
+    assert answer.head
+    assert (answer.head.headers, body) == ({b"a": b"1, 1, 2", b"content-length": b"1", b"b": b"x"}, b"y")
+    assert (answer.head.header(b"b"), answer.head.header(b"c")) == ("x", "")
+
+
+@pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 17, 255, 256, 4097])
+def test_a_chunk_s_size_is_hexadecimal(size: int) -> None:
+    answer, body = read(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (size, b"z" * size)
+    )
+    assert (answer.done, answer.rest, body) == (True, b"", b"z" * size)
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "length"),
+    [("GET", b"", ""), ("DELETE", b"", ""), ("DELETE", b"{}", "2")]
+    + [(m, b, str(len(b))) for m in ("POST", "PUT", "PATCH") for b in (b"", b"{}")],
+)
+def test_a_request_says_how_long_its_body_is_where_it_may_have_one(method: str, body: bytes, length: str) -> None:
+    said = f"Content-Length: {length}\r\n" if length else ""
+    sent = request_bytes(method, "/a", header_block({"Host": "x"}), body)
+    assert sent == f"{method} /a HTTP/1.1\r\n{said}Host: x\r\n\r\n".encode() + body
+
+
 @pytest.mark.parametrize("text", ["a\r\nX: y", "a\nb", "ä", "\0", "\ud800"])
 def test_text_that_would_forge_a_request_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="header"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ OLDEST = "0.3.0"
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 JSON = Mapping[str, Any]
+_DEVICE_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 _STRING_LIST = ["s"]
 _EDITS = {
@@ -77,10 +79,12 @@ def minimum_version(spec: JSON) -> str:
 
 def _edits_versions(edits: JSON) -> list[str]:
     out = []
-    if any(m.get("type") for m in edits.get("mounts") or []):
-        out.append("0.4.0")
-    if any(d.get("hostPath") for d in edits.get("deviceNodes") or []):
-        out.append("0.5.0")
+    for mount in edits.get("mounts") or ():
+        if mount.get("type"):
+            out.append("0.4.0")
+    for node in edits.get("deviceNodes") or ():
+        if node.get("hostPath"):
+            out.append("0.5.0")
     rdt = edits.get("intelRdt")
     if rdt is not None:
         out.append("1.1.0" if rdt.get("schemata") or rdt.get("enableMonitoring") else "0.7.0")
@@ -102,7 +106,7 @@ def spec_faults(spec: Any) -> str:
 
 def validate_spec(spec: Any) -> None:
     """Raises :class:`InvalidSpecError`, in the Go library's words, at the first fault."""
-    _strict(spec, _SPEC, "spec")
+    _strict(spec, _SPEC, ("spec",))
     version = str(spec.get("cdiVersion", "")).removeprefix("v")
     if version not in VERSIONS:
         raise InvalidSpecError(f'invalid version "{spec.get("cdiVersion", "")}"')
@@ -155,6 +159,8 @@ def validate_device_name(name: str) -> None:
 
     Raises :class:`InvalidSpecError`.
     """
+    if _DEVICE_NAME.fullmatch(name):
+        return
     if not name:
         raise InvalidSpecError("invalid (empty) device name")
     if not (name[0].isascii() and name[0].isalnum()):
@@ -168,7 +174,7 @@ def validate_device_name(name: str) -> None:
 
 def check_types(edits: Any) -> None:
     """Raises :class:`InvalidSpecError` where container edits have an unknown field or a wrong type."""
-    _strict(edits, _EDITS, "edits")
+    _strict(edits, _EDITS, ("edits",))
 
 
 def check_edits(edits: JSON) -> None:
@@ -233,28 +239,35 @@ def _check_net(devices: list[JSON]) -> None:
 def check_shape(spec: Any) -> None:
     """Raises :class:`InvalidSpecError` where the fields that are known here have other types than the specification's. Fields
     of a newer version pass: whoever wrote the spec may have known them."""
-    _strict(spec, _SPEC, "spec", newer=True)
+    _strict(spec, _SPEC, ("spec",), newer=True)
 
 
-def _strict(value: Any, shape: Any, path: str, *, newer: bool = False) -> None:
+def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None:
     """Unknown fields and wrong types are refused, as by the Go library's decoder; the former not where they may be newer."""
     if value is None:
         return
     if isinstance(shape, str):
         if not isinstance(value, _TYPES[shape]) or (shape == "i" and isinstance(value, bool)):
-            raise InvalidSpecError(f"{path} has the wrong type {type(value).__name__}")
+            raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            raise InvalidSpecError(f"{path} must be a list")
+            raise InvalidSpecError(f"{_shown(path)} must be a list")
         for i, item in enumerate(value):
             if item is None:
-                raise InvalidSpecError(f"{path}[{i}] is empty")
-            _strict(item, shape[0], f"{path}[{i}]", newer=newer)
+                raise InvalidSpecError(f"{_shown(path)}[{i}] is empty")
+            _strict(item, shape[0], (path, "[", i, "]"), newer=newer)
     else:
         if not isinstance(value, dict):
-            raise InvalidSpecError(f"{path} must be an object")
+            raise InvalidSpecError(f"{_shown(path)} must be an object")
         for key, item in value.items():
             if key in shape:
-                _strict(item, shape[key], f"{path}.{key}", newer=newer)
+                _strict(item, shape[key], (path, ".", key), newer=newer)
             elif not newer:
-                raise InvalidSpecError(f'unknown field "{key}" in {path}')
+                raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
+
+
+_Path = tuple[object, ...]  # texts and, first, the path around: put together only where a fault is told
+
+
+def _shown(path: _Path) -> str:
+    return "".join(_shown(part) if isinstance(part, tuple) else str(part) for part in path)

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from ..errors import HardwareUnknownError, RecordUnreadableError
+from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from . import rows
 from .amounts import Supply, shortage
 from .processes import ProcessLock
@@ -37,7 +37,15 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Undo:
-    """Marked as ours: undo it, then ask again."""
+    """Marked as ours: undo it, then ask again. ``fault`` is why its CDI spec is still there."""
+
+    record: Record
+    fault: DraError | None = None
+
+
+@dataclass(frozen=True)
+class Undone:
+    """It was marked, and is gone: nothing of it concerned the driver."""
 
     record: Record
 
@@ -61,7 +69,7 @@ class Nothing:
     """There is no record."""
 
 
-Verdict = Fresh | Repeat | Undo | Busy | Stale | Nothing
+Verdict = Fresh | Repeat | Undo | Undone | Busy | Stale | Nothing
 
 
 class Judge:

@@ -273,7 +273,7 @@ def _text(raw: Mapping[str, object], column: str) -> str:
     value = raw[column]
     if (
         not isinstance(value, str)
-        or (column in _NAMES and value != shown_key(value))
+        or (column in _NAMES and not (value.isascii() and value.isprintable()) and value != shown_key(value))
         or (column == "uid" and not value)
     ):
         raise ValueError(f"column {column} is no text that it may be")

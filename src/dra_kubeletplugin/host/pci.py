@@ -65,6 +65,7 @@ class Surroundings:
         self.links = f"{os.path.realpath(root)}/bus/pci/devices/"
         self._virtual: dict[str, dict[str, int]] = {}
         self._most: dict[str, tuple[int | None, int | None]] = {}
+        self._models: dict[tuple[int, int, int], Mapping[str, Attribute | None]] = {}
 
     def resolved(self, link: str) -> str:
         """Where a link in :attr:`links` leads; the kernel's are relative, and all of one form."""
@@ -76,6 +77,20 @@ class Surroundings:
     def virtual_functions(self, folder: str) -> Mapping[str, int]:
         """The indices of a physical function's virtual ones, by address."""
         return _once(self._virtual, folder, _virtual_functions)
+
+    def model(self, fn: PciFunction) -> Mapping[str, Attribute | None]:
+        """What all functions of one kind have in common: ids and their names."""
+        ids = (fn.vendor, fn.device_id, fn.class_code)
+        if ids not in self._models:
+            self._models[ids] = {
+                "vendor": f"{fn.vendor:04x}",
+                "device": f"{fn.device_id:04x}",
+                "class": f"{fn.class_code:06x}",
+                "vendorName": _short(fn.vendor_name),
+                "deviceName": _short(fn.device_name),
+                "className": _short(fn.class_name),
+            }
+        return self._models[ids]
 
     def link_of(self, folder: str) -> tuple[int | None, int | None]:
         """What the link of a physical function can do, with the port above: megatransfers a second, and lanes."""
@@ -248,23 +263,19 @@ class PciFunction:
         ``iommuGroup`` (integer), for virtual functions ``physicalFunction`` and ``vfIndex``, ``linkSpeed`` in megatransfers a
         second a lane and ``linkWidth`` in lanes, as the link could be at best. Not the driver, which VFIO changes.
         """
+        speed, width = self._limits
         given: dict[str, Attribute | None] = {
             standard.PCIE_ROOT: self.pcie_root,
             standard.PCI_BUS_ID: self.pci_bus_id,
             standard.NUMA_NODE: self._numa(),
-            "vendor": f"{self.vendor:04x}",
-            "device": f"{self.device_id:04x}",
-            "class": f"{self.class_code:06x}",
-            "vendorName": _short(self.vendor_name),
-            "deviceName": _short(self.device_name),
-            "className": _short(self.class_name),
+            **self.around.model(self),
             "iommuGroup": self.iommu_group,
             "virtualFunction": self.is_vf,
             "physicalFunction": self.physical_function,
             "vfIndex": self.vf_index,
             "totalVFs": self.total_vfs or None,
-            "linkSpeed": self.max_link_speed,
-            "linkWidth": self.max_link_width,
+            "linkSpeed": speed,
+            "linkWidth": width,
         }
         return {k: v for k, v in given.items() if v is not None}
 

@@ -134,10 +134,11 @@ class Answer:
                 raise BadAnswerError(f"the head of the answer is longer than {MAX_HEAD} bytes")
             self._held = data
             return b""
-        lines = data[:end].split(b"\r\n")
+        head = data[:end]
+        lines = head.split(b"\r\n")
         first = _STATUS.fullmatch(lines[0])
-        feeds = data.count(b"\n", 0, end), data.count(b"\r", 0, end)
-        if not first or feeds != (len(lines) - 1, len(lines) - 1) or _FORBIDDEN.search(data, 0, end):
+        feeds = head.count(b"\n"), head.count(b"\r")
+        if not first or feeds != (len(lines) - 1, len(lines) - 1) or _FORBIDDEN.search(head):
             raise BadAnswerError(f"the answer begins with {data[:40]!r}")
         status = int(first[2])
         headers = _fields(lines[1:])
@@ -200,7 +201,7 @@ class Answer:
         return rest
 
     def _read_end(self, data: bytes) -> bytes:
-        if len(data) < 2 and data == b"\r":
+        if data == b"\r":
             self._held = data
             return b""
         if data[:2] != b"\r\n":

@@ -284,6 +284,10 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
         for number in (value.get("int", 0), *value.get("ints", ())):
             if not _MIN_INT <= number <= _MAX_INT:
                 out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
+    # Accepted by a 1.36 server and refused by later ones.
+    for path in ("attributes", "capacity"):
+        deep = [key for key in built.get(path) or {} if key.count("/") > 1]
+        out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
     per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
     return out + list(map(_sentence, slice_rules.validate_device(built, "", per_device=per_device)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..publishable import decoded
 from ..resources.gates import gate_of
 from .echo import as_sent, in_v1, lost, refused_devices
 from .pack import Held, SliceContent, on_to, pack
-from .plan import Found, Frame, Plan, Write, first_frame, found, make_plan, newest
+from .plan import Found, Frame, Plan, Write, first_frame, found, is_numbered, make_plan, newest
 from .sameness import digest
 from .scope import Scope
 from .times import TaintTimes
@@ -27,7 +27,7 @@ _MANY = 1024  # devices that are packed in a thread, so that others have their t
 
 
 class Superseded(Exception):
-    """What is written turned out to be wrong: it must be planned again."""
+    """What is written turned out to be wrong, or another's to write: it must be planned again."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Syncer:
         scope: Scope,
         metrics: Metrics,
         times: TaintTimes,
+        leads: Callable[[], bool],
         generation: int = 1,
     ) -> None:
         self.settled: Mapping[str, str] = {}
@@ -66,6 +67,7 @@ class Syncer:
         self._scope = scope
         self._metrics = metrics
         self._times = times
+        self._leads = leads
         self._least_generation = generation
         # slice → digests of what was sent, and what the server made of it
         self._echoes: dict[str, tuple[bytes, bytes]] = {}
@@ -117,8 +119,13 @@ class Syncer:
 
     async def _plan_pool(self, pool: PoolContent, existing: list[Found]) -> Plan:
         by_name = {s.name: s for s in existing}
-        before, gone = _before(existing, self._layout.get(pool.name, {}))
+        filled = pool.devices or pool.counter_sets
+        before, gone = _before(existing, self._layout.get(pool.name, {}) if filled else {})
         slices = await self._packed(pool, before)
+        if not all(is_numbered(name) for name in before) and not _in_order(pool, slices):
+            # Names of another writer, in no order: made anew, once, with names that sort.
+            slices = await self._packed(pool, {})
+            before = {}
         for slice_ in slices:
             if slice_.key in gone:
                 slice_.key = None  # made again, as it was
@@ -181,15 +188,18 @@ class Syncer:
     async def _carry_out_pool(self, plan: Plan, resource: Resource, settled: dict[str, str]) -> None:
         layout = self._layout.setdefault(plan.frame.pool, {})
         for slice_ in plan.first:
+            self._check_lead()
             await self._delete(resource, slice_)
             settled.pop(slice_.name, None)
             layout.pop(slice_.name, None)
         for write in plan.writes:
+            self._check_lead()
             name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
             layout[name] = Held(devices, [c["name"] for c in write.content.counter_sets])
         for slice_ in plan.last:
+            self._check_lead()
             await self._delete(resource, slice_)
             settled.pop(slice_.name, None)
             layout.pop(slice_.name, None)
@@ -200,6 +210,11 @@ class Syncer:
                 plan.frame.pool, plan.devices, plan.frame.count,
                 made, len(plan.writes) - made, len(plan.first) + len(plan.last),
             )  # fmt: skip
+
+    def _check_lead(self) -> None:
+        """A newer instance may have come in the middle: two that write at once would make one generation of two answers."""
+        if not self._leads():
+            raise Superseded
 
     async def _write(self, resource: Resource, write: Write, frame: Frame) -> tuple[str, str]:
         await asyncio.sleep(0)
@@ -249,19 +264,30 @@ class Syncer:
             raise Superseded
 
 
+def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
+    """Whether the allocator, which looks at slices by name, meets the devices as the author ordered them."""
+    place = {d.name: i for i, d in enumerate(pool.devices)}
+    met = [place[d.name] for s in sorted(slices, key=lambda s: s.key or "\uffff") for d in s.devices]
+    return met == sorted(met)
+
+
 def _before(existing: Sequence[Found], layout: Mapping[str, Held]) -> tuple[dict[str, Held], set[str]]:
     """What slices had, and the names of those that are gone: they are made again as they were.
 
-    Where two slices have a device, that of the newer generation counts; then the one that had it when all was well.
+    Where two slices have a device, that of the newer generation counts; then the one that had it when all was well. One of which
+    nothing is left then is not needed.
     """
-    gone = {name: held for name, held in layout.items() if all(s.name != name for s in existing)}
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
-    had: set[str] = set()
-    mine: dict[str, Held] = {}
-    for slice_ in sorted(existing, key=lambda s: rank[s.name]):
-        held = slice_.held
-        mine[slice_.name] = Held([d for d in held.devices if d not in had], held.counter_sets)
-        had.update(held.devices)
-    for name, held in gone.items():
-        mine[name] = Held([d for d in held.devices if d not in had], held.counter_sets)
-    return dict(sorted(mine.items())), set(gone)
+    mine = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
+    gone = {name for name in layout if name not in mine}
+    mine |= {name: layout[name] for name in sorted(gone)}
+    out: dict[str, Held] = {}
+    had: set[tuple[bool, str]] = set()
+    for name, held in mine.items():
+        rest = Held(
+            [d for d in held.devices if (False, d) not in had], [c for c in held.counter_sets if (True, c) not in had]
+        )
+        had |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
+        if rest.devices or rest.counter_sets or (name not in gone and not held.devices and not held.counter_sets):
+            out[name] = rest
+    return dict(sorted(out.items())), gone
