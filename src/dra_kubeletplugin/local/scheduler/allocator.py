@@ -6,23 +6,31 @@ Kubernetes. Source: KEP-4381, 4815, 5004, 5007, 5055, 5075 and the recorded answ
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...resources.quantity import Quantity, parse
 from .. import cel
-from . import capacity, constraints
+from . import bounds, capacity, constraints
 from .pools import Candidate, DeviceId, Pool, gather
 from .results import Pick, PickedRequest, allocation_result
 
 JSON = Mapping[str, Any]
 MAX_RESULTS = 32
-__all__ = ["AllocationError", "Allocator"]
+TIME_LIMIT = 10.0  # seconds for one node, as the scheduler's Filter has
+_LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
+__all__ = ["TIME_LIMIT", "AllocationError", "AllocationTimeout", "Allocator"]
 
 
 class AllocationError(Exception):
     """The claims can never be allocated as they are; the text is for the pod's event."""
+
+
+class AllocationTimeout(AllocationError):
+    """The search took too long: there may be a solution on this node, but nobody knows."""
 
 
 class _TooMany(Exception):
@@ -37,6 +45,7 @@ class Allocator:
         classes: all DeviceClasses.
         allocated: claims that hold devices.
         share_id: makes share ids.
+        time_limit: seconds that the search for one node may take.
     """
 
     def __init__(
@@ -45,7 +54,9 @@ class Allocator:
         classes: Iterable[JSON],
         allocated: Iterable[JSON],
         share_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        time_limit: float = TIME_LIMIT,
     ) -> None:
+        self.time_limit = time_limit
         self.slices = list(slices)
         self.classes = {c["metadata"]["name"]: c for c in classes}
         self.share_id = share_id
@@ -69,7 +80,8 @@ class Allocator:
     def allocate(self, node: JSON, claims: Sequence[JSON]) -> list[dict[str, Any]] | None:
         """One AllocationResult a claim, in order; None where they do not fit on ``node``.
 
-        Raises :class:`AllocationError` where no node can help.
+        Raises :class:`AllocationError` where no node can help, :class:`AllocationTimeout` where the time is up. Pure but for
+        the clock: may run in a thread.
         """
         search = _Search(self, gather(self.slices, node), claims)
         if not search.run():
@@ -89,6 +101,20 @@ def _plus(a: Quantity | None, b: Quantity) -> Quantity:
     return b if a is None else a + b
 
 
+@dataclass
+class _Demand:
+    """A request and the places of the devices that it would take."""
+
+    claim: int
+    position: int
+    request: PickedRequest
+    places: list[int]
+
+    @property
+    def of_alternative(self) -> bool:
+        return bool(self.request.parent) or self.request.all is not None
+
+
 class _Search:
     def __init__(self, state: Allocator, pools: list[Pool], claims: Sequence[JSON]) -> None:
         self.state = state
@@ -103,6 +129,11 @@ class _Search:
         self._selectable: dict[tuple[int, str, int], bool] = {}
         self._cel: dict[int, cel.Device] = {}
         self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
+        self._deadline = time.monotonic() + state.time_limit
+        self._steps = 0
+        self._narrow = False  # whether what cannot succeed is left out: once no device was left for a request
+        self._likeness: dict[int, str] = {}
+        self._demands: list[_Demand] = []
         self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
         self.constraints = [constraints.build(c) for c in claims]
 
@@ -207,6 +238,8 @@ class _Search:
                 return self._claim(index + 1)
             except _TooMany:
                 return False
+        if self._narrow and self._unmet(index, position):
+            return False
         alternatives = options[position]
         if not alternatives[0].parent:
             return self._devices(index, position, alternatives[0], 0)
@@ -221,9 +254,10 @@ class _Search:
     def _devices(self, index: int, position: int, request: PickedRequest, n: int, start: int = 0) -> bool:
         """Finds device number ``n`` of ``request`` and everything after it.
 
-        The devices of one request are tried in published order only, from ``start`` on: another order of the same
-        devices would be the same answer.
+        The devices of one request are tried in published order only, from ``start`` on, behind the last one: another order
+        of the same devices would be the same answer.
         """
+        self._check_time()
         if request.all is not None and not request.all:
             return False
         if n >= request.count:
@@ -239,16 +273,91 @@ class _Search:
             undo()
             return False
         claim = self.claims[index]
+        if self._narrow and self._too_few(index, request, request.count - n, start):
+            return False
+        failed: set[str] = set()
         for place in range(start, len(self.candidates)):
             candidate = self.candidates[place]
             if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
                 continue
+            if failed and self._likeness[id(candidate)] in failed:
+                continue
             undo = self._take(index, request, candidate, must=False)
             if undo is None:
                 continue
-            if self._devices(index, position, request, n + 1, place):
+            if self._devices(index, position, request, n + 1, place + 1):
                 return True
             undo()
+            if self._narrow and not request.admin and not candidate.multiple:
+                failed.add(self._likeness[id(candidate)])
+        if not self._demands:
+            self._start_to_narrow()
+        return False
+
+    # --- what is not tried ----------------------------------------------------------------------
+
+    def _check_time(self) -> None:
+        self._steps += 1
+        if self._steps % _LOOKS_AT_CLOCK == 0 and time.monotonic() > self._deadline:
+            raise AllocationTimeout("timed out trying to allocate devices")
+
+    def _start_to_narrow(self) -> None:
+        """Looks at what each request can have, once the search is found not to be straightforward.
+
+        A search that could end in an error is not narrowed: what is left out might be where it comes up.
+        """
+        requests = [(i, p, o) for i, rs in enumerate(self.requests) for p, options in enumerate(rs) for o in options]
+        self._demands = [_Demand(i, p, o, []) for i, p, o in requests]
+        if any(o.all is not None and self.constraints[i] for i, _, o in requests):
+            return
+        names = sorted({c.attribute for cs in self.constraints for c in cs})
+        try:
+            for place, candidate in enumerate(self.candidates):
+                verdicts = [
+                    self._is_selectable(d.claim, self.claims[d.claim], d.request, candidate) for d in self._demands
+                ]
+                for demand, selectable in zip(self._demands, verdicts, strict=True):
+                    if selectable:
+                        demand.places.append(place)
+                attributes = [constraints.attribute_of(candidate, n) for n in names]
+                self._likeness[id(candidate)] = bounds.likeness(candidate, verdicts, attributes)
+        except AllocationError:
+            return
+        self._narrow = True
+
+    def _too_few(self, index: int, request: PickedRequest, wanted: int, start: int) -> bool:
+        """Whether the devices that are left cannot be enough for the request, whichever are taken."""
+        claim = self.claims[index]
+        fitting = [
+            c
+            for c in self.candidates[start:]
+            if self._free(index, request, c) and self._is_selectable(index, claim, request, c)
+        ]
+        return self._most(fitting, request) < wanted
+
+    def _most(self, fitting: list[Candidate], request: PickedRequest) -> int:
+        if request.admin or not any(c.device.get("consumesCounters") for c in fitting):
+            return len(fitting)
+        # What is shared takes its counters once, whoever is first.
+        alone = [c for c in fitting if not c.multiple]
+        most = bounds.most_devices(alone, lambda c: self._available(self.by_pool[c.id.driver, c.id.pool]))
+        return most + len(fitting) - len(alone)
+
+    def _unmet(self, index: int, position: int) -> bool:
+        """Whether the devices that are left cannot be enough for all requests from this one on."""
+        ahead = [
+            d
+            for d in self._demands
+            if (d.claim, d.position) >= (index, position) and not d.request.admin and not d.of_alternative
+        ]
+        for reach in {tuple(d.places) for d in ahead}:
+            free = [self.candidates[p] for p in reach if self._free(index, ahead[0].request, self.candidates[p])]
+            if any(c.multiple for c in free):
+                continue
+            within = set(reach)
+            wanted = sum(d.request.count for d in ahead if within.issuperset(d.places))
+            if self._most(free, ahead[0].request) < wanted:
+                return True
         return False
 
     def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
@@ -265,15 +374,16 @@ class _Search:
         if not self._free(index, request, candidate):
             return None
         pick = Pick(request, candidate)
-        if candidate.multiple and not request.admin:
+        if candidate.multiple:
             amounts = capacity.consumed(candidate.device, request.spec.get("capacity"))
             if amounts is None or not self._capacity_left(candidate, amounts):
                 return None
             pick.consumed = amounts
         if candidate.multiple:
             pick.share = self.state.share_id()
-        shared_before = self._is_shared_already(candidate)
-        if not request.admin and not shared_before and not self._counters_left(candidate):
+        # A device that may be shared takes its counters with the first share, also for admin access.
+        counted = not self._is_shared_already(candidate) and (candidate.multiple or not request.admin)
+        if counted and not self._counters_left(candidate):
             return None
         if not _tolerated(candidate.device, request.spec):
             return None
@@ -290,16 +400,16 @@ class _Search:
                     )
                 return None
             done.append(constraint)
-        return self._commit(index, pick, done, base, sub, counted=not request.admin and not shared_before)
+        return self._commit(index, pick, done, base, sub, counted=counted)
 
     def _commit(
         self, index: int, pick: Pick, done: list[constraints._Constraint], base: str, sub: str, *, counted: bool
     ) -> Callable[[], None]:
-        device, admin = pick.candidate.id, pick.request.admin
+        device = pick.candidate.id
         self.picks[index].append(pick)
         if not pick.share:
             self.taken.setdefault(device, []).append(index)
-        elif not admin:
+        else:
             self.taken_shares.setdefault(device, []).append(pick.consumed)
         if counted:
             self._count(pick.candidate, 1)
@@ -308,7 +418,7 @@ class _Search:
             self.picks[index].pop()
             if not pick.share:
                 self.taken[device].pop()
-            elif not admin:
+            else:
                 self.taken_shares[device].pop()
             if counted:
                 self._count(pick.candidate, -1)
