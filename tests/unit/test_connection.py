@@ -231,7 +231,7 @@ async def test_a_fault_comes_after_the_lines_before_it_and_nothing_after_the_fau
     got: list[bytes] = []
     with pytest.raises(OSError, match="cut"):
         async for line in lines.read(1):
-            got.append(line)  # noqa: PERF401
+            got.append(line)
     assert got == [b"a", b"b", b"ha"]
 
 
