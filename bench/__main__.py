@@ -67,10 +67,10 @@ async def latencies(api: Api, state: Path, python: str, rounds: int) -> None:
         print("| claims in a call | ours | floor | ratio | aim | gRPC alone | ours to floor and gRPC |")
         print("|---|---|---|---|---|---|---|")
         for row in await latency.rows(p, api, state, claims[:32], empty, rounds):
-            met = "" if row.ratio <= row.aim else " (missed)"
+            aim = "" if row.aim is None else f"{row.aim:.1f}{'' if row.ratio <= row.aim else ' (missed)'}"
             print(
                 f"| {row.what} {row.claims} | {row.ours:.1f} ms | {row.floor:.1f} ms | {row.ratio:.2f} "
-                f"| {row.aim:.1f}{met} | {row.grpc:.1f} ms | {row.ratio_with_grpc:.2f} |"
+                f"| {aim} | {row.grpc:.1f} ms | {row.ratio_with_grpc:.2f} |"
             )
         cost = await latency.cost(p, api, claims[:32])
         print(f"\nA warm prepare and unprepare of {cost.claims} claims:")

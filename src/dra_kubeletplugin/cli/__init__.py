@@ -42,6 +42,9 @@ def parser() -> Parser:
     dev.add_argument(
         "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
     )
+    dev.add_argument(
+        "--controller", action="store_true", help="run the driver's controller too, as `dra controller` does"
+    )
     add_settings(dev)
     claims = commands.add_parser("claims", help="list or forget records of prepared claims")
     claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list")

@@ -15,6 +15,7 @@ from .fields import FieldError
 from .immutable import Immutable
 from .nodes import Nodes
 from .quantity import Quantity
+from .rules import is_attribute_name
 from .version import Version
 
 Attribute = str | int | bool | Version | Sequence[str] | Sequence[int] | Sequence[bool] | Sequence[Version]
@@ -249,7 +250,7 @@ def counters_json(counters: Mapping[str, Amount]) -> dict[str, Any]:
 
 def _capacity_json(amount: Amount | Capacity, name: str) -> dict[str, Any]:
     try:
-        return (amount if isinstance(amount, Capacity) else Capacity(amount)).json()
+        return amount.json() if isinstance(amount, Capacity) else {"value": Quantity(amount).text}
     except (TypeError, ValueError) as e:
         raise ValueError(f"{name!r}: {e}") from None
 
@@ -296,7 +297,7 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
                 out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
     # Accepted by a 1.36 server and refused by later ones.
     for path in ("attributes", "capacity"):
-        deep = [key for key in built.get(path) or {} if key.count("/") > 1]
+        deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
         out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
     per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
     return out + list(map(_sentence, slice_rules.validate_device(built, "", per_device=per_device)))
