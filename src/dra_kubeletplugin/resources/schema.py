@@ -207,6 +207,17 @@ def written(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return dict(_settled(obj, KINDS[kind], stored=False))
 
 
+_known: dict[int, Mapping[str, tuple[Shape, bool]]] = {}  # by identity: the tables above live as long as this module
+
+
+def _fields(shape: Mapping[str, Shape]) -> Mapping[str, tuple[Shape, bool]]:
+    """A struct's fields by name, each with whether it is always stored."""
+    found = _known.get(id(shape))
+    if found is None:
+        found = _known[id(shape)] = {k.rstrip("!"): (v, k.endswith("!")) for k, v in shape.items()}
+    return found
+
+
 def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if isinstance(shape, list):
         return [_settled(v, shape[0], stored=stored) for v in value]
@@ -215,13 +226,14 @@ def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if "*" in shape:
         return {k: _settled(v, shape["*"], stored=stored) for k, v in value.items()}
     out = {}
-    fields = {key.rstrip("!"): (field_shape, key.endswith("!")) for key, field_shape in shape.items()}
+    fields = _fields(shape)
     for name, given in value.items():
+        if given is None or isinstance(given, str):
+            out[name] = given
+            continue
         field_shape, always = fields.get(name, ("raw", True))
         container = isinstance(field_shape, list) or (isinstance(field_shape, dict) and "*" in field_shape)
-        if given is None or not container:
-            out[name] = None if given is None else _settled(given, field_shape, stored=stored)
-        elif given:
+        if given or not container:
             out[name] = _settled(given, field_shape, stored=stored)
         elif always:
             out[name] = None if stored else given
@@ -249,10 +261,7 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
     if not isinstance(value, Mapping):
         raise _mistyped(value, path, owner)
     out: dict[str, Any] = {}
-    known = {}
-    for key, field_shape in shape.items():
-        name = key.rstrip("!")
-        known[name] = (field_shape, key.endswith("!"))
+    known = _fields(shape)
     for key in value:
         if key not in known:
             unknown.append(f"{path}.{key}" if path else key)
