@@ -11,6 +11,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from dra_kubeletplugin import (
@@ -19,6 +20,7 @@ from dra_kubeletplugin import (
     Config,
     ContainerEdits,
     Driver,
+    Gate,
     Mount,
     Partition,
     Partitioned,
@@ -78,6 +80,10 @@ class Mig(Driver):
     def pools(self) -> list[Pool]:
         cut = [self._partitioned(fn) for fn in self.host.pci(vendor=NVIDIA, device=A100)]
         devices = [d for gpu in cut for d in gpu.devices]
+        if Gate.PARTITIONS in self.gates_off:
+            # Without counters nothing would keep partitions apart: GPUs are given whole.
+            whole = [replace(d, consumes_counters={}) for d in devices if d.data.profile is None]
+            return [Pool(self.settings.node_name, whole)]
         return [Pool(self.settings.node_name, devices, [gpu.counter_set for gpu in cut])]
 
     def _partitioned(self, fn: PciFunction) -> Partitioned:

@@ -108,6 +108,22 @@ async def test_a_gpu_is_not_given_whole_while_a_partition_of_it_is_in_use() -> N
         assert await allocated(node, "second") == [part.partition("-mig-")[0]]
 
 
+async def test_where_the_server_knows_no_counters_gpus_are_published_whole() -> None:
+    async with server() as node:
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+
+        async def whole() -> bool:
+            specs = [s["spec"] for s in node.cluster.slices(Mig.name)]
+            return sorted(d["name"] for spec in specs for d in spec.get("devices") or []) == [
+                "gpu-0000-17-00-0",
+                "gpu-0000-98-00-0",
+            ]
+
+        await node.cluster.wait("the GPUs to be published whole", whole)
+        await node.run_pod(count=2)
+
+
 async def test_no_more_partitions_are_given_than_there_are_multiprocessors_for() -> None:
     async with server() as node:
         await node.run_pod("all", selector=of("1g.5gb"), count=14)

@@ -55,7 +55,12 @@ class Controller:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        driver.attach(Host(settings.sysfs_root, settings.dev_root), settings, Role.CONTROLLER, self._look_again)
+        driver.attach(
+            Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes),
+            settings,
+            Role.CONTROLLER,
+            self._look_again,
+        )
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
         name = settings.driver_name

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from .diagnosis import Diagnosis, HealthPolicy
 from .driver import Health, Role
 from .errors import DriverError, describe, printable
@@ -116,14 +118,20 @@ class Inventory:
         entry = stock.find(name) if stock else None
         return entry.device if entry else None
 
+    def draws(self, name: str, pool: str) -> dict[str, Any] | None:
+        """Counter set → counter → amount that a device draws, if it is there now or vanished while a claim has it."""
+        stock = self._stocks.get(pool)
+        entry = stock.find(name) if stock else None
+        return entry.judged.draws() if entry else None
+
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         """Counter → amount of a counter set; None where there is no such set that can be published."""
         stock = self._stocks.get(pool)
         found = stock.sets.get(counter_set) if stock else None
         return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
 
-    def description(self, name: str, pool: str) -> JSON:
-        """A device that is there now, as a record keeps it while it is in use: see ``used`` of :meth:`update`."""
+    def description(self, name: str, pool: str) -> msgspec.Raw:
+        """A device that is there now, as JSON, as a record keeps it while it is in use: see ``used`` of :meth:`update`."""
         return self._stocks[pool].description(name)
 
     @property

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from .errors import DraError, printable
 from .publishable import (
     Answered,
@@ -70,11 +72,12 @@ class Stock:
     def find(self, name: str) -> Entry | None:
         return self.entries.get(name) or self.gone.get(name)
 
-    def description(self, name: str) -> JSON:
-        """A device with the counter sets from which it draws, for :func:`restocked` should it vanish."""
+    def description(self, name: str) -> msgspec.Raw:
+        """A device with the counter sets from which it draws, as JSON, for :func:`restocked` should it vanish."""
         entry = self.entries[name]
-        sets = [self.sets[s].json for s in entry.device.consumes_counters if s in self.sets]
-        return {"device": entry.judged.json, **({"counterSets": sets} if sets else {})}
+        sets = [self.sets[s].shape for s in entry.device.consumes_counters if s in self.sets and self.sets[s].shape]
+        more = b',"counterSets":[' + b",".join(sets) + b"]" if sets else b""
+        return msgspec.Raw(b'{"device":' + (entry.judged.shape or b"null") + more + b"}")
 
     def emptied(self) -> Answered:
         """What the driver would have answered for a pool of this kind without devices."""

@@ -11,7 +11,7 @@ from typing import Any
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.amounts import Supply
+from dra_kubeletplugin.claims.amounts import Supply, draws_of
 from dra_kubeletplugin.claims.files import Files, note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
@@ -79,8 +79,12 @@ class Stocked(Supply):
         self.devices = {d.name: d for d in devices}
         self.counter_sets = counter_sets or {}
 
-    def device(self, pool: str, name: str) -> Device | None:
-        return self.devices.get(name)
+    def draws(self, pool: str, name: str) -> dict[str, Any] | None:
+        return draws_of(self.devices[name]) if name in self.devices else None
+
+    def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
+        found = self.devices[name].json().get("capacity") if name in self.devices else None
+        return None if found is None else {n: c["value"] for n, c in found.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         return self.counter_sets.get(counter_set)

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State, rows
-from dra_kubeletplugin.claims.amounts import Hold, read_takes, shortage, takes_json
+from dra_kubeletplugin.claims.amounts import Hold, draws_of, read_takes, shortage, takes_json
 from dra_kubeletplugin.claims.judge import Fresh, Judge, Repeat, Stale, Undo
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
@@ -49,7 +49,13 @@ def stock(memory: int, engines: int, lanes: int) -> Stocked:
 def entry(name: str, share: str = "", lanes: str = "", **more: Any) -> dict[str, Any]:
     device = DEVICES[name]
     consumed = {"lanes": Quantity(lanes)} if lanes else {}
-    out = {"request": "r", "pool": "node", "device": name, "takes": takes_json(device, bool(share), consumed), **more}
+    out = {
+        "request": "r",
+        "pool": "node",
+        "device": name,
+        "takes": takes_json(draws_of(device), consumed if share else None),
+        **more,
+    }
     return out | ({"shareID": share} if share else {})
 
 
@@ -98,7 +104,7 @@ class Guard(RuleBasedStateMachine):
                     continue
                 if kind == "counters":
                     if takes is None:
-                        takes = takes_json(DEVICES[d["device"]], False, {})
+                        takes = takes_json(draws_of(DEVICES[d["device"]]))
                     amount = takes.get("counters", {}).get(where, {}).get(name, "0")
                     out[d["device"]] = number(amount)
                 elif d["device"] == where:
@@ -311,7 +317,7 @@ amounts = st.integers(0, 10**30).map(lambda n: f"{n}n")
 def test_amounts_are_exact_however_large_and_small(limit: str, held: list[str], asked: str) -> None:
     """Also beyond 64 bits, and a billionth above."""
     device = Device("d", capacity={"c": limit}, allow_multiple_allocations=True)
-    takes = [takes_json(device, True, {"c": Quantity(a)}) for a in [asked, *held]]
+    takes = [takes_json({}, {"c": Quantity(a)}) for a in [asked, *held]]
     wanted, *others = [Hold("node", "d", f"s{i}", rows_text(t), f"u{i}") for i, t in enumerate(takes)]
     found = shortage([wanted], others, Stocked([device]))
     numbers = [Fraction(Quantity(a).value) for a in [asked, *held]]

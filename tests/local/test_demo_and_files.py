@@ -233,6 +233,7 @@ async def test_the_driver_of_the_readme_works_as_it_stands(tmp_path: Path) -> No
             "vendor": 0x10EE,
             "device": 0x5000,
             "class": 0x120000,
+            "driver": "xclmgmt",
             "classes": {"fpga": {f"fpga{i}": {"dev": f"240:{i}"}}},
         }
         for i in range(2)

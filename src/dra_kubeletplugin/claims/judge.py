@@ -108,7 +108,7 @@ class Judge:
         stale = self._check_left(db, wanted, supply)
         if stale:
             return Stale(stale)
-        rows.insert(db, self.driver, wanted)
+        rows.insert_free(db, self.driver, wanted)  # that nobody has its devices was looked at just now
         return Fresh(wanted)
 
     def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
@@ -117,9 +117,9 @@ class Judge:
         Raises :class:`OverdrawnError` naming the claims that hold too much.
         """
         mine = wanted.holds()
-        held = rows.beside(db, self.driver, mine, wanted.uid)
-        if shortage(mine, held, supply) is None:
+        if shortage(mine, rows.beside(db, self.driver, mine, wanted.uid), supply) is None:
             return []
+        held = rows.beside(db, self.driver, mine, wanted.uid, names=True)
         takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
         missing = shortage(mine, [h for h in held if h.uid not in stale], supply)

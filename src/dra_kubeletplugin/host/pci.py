@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -245,14 +245,10 @@ class PciFunction:
         They are there while the driver is bound, and follow the function wherever it is found: a position in a list does not.
         """
         out = []
-        for name in [kind] if kind else sysfs.names(self.folder):
-            folder = f"{self.folder}/{name}"
-            if name in {"driver", "subsystem"} or os.path.islink(folder):  # noqa: PTH114
-                continue
-            for device in sysfs.names(folder):
-                if sysfs.text(f"{folder}/{device}/dev"):
-                    said = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/{device}/uevent") or "", re.MULTILINE)
-                    out.append(f"/dev/{said[1] if said else device}")
+        for folder in _made(self.folder):
+            if sysfs.text(f"{folder}/dev") and (kind is None or sysfs.link(f"{folder}/subsystem") == kind):
+                said = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/uevent") or "", re.MULTILINE)
+                out.append(f"/dev/{said[1] if said else folder.rpartition('/')[2]}")
         return sorted(out)
 
     def attributes(self) -> dict[str, Attribute]:
@@ -321,6 +317,19 @@ def find_function(
         folder=around.resolved(folder),
         around=around,
     )
+
+
+def _made(folder: str, depth: int = 5) -> Iterator[str]:
+    """The folders below a function's own, without those of functions below it."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and not _FUNCTION.fullmatch(e.name)]
+    except OSError:  # it went away while we look
+        return
+    for path in found:
+        yield path
+        if depth:
+            yield from _made(path, depth - 1)
 
 
 def _id(folder: str, name: str) -> int:

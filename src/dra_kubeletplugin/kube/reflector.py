@@ -109,7 +109,7 @@ class Reflector:
                 self.fault = str(e)
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
-                if (e.status and not e.unreachable) or failures % _RELIST == 0:
+                if not e.unreachable or failures % _RELIST == 0:
                     self._position = ""  # 410 among others, or an event that cannot be read and would come again
             await asyncio.sleep(self._pause(failures))
 

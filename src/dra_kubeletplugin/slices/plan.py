@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,12 +36,19 @@ class Found:
         return str(self.metadata["name"])
 
     @property
+    def uid(self) -> str:
+        return str(self.metadata["uid"])
+
+    @property
     def version(self) -> str:
         return str(self.metadata["resourceVersion"])
 
 
-def found(obj: JSON) -> Found:
-    """A slice in v1. Raises ``KeyError``, ``TypeError`` or ``AttributeError`` where it has not what we read of one."""
+def found(obj: JSON, known: bytes | None = None) -> Found:
+    """A slice in v1, whose digest may be ``known``.
+
+    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` where it has not what we read of one.
+    """
     spec, meta = obj["spec"], obj["metadata"]
     pool = spec["pool"]
     texts = (pool["name"], meta["name"], meta["uid"], meta["resourceVersion"])
@@ -58,7 +66,7 @@ def found(obj: JSON) -> Found:
         count=pool["resourceSliceCount"],
         held=Held(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
         timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
-        digest=digest(spec),
+        digest=known or digest(spec),
     )
 
 
@@ -80,6 +88,13 @@ class Frame:
         """Of the spec that ``content`` would be sent as. One device is decoded at a time."""
         devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
         return spec_digest(self._head(), devices, content.counter_sets)
+
+    def mark(self, content: SliceContent) -> bytes:
+        """Equal for two contents that would be sent as the same text; quicker than :meth:`digest`, which looks at what it means."""
+        out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
+        for device in content.devices:
+            out.update(device.encoded)
+        return out.digest()
 
     def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
         """As it is sent. A taint that stays keeps the time at which it was added, as ``timed`` has it."""

@@ -8,9 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..errors import ApiError, describe
 from ..inventory import Inventory, PoolContent
 from ..kube import KubeClient, Resource
+from ..kube.boundary import Bare
 from ..observe.metrics import Metrics
 from ..publishable import decoded
 from ..resources.gates import gate_of
@@ -73,6 +76,8 @@ class Syncer:
         self._echoes: dict[str, tuple[bytes, bytes]] = {}
         self._layout: dict[str, dict[str, Held]] = {}  # pool → slice → what it had when all was as wanted
         self._metadata: JSON | None = None
+        self._found: dict[str, Found] = {}  # as the server had them last
+        self._good: dict[str, tuple[str, bytes]] = {}  # slice → its version, and what it was found to be as wanted for
 
     def forget(self) -> None:
         """What is remembered of objects that are not ours, such as the Node, may have changed."""
@@ -87,6 +92,11 @@ class Syncer:
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
             try:
+                meta = msgspec.json.decode(item, type=Bare).metadata
+                known = self._found.get(meta.name)
+                if known and self._scope.exact and (known.uid, known.version) == (meta.uid, meta.resource_version):
+                    out.append(known)
+                    continue
                 obj = in_v1(decoded(item), resource)
                 if self._scope.owns(obj, pools):
                     out.append(found(obj))
@@ -94,6 +104,7 @@ class Syncer:
                 raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
             del obj
             await asyncio.sleep(0)
+        self._found = {s.name: s for s in out}
         return out
 
     # --- what to write --------------------------------------------------------------------------
@@ -107,6 +118,7 @@ class Syncer:
         self._times.learn(existing)
         names = {s.name for s in existing}
         self._echoes = {n: e for n, e in self._echoes.items() if n in names}
+        self._good = {n: g for n, g in self._good.items() if n in names}
         wanted = {c.name for c in contents}
         plans = []
         # What is answered no more goes first: a device may have moved to another pool.
@@ -135,7 +147,7 @@ class Syncer:
         for slice_ in slices:
             if slice_.key:
                 have = by_name[slice_.key]
-                if not self._as_wanted(have, frame.digest(slice_)):
+                if not self._as_wanted(have, slice_, frame):
                     changed.add(slice_.key)
                 elif not self._has_metadata(have):
                     touch.add(slice_.key)
@@ -155,9 +167,16 @@ class Syncer:
             return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
 
-    def _as_wanted(self, have: Found, want: bytes) -> bool:
+    def _as_wanted(self, have: Found, content: SliceContent, frame: Frame) -> bool:
         """Whether a slice's spec needs no write. One that came out different from what we sent is left alone."""
-        return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
+        mark = (have.version, frame.mark(content))
+        if self._good.get(have.name) == mark:
+            return True
+        want = frame.digest(content)
+        if want != have.digest and self._echoes.get(have.name) != (want, have.digest):
+            return False
+        self._good[have.name] = mark
+        return True
 
     def _has_metadata(self, have: Found) -> bool:
         want = self._metadata or {}
@@ -246,7 +265,10 @@ class Syncer:
     async def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: Frame) -> None:
         """A server drops fields silently that it does not know; say so once, and do not fight it."""
         want, same = frame.digest(content), sent["spec"] == echo["spec"]
-        self._echoes[echo["metadata"]["name"]] = (want, want if same else digest(echo["spec"]))
+        has = want if same else digest(echo["spec"])
+        have = found(echo, has)
+        self._echoes[have.name], self._found[have.name] = (want, has), have
+        self._good[have.name] = (have.version, frame.mark(content))
         if same:
             return
         paths = lost(sent["spec"], echo["spec"])

@@ -1,0 +1,326 @@
+"""The reflector step by step, with a server, a clock and a die that a test holds: what it asks next, and how long it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube import reflector as module
+from dra_kubeletplugin.kube.boundary import Page
+
+NODES = Resource("", "v1", "nodes")
+SYNCED = ("SYNCED", "")
+JSON = dict[str, Any]
+
+
+class Enough(BaseException):
+    """The script is at its end."""
+
+
+def obj(name: str, version: str = "1", **more: Any) -> JSON:
+    return {"metadata": {"name": name, "uid": f"u-{name}", "resourceVersion": version}, **more}
+
+
+def listing(*items: JSON, version: str = "7", more: str = "") -> JSON:
+    return {"metadata": {"resourceVersion": version, **({"continue": more} if more else {})}, "items": list(items)}
+
+
+def line(kind: str, of: Any) -> bytes:
+    return json.dumps({"type": kind, "object": of}).encode()
+
+
+class Server:
+    """Answers lists and watches in the order of ``script``: an error, a list, or the lines of a watch and how long it lasts."""
+
+    def __init__(self, *script: Any, versions: Sequence[str | ApiError] = (), chance: int = 1) -> None:
+        self.script = list(script)
+        self.chance = chance  # 0 for the least that a die gives, 1 for the most
+        self.versions = list(versions)
+        self.asked: list[Any] = []
+        self.slept: list[float] = []
+        self.events: list[JSON] = []
+        self.now = 1000.0
+        self.transport = SimpleNamespace(server="http://server")
+
+    def _next(self) -> Any:
+        if not self.script:
+            raise Enough
+        found = self.script.pop(0)
+        if isinstance(found, ApiError):
+            raise found
+        return found
+
+    async def list(
+        self, resource: Resource, namespace: str, *, fields: str, labels: str, limit: int, cont: str
+    ) -> JSON:
+        self.asked.append(("list", resource.version, namespace, fields, labels, limit, cont))
+        return cast(JSON, self._next())
+
+    async def page(self, resource: Resource, namespace: str, **asked: Any) -> Page:
+        self.asked.append("items as they came")
+        return msgspec.json.decode(json.dumps(await self.list(resource, namespace, **asked)), type=Page)
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, query: JSON, silence: float, opened: Callable[[], None]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        self.asked.append(("watch", path, query["resourceVersion"]))
+        self.query, self.silence = query, silence
+        lines, seconds = self._next()
+        opened()
+
+        async def read() -> AsyncIterator[bytes]:
+            for found in lines:
+                if isinstance(found, ApiError):
+                    raise found
+                yield found
+
+        yield read()
+        self.now += seconds
+
+    async def dra(self, plural: str) -> Resource:
+        return Resource("resource.k8s.io", self._version(), plural)
+
+    async def refresh_version(self) -> str:
+        self.asked.append("version")
+        self.versions.pop(0)
+        return self._version()
+
+    def _version(self) -> str:
+        if not self.versions:
+            raise Enough
+        if isinstance(found := self.versions[0], ApiError):
+            raise found
+        return found
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Follows a server to the end of its script: the reflector and its events."""
+
+    async def followed(server: Server, resource: Any = NODES, *args: Any, **more: Any) -> tuple[Reflector, list[Any]]:
+        async def sleep(seconds: float) -> None:
+            server.slept.append(seconds)
+
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: server.now))
+        monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *ends: ends[server.chance]))
+        reflector = Reflector(cast(KubeClient, server), resource, *args, **more)
+        seen: list[Any] = []
+        with contextlib.suppress(Enough):
+            async for event in reflector.events():
+                server.events.append(event.object)
+                seen.append((event.type, event.object.get("metadata", {}).get("name", "")))
+        return reflector, seen
+
+    return followed
+
+
+def asked(server: Server) -> list[str]:
+    return [a if isinstance(a, str) else " ".join([a[0], a[2]] if a[0] == "watch" else [a[0]]) for a in server.asked]
+
+
+async def test_a_list_is_followed_by_a_watch_from_where_it_ends(follow: Any) -> None:
+    server = Server(listing(obj("a")), ([line("DELETED", obj("a", "8")), line("ADDED", obj("b", "8"))], 0))
+    reflector, seen = await follow(server, NODES, "ns", "f=1", "l=2", silence=3.0)
+    assert seen == [("ADDED", "a"), SYNCED, ("DELETED", "a"), ("ADDED", "b")]
+    assert server.asked[:2] == [("list", "v1", "ns", "f=1", "l=2", 500, ""), ("watch", "/api/v1/nodes", "7")]
+    assert server.query == {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": "8",
+        "timeoutSeconds": "290",
+        "fieldSelector": "f=1",
+        "labelSelector": "l=2",
+    }
+    assert server.silence == 3.0
+    assert reflector.items == {"u-b": obj("b", "8")}
+
+
+async def test_selectors_that_are_empty_are_not_sent_and_silence_is_75_seconds(follow: Any) -> None:
+    server = Server(listing(), ([], 0))
+    await follow(server)
+    assert server.asked[0] == ("list", "v1", "", "", "", 500, "")
+    assert not {"fieldSelector", "labelSelector"} & set(server.query)
+    assert server.silence == 75.0
+
+
+async def test_a_list_is_read_to_its_last_page_and_tells_what_came_changed_and_went(follow: Any) -> None:
+    first = [listing(obj("a"), more="c1"), listing(obj("b"), more="c2"), listing(obj("c"), version="9")]
+    server = Server(*first, ApiError("gone", status=410), listing(obj("b", "2"), obj("c"), obj("d"), version="20"))
+    reflector, seen = await follow(server)
+    assert seen == [("ADDED", n) for n in "abc"] + [SYNCED, ("MODIFIED", "b"), ("ADDED", "d"), ("DELETED", "a"), SYNCED]
+    assert [a[-1] for a in server.asked] == ["", "c1", "c2", "9", "", "20"]
+    assert reflector.items == {"u-b": obj("b", "2"), "u-c": obj("c"), "u-d": obj("d")}
+
+
+async def test_what_a_watch_tells_is_known_to_the_next_list(follow: Any) -> None:
+    events = [line("ADDED", obj("b", "8")), line("MODIFIED", obj("a", "9")), line("DELETED", obj("c", "10"))]
+    server = Server(
+        listing(obj("a"), obj("c")), (events, 9), ApiError("gone", status=410), listing(obj("a", "9"), obj("b", "8"))
+    )
+    _, seen = await follow(server)
+    assert seen[3:] == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "c"), SYNCED]
+    assert asked(server) == ["list", "watch 7", "watch 10", "list", "watch 7"]
+
+
+async def test_a_bookmark_moves_the_place_where_a_watch_goes_on_and_is_no_event(follow: Any) -> None:
+    server = Server(listing(), ([line("BOOKMARK", {"metadata": {"resourceVersion": "55"}})], 9))
+    _, seen = await follow(server)
+    assert seen == [SYNCED]
+    assert asked(server) == ["list", "watch 7", "watch 55"]
+
+
+async def test_a_watch_of_5_seconds_is_followed_by_another_at_once_and_a_shorter_one_after_a_growing_pause(
+    follow: Any,
+) -> None:
+    server = Server(listing(), ([], 5), ([], 300), ([], 4.9), ([], 0), ([], 0), ([], 5), ([], 0))
+    await follow(server)
+    assert server.slept == [0.1, 0.2, 0.4, 0.1]
+    assert asked(server) == ["list"] + ["watch 7"] * 8
+
+
+async def test_a_short_watch_that_told_something_is_the_first_failure_again(follow: Any) -> None:
+    server = Server(listing(), ([], 0), ([], 0), ([line("ADDED", obj("a"))], 0), ([], 0))
+    await follow(server)
+    assert server.slept == [0.1, 0.2, 0.1, 0.2]
+
+
+async def test_pauses_grow_to_half_a_minute_and_no_further(follow: Any) -> None:
+    server = Server(*[ApiError("away")] * 14)
+    await follow(server)
+    assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6] + [30.0] * 5
+
+
+async def test_pauses_of_many_differ_by_half(follow: Any) -> None:
+    server = Server(ApiError("away"), ApiError("away"), chance=0)
+    await follow(server)
+    assert server.slept == [0.05, 0.1]
+
+
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list_the_third_time(
+    status: int, follow: Any
+) -> None:
+    away = ApiError("away", status=status)
+    server = Server(listing(), away, away, away, listing(version="8"), away, away, away)
+    await follow(server)
+    assert asked(server) == ["list", *["watch 7"] * 3, "list", *["watch 8"] * 3, "list"]
+    assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410])
+async def test_a_refused_watch_is_begun_again_with_a_list(status: int, follow: Any) -> None:
+    server = Server(listing(), ApiError("no", status=status), listing(version="8"))
+    reflector, _ = await follow(server)
+    assert asked(server) == ["list", "watch 7", "list", "watch 8"]
+    assert reflector.fault == "", "the list was answered"
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        (line("ERROR", {"code": 410, "message": "too old"}), "list"),
+        (line("ERROR", {"message": "?"}), "watch 8"),
+        (line("ERROR", {"code": 429}), "watch 8"),
+        (line("RENAMED", obj("b", "9")), "watch 8"),
+        (line("ADDED", {"metadata": {}}), "watch 8"),
+        (b"<html>", "watch 8"),
+    ],
+)
+async def test_an_error_in_a_watch_is_a_fault_and_what_came_before_it_counts(
+    said: bytes, again: str, follow: Any
+) -> None:
+    server = Server(listing(), ([line("ADDED", obj("a", "8")), said, line("ADDED", obj("c", "10"))], 0))
+    reflector, seen = await follow(server)
+    assert seen == [SYNCED, ("ADDED", "a")]
+    assert asked(server) == ["list", "watch 7", again]
+    assert server.slept == [0.1]
+    assert "watch nodes" in reflector.fault
+    assert list(reflector.items) == ["u-a"]
+
+
+async def test_heard_and_fault_tell_how_it_stands(follow: Any) -> None:
+    away = Server(ApiError("away"))
+    reflector, _ = await follow(away)
+    assert (reflector.heard, reflector.fault) == (0.0, "away")
+    server = Server(listing(), ([], 9), ([], 20))
+    reflector, _ = await follow(server)
+    assert (reflector.heard, reflector.fault) == (1009.0, ""), "when the last watch was granted"
+
+
+async def test_without_copies_only_what_tells_objects_apart_is_kept(follow: Any) -> None:
+    events = [line("ADDED", obj("b", "8", spec=1)), line("DELETED", obj("a", "9", spec=1))]
+    server = Server(listing(obj("a", spec=1), obj("c")), (events, 9), ApiError("", status=410), listing(obj("b", "8")))
+    reflector, seen = await follow(server, copies=False)
+    assert seen == [("ADDED", "a"), ("ADDED", "c"), SYNCED, ("ADDED", "b"), ("DELETED", "a"), ("DELETED", ""), SYNCED]
+    assert reflector.items == {}
+    assert [set(e) for e in server.events if e] == [{"metadata"}] * 5, "of a spec nothing is read"
+    assert asked(server).count("items as they came") == asked(server).count("list") == 2
+
+
+@pytest.mark.parametrize("copies", [True, False])
+async def test_an_error_is_told_with_the_server_s_words_as_far_as_they_make_sense(copies: bool, follow: Any) -> None:
+    fault = line("ERROR", {"code": 500, "message": "etcd " + "x" * 1000})
+    server = Server(listing(), ([fault], 0))
+    reflector, _ = await follow(server, copies=copies)
+    assert reflector.fault.startswith("watch nodes: etcd xxx")
+    assert len(reflector.fault) == len("watch nodes: ") + 300
+
+
+async def test_failures_are_told_at_the_first_the_fifth_and_every_twentieth(
+    follow: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await follow(Server(*[ApiError("away")] * 40))
+    told = [n for n, r in enumerate(caplog.records, 1) if r.levelno == logging.WARNING]
+    assert (len(caplog.records), told) == (40, [1, 5, 20, 40])
+
+
+# --- versions -----------------------------------------------------------------------------------------------
+
+
+async def test_the_version_is_asked_for_before_each_watch_and_another_one_begins_with_a_list(follow: Any) -> None:
+    server = Server(listing(), ([], 9), ([], 9), listing(), versions=["v1beta1", "v1beta1", "v1", "v1", "v1"])
+    reflector, _ = await follow(server, "resourceslices")
+    paths = [a if isinstance(a, str) else a[1] for a in server.asked]
+    slices = "/apis/resource.k8s.io/{}/resourceslices"
+    old, new = slices.format("v1beta1"), slices.format("v1")
+    assert paths[:7] == ["v1beta1", old, "version", old, "version", "v1", new]
+    assert reflector.plural == "resourceslices"
+
+
+async def test_a_server_that_cannot_say_its_versions_is_taken_to_be_as_before(follow: Any) -> None:
+    versions = ["v1", ApiError("away"), ApiError("slow", status=500), "v1"]
+    server = Server(listing(), ([], 9), ([], 9), ([], 9), versions=versions)
+    _, seen = await follow(server, "resourceslices")
+    assert seen == [SYNCED]
+    assert asked(server)[:7] == ["list", "watch 7", "version", "watch 7", "version", "watch 7", "version"]
+
+
+async def test_a_server_without_any_version_is_a_fault_also_where_it_had_one(follow: Any) -> None:
+    fault = ApiError("no version", status=404)
+    server = Server(listing(), ([], 9), versions=["v1", fault])
+    reflector, seen = await follow(server, "resourceslices")
+    assert (seen, reflector.fault, server.slept) == ([SYNCED], "no version", [0.1])
+
+
+async def test_versions_that_were_never_told_are_waited_for(follow: Any) -> None:
+    class Late(Server):
+        async def dra(self, plural: str) -> Resource:
+            if len(self.slept) < 2:
+                raise ApiError("away")
+            return await super().dra(plural)
+
+    server = Late(listing(), versions=["v1"])
+    reflector, seen = await follow(server, "resourceslices")
+    assert (seen, reflector.fault, server.slept) == ([SYNCED], "", [0.1, 0.2])
