@@ -207,17 +207,6 @@ def written(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return dict(_settled(obj, KINDS[kind], stored=False))
 
 
-_known: dict[int, Mapping[str, tuple[Shape, bool]]] = {}  # by identity: the tables above live as long as this module
-
-
-def _fields(shape: Mapping[str, Shape]) -> Mapping[str, tuple[Shape, bool]]:
-    """A struct's fields by name, each with whether it is always stored."""
-    found = _known.get(id(shape))
-    if found is None:
-        found = _known[id(shape)] = {k.rstrip("!"): (v, k.endswith("!")) for k, v in shape.items()}
-    return found
-
-
 def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if isinstance(shape, list):
         return [_settled(v, shape[0], stored=stored) for v in value]
@@ -228,12 +217,10 @@ def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     out = {}
     fields = _fields(shape)
     for name, given in value.items():
-        if given is None or isinstance(given, str):
-            out[name] = given
-            continue
-        field_shape, always = fields.get(name, ("raw", True))
-        container = isinstance(field_shape, list) or (isinstance(field_shape, dict) and "*" in field_shape)
-        if given or not container:
+        field_shape, always, container = fields.get(name, _RAW)
+        if given is None or not container:
+            out[name] = None if given is None else _settled(given, field_shape, stored=stored)
+        elif given:
             out[name] = _settled(given, field_shape, stored=stored)
         elif always:
             out[name] = None if stored else given
@@ -257,6 +244,23 @@ def dropped(sent: Any, echoed: Any, path: str = "") -> list[str]:
     return []
 
 
+_Fields = Mapping[str, tuple[Shape, bool, bool]]  # name → shape, whether always stored, whether a list or a map
+_RAW: tuple[Shape, bool, bool] = ("raw", True, False)
+_known_fields: dict[int, tuple[Shape, _Fields]] = {}  # by the identity of a table: they are constants of this module
+
+
+def _fields(shape: Shape) -> _Fields:
+    """A table with its marks read, once."""
+    found = _known_fields.get(id(shape))
+    if found is None:
+        fields = {
+            key.rstrip("!"): (s, key.endswith("!"), isinstance(s, list) or (isinstance(s, dict) and "*" in s))
+            for key, s in shape.items()
+        }
+        found = _known_fields[id(shape)] = (shape, fields)
+    return found[1]
+
+
 def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise _mistyped(value, path, owner)
@@ -265,9 +269,11 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
     for key in value:
         if key not in known:
             unknown.append(f"{path}.{key}" if path else key)
-    for name, (field_shape, always) in known.items():
-        where = f"{path}.{name}" if path else name
+    for name, (field_shape, always, _) in known.items():
         given = value.get(name)
+        if given is None and not always and not (isinstance(field_shape, str) and field_shape[-1] in "!*"):
+            continue
+        where = f"{path}.{name}" if path else name
         if isinstance(field_shape, str):
             mode = field_shape[-1] if field_shape[-1] in "!?*" else ""
             kind = field_shape.rstrip("!?*")
