@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.scheduler.allocator import AllocationTimeout, Allocator
+from dra_kubeletplugin.local.scheduler.allocator import AllocationError, AllocationTimeout, Allocator
 
 JSON = dict[str, Any]
 NODE: JSON = {"metadata": {"name": "n1"}}
@@ -206,3 +206,28 @@ def test_a_claims_configuration_is_repeated_for_each_request_that_it_is_for() ->
     results = Allocator(slices([device("a", "A"), device("b", "A")], {}), CLASSES, []).allocate(NODE, [wanted])
     assert results
     assert [c.get("requests") for c in results[0]["devices"]["config"]] == [["r0", "r1"], ["r0", "r1"], ["r1"], None]
+
+
+def test_a_selector_that_fails_on_another_nodes_device_fails_the_claim() -> None:
+    made = one_slice("s", ["mine", "theirs"], generation=1, count=1, perDeviceNodeSelection=True)
+    for d, name in zip(made["spec"]["devices"], ("n2", "n1"), strict=True):
+        d["nodeName"] = name
+    del made["spec"]["devices"][0]["attributes"]
+    with pytest.raises(AllocationError, match="no such key: model"):
+        Allocator([made], CLASSES, []).allocate(NODE, [claim("c", [(1, "A")])])
+    assert chosen(Allocator([made], CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == [["theirs"]]
+
+
+def test_selectors_of_nodes_are_merged_whatever_the_order_of_their_values() -> None:
+    def selector(*values: str) -> JSON:
+        expression = {"key": "zone", "operator": "In", "values": list(values)}
+        return {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+
+    made = [
+        one_slice("a", ["a"], generation=1, count=2, nodeSelector=selector("x", "y")),
+        one_slice("b", ["b"], generation=1, count=2, nodeSelector=selector("y", "x")),
+    ]
+    node = {"metadata": {"name": "n1", "labels": {"zone": "x"}}}
+    results = Allocator(made, CLASSES, []).allocate(node, [claim("c", [(2, None)])])
+    assert results
+    assert results[0]["nodeSelector"] == selector("x", "y")

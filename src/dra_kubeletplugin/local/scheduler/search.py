@@ -13,20 +13,13 @@ from typing import Any
 from ...resources.quantity import Quantity, parse
 from .. import cel
 from . import bounds, capacity, constraints
+from .faults import AllocationError, AllocationTimeout
 from .pools import Candidate, DeviceId, Pool
 from .results import Pick, PickedRequest
 
 JSON = Mapping[str, Any]
 MAX_RESULTS = 32
 _LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
-
-
-class AllocationError(Exception):
-    """The claims can never be allocated as they are; the text is for the pod's event."""
-
-
-class AllocationTimeout(AllocationError):
-    """The search took too long: there may be a solution on this node, but nobody knows."""
 
 
 class _TooMany(Exception):
@@ -138,6 +131,7 @@ class Search:
             self._selectable[key] = (
                 self._match(name, of_class, candidate)
                 and self._match(f"claim {_name(claim)}", request.spec.get("selectors") or [], candidate)
+                and candidate.here
                 and self._large_enough(request, candidate)
             )
         return self._selectable[key]
