@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
@@ -27,6 +27,7 @@ owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
 fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_from(State))
 
 
+@settings(deadline=None)
 @given(owner=owners, state=st.sampled_from(State), fence=fences, delete=st.booleans())
 def test_a_write_with_a_stale_fence_has_no_effect(owner: str, state: State, fence: Fence, delete: bool) -> None:
     db = in_memory()

@@ -57,6 +57,7 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", binding_conditions=["x"]), "bindingFailureConditions are required"),
         (lambda: Device("d", {"l": ["x"] * 48, "m": "x"}), "attribute values must not exceed 48"),
         (lambda: Device("d", {"l": ["x" * 65]}), "attributes[l].strings[0]: Too long"),
+        (lambda: Device("d", {"model": "\ud800"}), "surrogates not allowed"),
         (lambda: Device("d", {"a/b/c": 1}), "attributes[a/b/c]: must not contain more than one slash"),
         (lambda: Device("d", {}, {"a/b/c": 1}), "capacity[a/b/c]: must not contain more than one slash"),
         (lambda: Device("d", consumes_counters={"gpu": {}}), "consumesCounters[0].counters: Required value"),

@@ -33,6 +33,13 @@ KIND = {k.kind: k for k in KINDS}
 PARTS = 3  # tests that share the lines of a file: a test for each line would take longer than the line itself
 
 
+def cases(name: str) -> list[Any]:
+    """The lines of a file as parameters, for tests that take longer than a line of a report."""
+    path = FOLDER / f"{name}.jsonl"
+    loaded = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [pytest.param(c, id=str(c.get("id", i))) for i, c in enumerate(loaded)]
+
+
 def every_case(name: str) -> Callable[[Callable[[JSON], None]], Any]:
     """A test of every line of a file, which names each line that fails and why."""
     path = FOLDER / f"{name}.jsonl"

@@ -174,7 +174,7 @@ def _is_plain(key: str, value: JSON) -> bool:
         return False
     ((kind, given),) = value.items()
     if kind == "string":
-        return type(given) is str and len(given) <= MAX_VALUE_BYTES // 4  # of UTF-8
+        return type(given) is str and given.isascii() and len(given) <= MAX_VALUE_BYTES
     return kind in {"int", "bool"} and given is not None
 
 
