@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections import Counter
@@ -231,3 +232,21 @@ def test_selectors_of_nodes_are_merged_whatever_the_order_of_their_values() -> N
     results = Allocator(made, CLASSES, []).allocate(node, [claim("c", [(2, None)])])
     assert results
     assert results[0]["nodeSelector"] == selector("x", "y")
+
+
+async def test_a_search_that_nobody_waits_for_ends() -> None:
+    # Devices that all differ, in pairs that a constraint wants and none has: there are millions of ways to fail.
+    devices = [device(f"d{i}", "A") for i in range(24)]
+    for i, d in enumerate(devices):
+        d["attributes"] |= {"index": {"int": i}, "pair": {"int": i // 2}}
+    wanted = claim("c", [(2, None)] * 9)
+    wanted["spec"]["devices"]["constraints"] = [
+        {"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)
+    ] + [{"requests": ["r8"], "matchAttribute": f"{DRIVER}/index"}]
+    allocator = Allocator(slices(devices, {}), CLASSES, [], time_limit=120)
+    search = asyncio.create_task(asyncio.to_thread(allocator.allocate, NODE, [wanted]))
+    done, _ = await asyncio.wait([search], timeout=0.3)
+    assert not done
+    allocator.cancel()
+    with pytest.raises(AllocationTimeout):
+        await asyncio.wait_for(search, 20)

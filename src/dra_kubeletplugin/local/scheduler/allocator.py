@@ -57,6 +57,10 @@ class Allocator:
             for claim, picks in zip(claims, search.picks, strict=True)
         ]
 
+    def cancel(self) -> None:
+        """Ends a search that another thread is in: it raises :class:`AllocationTimeout` at once."""
+        self._state.cancelled = True
+
 
 def _results(claim: JSON) -> list[JSON]:
     allocation = (claim.get("status") or {}).get("allocation") or {}

@@ -35,6 +35,7 @@ class State:
     shares: dict[DeviceId, dict[str, Quantity]]
     share_id: Callable[[], str]
     time_limit: float  # seconds for one node
+    cancelled: bool = False
 
 
 def plus(a: Quantity | None, b: Quantity) -> Quantity:
@@ -239,7 +240,7 @@ class Search:
 
     def _check_time(self) -> None:
         self._steps += 1
-        if self._steps % _LOOKS_AT_CLOCK == 0 and time.monotonic() > self._deadline:
+        if self._steps % _LOOKS_AT_CLOCK == 0 and (self.state.cancelled or time.monotonic() > self._deadline):
             raise AllocationTimeout("timed out trying to allocate devices")
 
     def _start_to_narrow(self) -> None:
