@@ -123,3 +123,9 @@ def test_the_least_version_is_that_of_the_go_library(edits: list[JSON], least: s
 def test_the_root_group_is_a_valid_clos_id(tmp_path: Path) -> None:
     found = cache(tmp_path, json.dumps(spec(edits={"intelRdt": {"closID": "/"}}, version="0.7.0")))
     assert found.listed == ["v.com/c=d"], found.errors
+
+
+@pytest.mark.parametrize(("annotations", "valid"), [({"a b": "v"}, True), ({"k": 1}, True), ({"k": ["v"]}, False)])
+def test_annotations_are_texts_and_a_number_is_read_as_one(annotations: JSON, valid: bool, tmp_path: Path) -> None:
+    found = cache(tmp_path, json.dumps({**spec(), "annotations": annotations}))
+    assert bool(found.listed) is valid, found.errors

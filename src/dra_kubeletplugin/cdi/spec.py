@@ -197,7 +197,6 @@ def check_edits(edits: JSON) -> None:
         _check_env(env, "invalid container edits: ")
     for node in edits.get("deviceNodes") or []:
         _check_node(node)
-    _check_net(edits.get("netDevices") or [])
     for hook in edits.get("hooks") or []:
         name = hook.get("hookName", "")
         if name not in HOOKS:
@@ -216,6 +215,7 @@ def check_edits(edits: JSON) -> None:
         # The root's own group is "/"; others are names of folders.
         if clos != "/" and (len(clos.encode()) >= 4096 or clos in {".", ".."} or "/" in clos or "\n" in clos):
             raise InvalidSpecError("invalid ClosID")
+    _check_net(edits.get("netDevices") or [])
 
 
 def _check_env(value: str, prefix: str) -> None:
@@ -290,6 +290,8 @@ def _shown(path: _Path) -> str:
 def _scalar(value: Any, kind: str, path: _Path) -> None:
     if not isinstance(value, _TYPES[kind]) or (kind in _RANGES and isinstance(value, bool)):
         raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
+    if isinstance(value, dict) and not all(isinstance(v, str) or v is None for v in value.values()):
+        raise InvalidSpecError(f"{_shown(path)} has a value that is no text")
     least, most = _RANGES.get(kind, (0, 0))
     if isinstance(value, int) and kind in _RANGES and not least <= value <= most:
         raise InvalidSpecError(f"{_shown(path)} {value} is out of range")
