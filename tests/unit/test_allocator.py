@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.local.scheduler import search
 from dra_kubeletplugin.local.scheduler.allocator import AllocationError, AllocationTimeout, Allocator
 
 JSON = dict[str, Any]
@@ -93,7 +94,9 @@ def test_the_first_allocation_of_a_search_that_tries_everything_is_found(
 ) -> None:
     devices = [device(f"dev-{i}", model, takes) for i, (model, takes) in enumerate(made)]
     claims = [claim(f"c{i}", requests) for i, requests in enumerate(wanted)]
-    found = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search, "STRAIGHTFORWARD", 0)  # so that small searches are narrowed too
+        found = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
     assert chosen(found) == first_of_all(devices, counters, wanted)
 
 
@@ -244,9 +247,9 @@ async def test_a_search_that_nobody_waits_for_ends() -> None:
         {"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)
     ] + [{"requests": ["r8"], "matchAttribute": f"{DRIVER}/index"}]
     allocator = Allocator(slices(devices, {}), CLASSES, [], time_limit=120)
-    search = asyncio.create_task(asyncio.to_thread(allocator.allocate, NODE, [wanted]))
-    done, _ = await asyncio.wait([search], timeout=0.3)
+    running = asyncio.create_task(asyncio.to_thread(allocator.allocate, NODE, [wanted]))
+    done, _ = await asyncio.wait([running], timeout=0.3)
     assert not done
     allocator.cancel()
     with pytest.raises(AllocationTimeout):
-        await asyncio.wait_for(search, 20)
+        await asyncio.wait_for(running, 20)

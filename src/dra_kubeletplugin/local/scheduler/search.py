@@ -20,6 +20,7 @@ from .results import Pick, PickedRequest
 JSON = Mapping[str, Any]
 MAX_RESULTS = 32
 _LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
+STRAIGHTFORWARD = 32  # steps up to which a search is not worth narrowing
 
 
 class _TooMany(Exception):
@@ -232,7 +233,7 @@ class Search:
             undo()
             if self._narrow and not request.admin and not candidate.multiple:
                 failed.add(self._likeness[id(candidate)])
-        if not self._demands:
+        if not self._demands and self._steps > STRAIGHTFORWARD:
             self._start_to_narrow()
         return False
 
