@@ -19,7 +19,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from bench import latency, memory
+from bench import latency, memory, publish
 from bench.apiserver import ROOT, Api, api_server
 from bench.deployed import deployed
 from bench.empty import empty_plugin
@@ -67,10 +67,10 @@ async def latencies(api: Api, state: Path, python: str, rounds: int) -> None:
         print("| claims in a call | ours | floor | ratio | aim | gRPC alone | ours to floor and gRPC |")
         print("|---|---|---|---|---|---|---|")
         for row in await latency.rows(p, api, state, claims[:32], empty, rounds):
-            met = "" if row.ratio <= row.aim else " (missed)"
+            aim = "" if row.aim is None else f"{row.aim:.1f}{'' if row.ratio <= row.aim else ' (missed)'}"
             print(
                 f"| {row.what} {row.claims} | {row.ours:.1f} ms | {row.floor:.1f} ms | {row.ratio:.2f} "
-                f"| {row.aim:.1f}{met} | {row.grpc:.1f} ms | {row.ratio_with_grpc:.2f} |"
+                f"| {aim} | {row.grpc:.1f} ms | {row.ratio_with_grpc:.2f} |"
             )
         cost = await latency.cost(p, api, claims[:32])
         print(f"\nA warm prepare and unprepare of {cost.claims} claims:")
@@ -104,9 +104,25 @@ async def memories(api: Api, state: Path, python: str) -> None:
         print(f"| {name} | {grown:.1f} | {modules} |")
 
 
+async def publications(api: Api, state: Path, python: str) -> None:
+    print(
+        "\n| publishing | time | aim | our CPU | writes | aim | slowest GetInfo (aim: 100 ms) |\n|---|---|---|---|---|---|---|"
+    )
+    async for row in publish.rows(api, state, python):
+        late = "" if row.seconds <= row.aim else " (missed)"
+        many = "" if row.writes <= row.most else " (missed)"
+        slow = "" if row.slowest <= 0.1 else " (missed)"
+        print(
+            f"| {row.what} | {row.seconds * 1000:.0f} ms | {row.aim * 1000:.0f} ms{late} | {row.cpu * 1000:.0f} ms "
+            f"| {row.writes} | {row.most}{many} | {row.slowest * 1000:.0f} ms{slow} |"
+        )
+    quiet = await publish.idle(api, state, python)
+    print(f"\nIdle for {publish.IDLE:g} s with 2,048 devices: {quiet or 'no request but the watch'} (aim: no writes)")
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("all", "latency", "memory"), default="all")
+    parser.add_argument("what", nargs="?", choices=("all", "latency", "memory", "publish"), default="all")
     parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk")
     parser.add_argument("--python", default=sys.executable, help="the plugin's interpreter, with all that it needs")
     parser.add_argument("--rounds", type=int, default=latency.ROUNDS)
@@ -120,11 +136,13 @@ async def main() -> None:
     )
     with tempfile.TemporaryDirectory(dir=args.state) as account:
         async with api_server(Path(account), DELAY) as api:
-            if args.what != "memory":
+            if args.what in {"all", "latency"}:
                 await latencies(api, args.state, args.python, args.rounds)
                 print(f"\n{GO}")
-            if args.what != "latency":
+            if args.what in {"all", "memory"}:
                 await memories(api, args.state, args.python)
+            if args.what in {"all", "publish"}:
+                await publications(api, args.state, args.python)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
+import json
+import threading
+import time
+
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Health, PreparedDevice, Taint
+
+TOLD = "bench.json"  # below the kubelet's root
 
 
 class Idle(Driver):
@@ -24,3 +30,44 @@ class Many(Driver):
 
     def devices(self) -> list[Device]:
         return [Device(f"d-{i}", {f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)]
+
+
+class Told(Driver):
+    """As many devices as a file says, which is looked at every few milliseconds: a vendor's event, from a thread."""
+
+    name = "told.example.com"
+
+    def start(self) -> None:
+        self.file = self.settings.kubelet_root / TOLD
+        self.last = b""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(0.005)
+            if self._read() != self.last:
+                self.changed()
+                time.sleep(0.2)
+
+    def _read(self) -> bytes:
+        return self.file.read_bytes() if self.file.exists() else b""
+
+    def devices(self) -> list[Device]:
+        self.last = self._read()
+        told = json.loads(self.last or b"{}")
+        attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
+        changed = {told.get("changed"): {"attribute0": "changed"}}
+        taints = {told.get("tainted"): [Taint(key="told.example.com/sick")]}
+        return [
+            Device(f"d-{i}", {**attributes, "index": i, **changed.get(i, {})}, taints=taints.get(i, ()))
+            for i in range(told.get("count", 0))
+        ]
+
+
+class ToldOfHealth(Told):
+    """The same, and each device may get a taint one day."""
+
+    name = "health.example.com"
+
+    def health(self) -> dict[str, Health]:
+        return {}

@@ -52,6 +52,11 @@ class Pci(Driver):
 
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
+    subsystems = (
+        "pci",
+        "block",
+        "net",
+    )  # what the host needs is not published, and that changes with its disks and networks
 
     def start(self) -> None:
         self.selection = parse_selection(os.environ.get("PCI_SELECT", ""))

@@ -23,6 +23,7 @@ from .driver import (
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
 from .resources.gates import Gate
+from .resources.partitions import Partition, Partitioned, Profile, partitions
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
 from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
@@ -62,11 +63,14 @@ __all__ = [
     "NetDevice",
     "NetworkData",
     "Nodes",
+    "Partition",
+    "Partitioned",
     "PciFunction",
     "PermanentError",
     "Pool",
     "PreparedClaim",
     "PreparedDevice",
+    "Profile",
     "Quantity",
     "RecoveredClaim",
     "RequestPolicy",
@@ -74,5 +78,6 @@ __all__ = [
     "Role",
     "Taint",
     "Version",
+    "partitions",
     "run",
 ]

@@ -10,6 +10,7 @@ The tree::
     ├── InvalidSpecError         a CDI spec that a runtime would refuse
     ├── ApiError                 the API server refused, or cannot be reached
     ├── NotReadyError            a plugin that was waited for does not serve
+    ├── LeaseLostError           a controller leads no more
     ├── RecordsError             the claim records cannot be read or written
     │   ├── RecordsBusyError
     │   └── RecordsNewerError
@@ -193,6 +194,17 @@ class NotReadyError(DraError):
     code = "DRA-E007"
     reason = "NOT_READY"
     help = "The message has the lines of /readyz: registration, devices, slices, records. Mend the first one."
+
+
+class LeaseLostError(DraError):
+    """This process led the controllers of its driver, and does so no more: it ends, and a new one takes part again."""
+
+    code = "DRA-E008"
+    reason = "LEASE_LOST"
+    help = (
+        "The Lease could not be renewed in time, or somebody took it: see the API server and the line of log before. Another "
+        "replica leads; the container starts again by itself."
+    )
 
 
 class RecordsError(DraError):

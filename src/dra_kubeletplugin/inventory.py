@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
+from .diagnosis import Diagnosis, HealthPolicy
 from .driver import Health, Role
 from .errors import DriverError, describe, printable
 from .publishable import answered, decoded, taint_fault
@@ -25,6 +28,8 @@ log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 Held = Mapping[tuple[str, str], JSON]  # pool and name of devices that claims have → what `description` said, or nothing
 _NOBODY: Held = MappingProxyType({})
+_NO_EFFECT = HealthPolicy()
+_BREATH = 256  # devices whose health is taken before others on the event loop have their turn
 
 
 class DeviceKey(NamedTuple):
@@ -51,25 +56,25 @@ class Inventory:
 
     Args:
         pool: name of the pool that is meant where none is said: the node's.
-        unhealthy_taint: what devices get that the driver reports as unhealthy.
+        policy: what the driver's reports of bad health do.
         health_timeout: seconds after which a health report is too old to be believed.
         clock: the time in unix seconds.
         role: whose pools these are; those of the other role are passed over.
         full: devices that a slice may have; fewer where each may get a taint one day, so that none has to move then.
 
-    Raises :class:`DriverError` where the API server would refuse ``unhealthy_taint``.
+    Raises :class:`DriverError` where the API server would refuse the policy's taint.
     """
 
     def __init__(
         self,
         pool: str,
-        unhealthy_taint: Taint | None = None,
+        policy: HealthPolicy = _NO_EFFECT,
         health_timeout: float = HEALTH_TIMEOUT,
         clock: Callable[[], float] = time.time,
         role: Role = Role.NODE,
         full: int = MAX_DEVICES,
     ) -> None:
-        if unhealthy_taint is not None and (fault := taint_fault(unhealthy_taint)):
+        if policy.taint is not None and (fault := taint_fault(policy.taint)):
             raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
         self.pool = pool
         self.role = role
@@ -85,12 +90,13 @@ class Inventory:
         """Grows with every health report and every change of the devices."""
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
-        self._unhealthy_taint = unhealthy_taint.json() if unhealthy_taint is not None else None
+        self._policy = policy
         self._clock = clock
         self._stocks: dict[str, Stock] = {}
-        self._reports: dict[DeviceKey, tuple[Health, float]] = {}
+        self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._reported_at: float | None = None
         self._strangers: set[str] = set()  # names in the last report that are no devices
+        self._bad_taints: set[str] = set()  # what was said of taints that cannot be published
         self._changed = asyncio.Condition()
 
     # --- devices --------------------------------------------------------------------------------
@@ -112,14 +118,20 @@ class Inventory:
         entry = stock.find(name) if stock else None
         return entry.device if entry else None
 
+    def draws(self, name: str, pool: str) -> dict[str, Any] | None:
+        """Counter set → counter → amount that a device draws, if it is there now or vanished while a claim has it."""
+        stock = self._stocks.get(pool)
+        entry = stock.find(name) if stock else None
+        return entry.judged.draws() if entry else None
+
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         """Counter → amount of a counter set; None where there is no such set that can be published."""
         stock = self._stocks.get(pool)
         found = stock.sets.get(counter_set) if stock else None
         return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
 
-    def description(self, name: str, pool: str) -> JSON:
-        """A device that is there now, as a record keeps it while it is in use: see ``used`` of :meth:`update`."""
+    def description(self, name: str, pool: str) -> msgspec.Raw:
+        """A device that is there now, as JSON, as a record keeps it while it is in use: see ``used`` of :meth:`update`."""
         return self._stocks[pool].description(name)
 
     @property
@@ -139,18 +151,20 @@ class Inventory:
 
     def contents(self) -> list[PoolContent]:
         """The pools as they should be in slices. What the API server would refuse is missing, see :attr:`left_out`."""
-        found = (s.content(self._unhealthy(s), self._unhealthy_taint, self.gates_off) for s in self._stocks.values())
+        found = (s.content(self._taints(s), self.gates_off) for s in self._stocks.values())
         return [content for content in found if content]
 
-    def _unhealthy(self, stock: Stock) -> set[str]:
-        bad = (k for k, (h, _) in self._reports.items() if h.healthy is False)
-        return {k.device for k in bad if k.pool == stock.name}
+    def _taints(self, stock: Stock) -> dict[str, JSON]:
+        """The taints for bad health, by device."""
+        bad = ((k, d) for k, d in self._diagnoses.items() if d.fault is not None and k.pool == stock.name)
+        return {k.device: taint for k, d in bad if (taint := self._taint(d)) is not None}
+
+    def _taint(self, diagnosis: Diagnosis | None) -> JSON | None:
+        return self._policy.taint_for(diagnosis.fault) if diagnosis and diagnosis.fault else None
 
     def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
         """By pool and by the feature gates that it depends on, whatever is off, one device of each kind."""
-        found = {
-            s.name: s.samples(self._unhealthy(s), self._unhealthy_taint) for s in self._stocks.values() if not s.fault
-        }
+        found = {s.name: s.samples(self._taints(s)) for s in self._stocks.values() if not s.fault}
         return {pool: samples for pool, samples in found.items() if samples}
 
     def published(self, pool: str | None = None) -> list[JSON]:
@@ -192,7 +206,7 @@ class Inventory:
         )
         self.known = True
         self._stocks = stocks
-        self._reports = {k: r for k, r in self._reports.items() if self._entry(k)}
+        self._diagnoses = {k: d for k, d in self._diagnoses.items() if self._entry(k)}
         self._leave_out()
         if changed:
             await self._tell(published=True)
@@ -232,7 +246,7 @@ class Inventory:
         for stock in self._stocks.values():
             faults = dict(stock.left_out)
             if self.gates_off and not stock.fault:
-                faults |= stock.withheld(self._unhealthy(stock), self._unhealthy_taint, self.gates_off)
+                faults |= stock.withheld(self._taints(stock), self.gates_off)
             for name, fault in faults.items():
                 out[self.shown(stock.name, name) if name else f"pool {printable(stock.name)}"] = fault
         for name, fault in out.items():
@@ -252,27 +266,29 @@ class Inventory:
     # --- health ---------------------------------------------------------------------------------
 
     def healthy(self, name: str, pool: str | None = None) -> bool:
-        """False where the driver's last word on a device is that it is unhealthy. Not known is not unhealthy."""
-        report = self._reports.get(DeviceKey(self.pool if pool is None else pool, name))
-        return report is None or report[0].healthy is not False
+        """False where the driver's reports make a device unhealthy. Not known is not unhealthy."""
+        return self._fault(name, pool) is None
 
     def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
-        """The driver's last word on an unhealthy device."""
-        report = self._reports.get(DeviceKey(self.pool if pool is None else pool, name))
-        return (report[0].message if report else "") or "no reason given"
+        """What the driver said of an unhealthy device."""
+        fault = self._fault(name, pool)
+        return (fault.message if fault else "") or "no reason given"
+
+    def _fault(self, name: str, pool: str | None) -> Health | None:
+        diagnosis = self._diagnoses.get(DeviceKey(self.pool if pool is None else pool, name))
+        return diagnosis.fault if diagnosis else None
 
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """What is known of a device's health now; a report that is too old says nothing any more."""
         stock = self._stocks.get(key.pool)
         if stock and (gone := stock.gone.get(key.device)):
             return DeviceHealth(False, "the device vanished while a claim uses it", gone.gone_at)
-        report = self._reports.get(key)
-        if report is None:
+        diagnosis = self._diagnoses.get(key)
+        if diagnosis is None:
             return DeviceHealth(None, "the driver has not reported its health yet")
-        health, at = report
-        if abs(self._clock() - at) > self.health_timeout:
-            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", at)
-        return DeviceHealth(health.healthy, health.message, at)
+        if abs(self._clock() - diagnosis.at) > self.health_timeout:
+            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", diagnosis.at)
+        return DeviceHealth(diagnosis.health.healthy, diagnosis.health.message, diagnosis.at)
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Every device, those that vanished in use included, with its health."""
@@ -299,25 +315,37 @@ class Inventory:
 
         Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
         """
-        told = _checked(report)
-        fresh = {}
-        for key in self._keys():
+        told = self._taintable(await _checked(report))
+        found = {}
+        for i, key in enumerate(list(self._keys())):
             health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
-            fresh[key] = (health, at)
+            before = self._diagnoses.get(key)
+            found[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+        fresh = {k: d for k, d in found.items() if self._entry(k)}  # others had their turn
         self._tell_strangers(told.keys())
         turned = False
-        for key, (health, _) in fresh.items():
-            was, now = self.healthy(key.device, key.pool), health.healthy is not False
-            if was and not now:
-                shown = self.shown(key.pool, key.device)
-                log.warning("device %s is unhealthy: %s", shown, health.message or "no reason given")
-            elif now and not was:
-                log.info("device %s is healthy again", self.shown(key.pool, key.device))
-            turned = turned or was != now
-        self._reports, self._reported_at = fresh, at
+        for key, now in fresh.items():
+            was = self._diagnoses.get(key)
+            shown = self.shown(key.pool, key.device)
+            if now.fault and not (was and was.fault):
+                log.warning("device %s is unhealthy: %s", shown, now.fault.message or "no reason given")
+            elif was and was.fault and not now.fault:
+                log.info("device %s is healthy again", shown)
+            turned = turned or self._taint(was) != self._taint(now)
+        self._diagnoses, self._reported_at = fresh, at
         if turned and self.gates_off:
             self._leave_out()
         await self._tell(published=turned)
+
+    def _taintable(self, told: dict[str, Health]) -> dict[str, Health]:
+        """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""
+        faults = {n: fault for n, h in told.items() if h.taint is not None and (fault := taint_fault(h.taint))}
+        for fault in set(faults.values()) - self._bad_taints:
+            log.error("a taint that health() gives cannot be published, the usual one is: %s", fault)
+        self._bad_taints = set(faults.values())
+        return told | {n: Health(False, told[n].message) for n in faults}
 
     def _tell_strangers(self, told: Collection[str]) -> None:
         known = {n for s in self._stocks.values() for n in (*s.entries, *s.gone)}
@@ -347,12 +375,14 @@ class Inventory:
             return self.health_version
 
 
-def _checked(report: object) -> dict[str, Health]:
+async def _checked(report: object) -> dict[str, Health]:
     if not isinstance(report, Mapping):
         raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
     out = {}
     try:
-        for name, health in report.items():
+        for i, (name, health) in enumerate(report.items()):
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
             if not isinstance(name, str) or not isinstance(health, Health):
                 raise DriverError(
                     f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
@@ -361,7 +391,9 @@ def _checked(report: object) -> dict[str, Health]:
                 raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
             # A vendor's library may say 0 for False: it must mean the same to all who look.
             healthy = None if health.healthy is None else bool(health.healthy)
-            out[name] = Health(healthy, printable(health.message))
+            if not isinstance(health.taint, Taint | None):
+                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
+            out[name] = Health(healthy, printable(health.message), health.taint)
     except DriverError:
         raise
     except Exception as e:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
+from .diagnosis import HealthPolicy
 from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, NotReadyError, SettingsError, describe, printable
@@ -41,7 +42,7 @@ from .resources.gates import Gate
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace
 from .settings import Settings
-from .slices import NodeScope, Publisher, PublisherStatus
+from .slices import NodeScope, Notices, Publisher, PublisherStatus
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +60,19 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.host = Host(settings.sysfs_root, settings.dev_root)
+        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
         driver.attach(self.host, settings, Role.NODE, self._look_again)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
         # A device that may be tainted one day needs a slice that may have taints: none has to move then.
-        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health and driver.unhealthy_taint else MAX_DEVICES
-        self.inventory = Inventory(settings.node_name, driver.unhealthy_taint, settings.health_timeout, full=full)
+        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+        policy = HealthPolicy(
+            taint=driver.unhealthy_taint,
+            effect=settings.unhealthy_effect,
+            unhealthy_after=settings.unhealthy_after,
+            healthy_after=settings.healthy_after,
+        )
+        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, full=full)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
@@ -84,6 +91,7 @@ class Plugin:
             times=settings.plugin_dir / "taint-times.json",
             gates_off=self._gates_off,
         )
+        self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
@@ -186,6 +194,7 @@ class Plugin:
         """Tasks by name; the plugin ends when one of them does."""
         jobs: dict[str, Job] = {
             "publisher": self.publisher.run,
+            "notices": self.notices.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,
             **self.claims.background(),

@@ -34,6 +34,21 @@ class Parcel(NamedTuple):
     most: int  # devices that a slice with it may have
 
 
+class _Amount(msgspec.Struct):
+    value: str
+
+
+class _Consumption(msgspec.Struct, rename="camel"):
+    counter_set: str
+    counters: dict[str, _Amount]
+
+
+class _Draws(msgspec.Struct, rename="camel"):
+    """What of a device says what it draws: the rest is passed over."""
+
+    consumes_counters: list[_Consumption] = []
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A device or counter set, as JSON text as it would be sent. ``fault`` is why it may not be.
@@ -52,6 +67,13 @@ class Judged:
     def json(self) -> JSON:
         """Decoded anew each time."""
         return decoded(self.shape) if self.shape else {}
+
+    def draws(self) -> dict[str, dict[str, str]]:
+        """Counter set → counter → amount that a device draws."""
+        if not self.consumed:
+            return {}
+        found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
+        return {c.counter_set: {n: a.value for n, a in c.counters.items()} for c in found}
 
     def parcel(self, name: str) -> Parcel:
         return Parcel(name, self.shape, self.consumed, self.most)
@@ -84,7 +106,7 @@ def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judg
         shape = msgspec.json.encode(built)
         if before is not None and before.shape == shape:
             return before
-        faults = device_faults(built)
+        faults = [] if device.was_checked(shape) else device_faults(built)
         if own and nodes.where is Where.THIS:
             faults.append("nodes: a device of a pool of this node has none of its own: give the pool other nodes")
         if device.nodes is not None and device.nodes.where is Where.THIS:

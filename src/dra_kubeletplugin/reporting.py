@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -90,12 +91,13 @@ class StatusReports:
 
     def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> Reported:
         """Takes reports; they are written soon."""
-        done = asyncio.Event()
+        done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
 
         def told(written: bool) -> None:
             result.append(written)
             done.set()
+            ended.set()
 
         if self._loop is None:  # it does not run yet
             self._take(claim, statuses, told)
@@ -109,7 +111,10 @@ class StatusReports:
                     await done.wait()
             return bool(result and result[0])
 
-        return Reported(wait)
+        def block() -> bool:
+            return ended.wait(_WAIT) and result[0]
+
+        return Reported(wait, block)
 
     async def run(self) -> None:
         """Never returns; no fault from outside ends it."""
@@ -154,7 +159,7 @@ class StatusReports:
         uid = pending.claim.uid
         sent, told = dict(pending.wanted), list(pending.told)
         try:
-            written = await self._write(pending.claim, sent)
+            written = await self.write(pending.claim, sent)
         except ApiError as e:
             self._failed(pending, e)
         except Exception as e:  # an odd answer must not end the process
@@ -190,8 +195,13 @@ class StatusReports:
 
     # --- one write ------------------------------------------------------------------------------
 
-    async def _write(self, claim: ClaimKey, wanted: Mapping[DeviceKey, DeviceStatus]) -> bool:
-        """Whether it is in the claim now; False where the claim or the devices are its no more.
+    async def write(
+        self,
+        claim: ClaimKey,
+        wanted: Mapping[DeviceKey, DeviceStatus],
+        same: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    ) -> bool:
+        """Writes now. Whether it is in the claim then; False where the claim or the devices are its no more, or not ``same``.
 
         Raises :class:`ApiError`.
         """
@@ -203,7 +213,7 @@ class StatusReports:
                 if e.status == 404 and e.names(claim.name):
                     return False
                 raise
-            if found["metadata"]["uid"] != claim.uid:
+            if found["metadata"]["uid"] != claim.uid or not same(found):
                 return False
             entries = merged(found, self.driver, self.manager, wanted)
             if entries is None:

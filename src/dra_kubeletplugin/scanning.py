@@ -13,7 +13,7 @@ from pathlib import Path
 from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import DraError, describe
-from .host.events import SUBSYSTEMS, kernel_events
+from .host.events import kernel_events
 from .inventory import Held, Inventory
 from .observe.metrics import Metrics
 from .resources.pools import Pool
@@ -69,7 +69,6 @@ class DeviceScan:
         metrics: Metrics,
         sysfs: Path,
         pace: Pace,
-        subsystems: tuple[str, ...] = SUBSYSTEMS,
     ) -> None:
         self.last_success: float | None = None
         """When the driver last answered, in unix seconds."""
@@ -80,7 +79,6 @@ class DeviceScan:
         self._metrics = metrics
         self._sysfs = sysfs
         self._pace = pace
-        self._subsystems = subsystems
         self._wanted = asyncio.Event()
         self._ended = asyncio.Condition()
         self._looks = (0, 0)  # begun, ended
@@ -137,7 +135,9 @@ class DeviceScan:
     async def run(self) -> None:
         """Looks, at once and then again and again. Never returns; no fault from outside ends it."""
         self._loop = asyncio.get_running_loop()
-        with kernel_events(self._sysfs, self._wanted.set, self._subsystems):
+        # A controller's devices are not on the machine that it happens to run on.
+        subsystems = self._driver.subsystems if self._driver.role is Role.NODE else ()
+        with kernel_events(self._sysfs, self._wanted.set, subsystems):
             while True:
                 self._wanted.clear()
                 await self._look()
@@ -186,7 +186,6 @@ class DeviceScan:
             self._failures, self._failure = 0, ""
             self.last_success = time.time()
             self._metrics.set("last_scan_timestamp_seconds", self.last_success)
-            self._metrics.set("devices_left_out", len(self._inventory.left_out))
             return
         text = error.message if isinstance(error, DraError) else describe(error)
         self._failures += 1

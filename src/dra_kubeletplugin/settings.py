@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from .errors import SettingsError
 from .mounts import in_container, on_root
@@ -18,6 +18,7 @@ MAX_DRIVER_NAME = 63
 HEALTH_TIMEOUT = 30.0  # seconds, the kubelet's own default
 MAX_DURATION = 30 * 86400.0
 _MAX_NODE_NAME = 253
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 
 
@@ -46,11 +47,24 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _flag(text: str) -> bool:
+    return text.lower() in {"1", "true", "yes"}
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
+        raise ValueError("not a number from 1 to 9999")
+    return int(text)
+
+
 def _address(text: str) -> str:
     match = re.fullmatch(r"(?:\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})", text, re.ASCII)
     if text and (not match or int(match[1]) > 65535):
         raise ValueError("not HOST:PORT or :PORT")
     return text
+
+
+S = TypeVar("S", bound="Settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +155,7 @@ class Settings:
         "LOCAL_CLUSTER",
         False,
         "1 when the machine is somebody's own and its hardware must be left as it is; `dra dev` sets it.",
-        lambda text: text.lower() in {"1", "true", "yes"},
+        _flag,
     )
     unhealthy_policy: str = _option(
         "--unhealthy-policy",
@@ -149,6 +163,34 @@ class Settings:
         "refuse",
         "refuse or allow a prepare of a device that the driver reports as unhealthy.",
         _choice("refuse", "allow"),
+    )
+    unhealthy_effect: str = _option(
+        "--unhealthy-effect",
+        "UNHEALTHY_EFFECT",
+        "",
+        "Effect of every taint for bad health, in place of what the driver says: None, NoSchedule, or NoExecute, which evicts pods.",
+        _choice("", "None", "NoSchedule", "NoExecute"),
+    )
+    unhealthy_after: int = _option(
+        "--unhealthy-after",
+        "UNHEALTHY_AFTER",
+        1,
+        "Reports in a row that must call a healthy device unhealthy before it counts; the first of all counts at once.",
+        _count,
+    )
+    healthy_after: int = _option(
+        "--healthy-after",
+        "HEALTHY_AFTER",
+        3,
+        "Reports in a row that must call an unhealthy device healthy before it counts.",
+        _count,
+    )
+    list_attributes: bool = _option(
+        "--list-attributes",
+        "LIST_ATTRIBUTES",
+        False,
+        "1 where the cluster's feature gate DRAListTypeAttributes is on: numaNode is published as a list then.",
+        _flag,
     )
 
     @property
@@ -184,6 +226,11 @@ class Settings:
         out += self._folder_faults()
         if not self.sysfs_root.is_dir():
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
+        return out + self.common_faults()
+
+    def common_faults(self) -> list[str]:
+        """A sentence for everything that is wrong in either role, besides the name."""
+        out = []
         if self.kubeconfig and not any(Path(p).expanduser().is_file() for p in self.kubeconfig.split(os.pathsep) if p):
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
         for f in fields(self):
@@ -240,6 +287,46 @@ class Settings:
             raise SettingsError(*faults)
 
 
+NODE_ONLY = frozenset(
+    {
+        "node_name", "pod_uid", "kubelet_root", "cdi_root", "sysfs_root", "dev_root", "call_timeout", "lock_wait",
+        "health_interval", "reconcile_interval", "reconcile_grace", "local_cluster", "unhealthy_policy",
+    }
+)  # fmt: skip
+"""Options that say nothing to a controller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerSettings(Settings):
+    """What a controller process is told; :data:`NODE_ONLY` keep their defaults."""
+
+    namespace: str = _option(
+        "--namespace", "POD_NAMESPACE", "", "Namespace of the Lease and of the controller's records; this pod's own."
+    )
+    pod_name: str = _option(
+        "--pod-name", "POD_NAME", "", "Name of this pod, for the Lease's holder; the host's name when left out."
+    )
+    lease_duration: float = _duration(
+        "--lease-duration", "LEASE_DURATION", 15.0, "Other replicas wait for this long after the leader's last sign.", 1
+    )
+    renew_deadline: float = _duration(
+        "--renew-deadline", "RENEW_DEADLINE", 10.0, "A leader that has not renewed its Lease for this long ends."
+    )
+    retry_period: float = _duration("--retry-period", "RETRY_PERIOD", 2.0, "Renew, or try to lead, this often.")
+
+    @property
+    def lease_name(self) -> str:
+        return f"{self.driver_name}-controller"
+
+    def faults(self) -> list[str]:
+        out = self.name_faults()
+        if not _DNS_LABEL.fullmatch(self.namespace):
+            out.append(
+                f"--namespace (POD_NAMESPACE) {self.namespace!r} is no namespace: use the downward API field metadata.namespace"
+            )
+        return out + self.common_faults()
+
+
 def _unwritable(folder: Path, option: str) -> list[str]:
     """Tries to make and write ``folder``, not its parents; access bits alone lie on read-only mounts."""
     try:
@@ -259,7 +346,17 @@ def _not_mounted(option: str, folder: Path) -> str:
     )
 
 
-def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+@overload
+def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings: ...
+
+
+@overload
+def load(given: Mapping[str, Any] | None, environ: Mapping[str, str] | None, kind: type[S]) -> S: ...
+
+
+def load(
+    given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, kind: type[Settings] = Settings
+) -> Settings:
     """Settings from flags (``given``, by field name; None means not given), else environment, else default.
 
     Raises :class:`SettingsError` with all unreadable values at once. Whether they can work together on this
@@ -269,7 +366,7 @@ def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | No
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     faults = []
-    for f in fields(Settings):
+    for f in fields(kind):
         raw = given.get(f.name)
         source = f.metadata["flag"]
         if raw is None and environ.get(f.metadata["env"]):
@@ -287,7 +384,7 @@ def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | No
     for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root"):
         if name in values:
             values[name] = values[name].absolute()
-    return Settings(**values)
+    return kind(**values)
 
 
 def _checked(text: str) -> None:
@@ -301,8 +398,17 @@ def _checked(text: str) -> None:
 def page() -> str:
     """The Markdown page that lists all options."""
     lines = ["# Options", "", "Generated from `src/dra_kubeletplugin/settings.py` by `make docs`.", ""]
-    lines += ["| flag | environment | default | meaning |", "|---|---|---|---|"]
-    for f in fields(Settings):
-        default = f"{f.default:g}s" if isinstance(f.default, float) else str(f.default)
-        lines.append(f"| `{f.metadata['flag']}` | `{f.metadata['env']}` | `{default or ' '}` | {f.metadata['help']} |")
+    lines += _table(fields(Settings))
+    both = ", ".join(f"`{f.metadata['flag']}`" for f in fields(Settings) if f.name not in NODE_ONLY)
+    known = {f.name for f in fields(Settings)}
+    lines += ["", "## Controller", "", f"`dra controller` takes {both}, and:", ""]
+    lines += _table([f for f in fields(ControllerSettings) if f.name not in known])
     return "\n".join(lines) + "\n"
+
+
+def _table(options: Iterable[Field[Any]]) -> list[str]:
+    out = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    for f in options:
+        default = f"{f.default:g}s" if isinstance(f.default, float) else str(f.default)
+        out.append(f"| `{f.metadata['flag']}` | `{f.metadata['env']}` | `{default or ' '}` | {f.metadata['help']} |")
+    return out

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from .errors import DraError, printable
 from .publishable import (
     Answered,
@@ -70,18 +72,19 @@ class Stock:
     def find(self, name: str) -> Entry | None:
         return self.entries.get(name) or self.gone.get(name)
 
-    def description(self, name: str) -> JSON:
-        """A device with the counter sets from which it draws, for :func:`restocked` should it vanish."""
+    def description(self, name: str) -> msgspec.Raw:
+        """A device with the counter sets from which it draws, as JSON, for :func:`restocked` should it vanish."""
         entry = self.entries[name]
-        sets = [self.sets[s].json for s in entry.device.consumes_counters if s in self.sets]
-        return {"device": entry.judged.json, **({"counterSets": sets} if sets else {})}
+        sets = [self.sets[s].shape for s in entry.device.consumes_counters if s in self.sets and self.sets[s].shape]
+        more = b',"counterSets":[' + b",".join(sets) + b"]" if sets else b""
+        return msgspec.Raw(b'{"device":' + (entry.judged.shape or b"null") + more + b"}")
 
     def emptied(self) -> Answered:
         """What the driver would have answered for a pool of this kind without devices."""
         return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device)
 
-    def content(self, unhealthy: Collection[str], taint: JSON | None, off: Collection[Gate]) -> PoolContent | None:
-        """What is published: with a taint for bad health, and for what vanished in use; None where the pool cannot be.
+    def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
+        """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
 
         Without what depends on gates that are ``off``.
         """
@@ -89,7 +92,7 @@ class Stock:
             return None
         out = []
         for name, entry in self._whole():
-            changed = self._changed(name, entry, unhealthy, taint)
+            changed = self._changed(name, entry, taints)
             if off and (changed is not None or not entry.judged.gates.isdisjoint(off)):
                 found = without(changed or entry.judged.json, off)
                 if not isinstance(found, str):
@@ -99,7 +102,7 @@ class Stock:
         sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
         return PoolContent(self.name, self.nodes, self.per_device, out, sets)
 
-    def withheld(self, unhealthy: Collection[str], taint: JSON | None, off: Collection[Gate]) -> dict[str, str]:
+    def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
         """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
         if self.per_device and Gate.PARTITIONS in off:
             gate = Gate.PARTITIONS.value
@@ -108,18 +111,18 @@ class Stock:
             }
         out = {}
         for name, entry in self._whole():
-            changed = self._changed(name, entry, unhealthy, taint)
+            changed = self._changed(name, entry, taints)
             if changed is not None or not entry.judged.gates.isdisjoint(off):
                 found = without(changed or entry.judged.json, off)
                 if isinstance(found, str):
                     out[name] = found
         return out
 
-    def samples(self, unhealthy: Collection[str], taint: JSON | None) -> Mapping[frozenset[Gate], JSON]:
+    def samples(self, taints: Mapping[str, JSON]) -> Mapping[frozenset[Gate], JSON]:
         """For each set of gates that some device depends on as it would be sent, whatever is off, one such device."""
         out: dict[frozenset[Gate], JSON] = {}
         for name, entry in self._whole():
-            changed = self._changed(name, entry, unhealthy, taint)
+            changed = self._changed(name, entry, taints)
             gates = entry.judged.gates if changed is None else entry.judged.gates | {Gate.TAINTS}
             if gates and gates not in out:
                 out[gates] = changed or entry.judged.json
@@ -132,13 +135,11 @@ class Stock:
                 if name not in self.left_out:
                     yield name, entry
 
-    def _changed(self, name: str, entry: Entry, unhealthy: Collection[str], taint: JSON | None) -> JSON | None:
+    def _changed(self, name: str, entry: Entry, taints: Mapping[str, JSON]) -> JSON | None:
         """A device with a taint of ours; None where it has none."""
         if name in self.gone:
             return tainted(entry.judged.json, _GONE)
-        if taint is not None and name in unhealthy:
-            return tainted(entry.judged.json, taint)
-        return None
+        return tainted(entry.judged.json, taints[name]) if name in taints else None
 
     def same(self, other: Stock) -> bool:
         """Whether both are published alike, before health and the server's word. Order counts."""

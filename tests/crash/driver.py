@@ -271,12 +271,11 @@ def instrument() -> None:
         (Reconciler, "_orphans", "reconcile: {} orphans"),
     ):
         around(owner, name, lambda *_, w=what: reach(w.format("before")), lambda *_, w=what: reach(w.format("after")))
+    around(directory, "_write_all", lambda *_: None, lambda *_: reach("prepare: half a CDI file"))
     rename = Path.rename
 
     def renamed(self: Path, target: Any) -> Any:
         to = str(target)
-        if ".tmp-" in self.name:
-            reach("prepare: half a CDI file")
         if ".unmerged-" in to and to.endswith("-wal"):
             reach("repair: between file and log")
         if ".new-" in self.name and self.name.startswith(".records"):

@@ -11,8 +11,8 @@ from typing import Any
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.amounts import Supply
-from dra_kubeletplugin.claims.files import note_of
+from dra_kubeletplugin.claims.amounts import Supply, draws_of
+from dra_kubeletplugin.claims.files import Files, note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
@@ -28,7 +28,8 @@ def open_store(folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFli
     process = ProcessLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
-    return Store(Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics()))
+    keeper = Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics())
+    return Store(keeper, Files(specs).write_notes)
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +52,7 @@ def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
     """A prepared claim's record, its CDI file and its note."""
     specs = ClaimSpecs(folder / "cdi", DRIVER)
     record = a_record(uid, device, complete=True, **doc)
-    record.devices[0]["cdi"] = [specs.device_id(uid, device)]
+    record.devices[0]["cdi"] = [specs.device_id(specs.device_name(uid, device))]
     record.doc["cdi"] = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
     specs.write(uid, record.doc["cdi"])
     specs.write_note(uid, note_of(record))
@@ -78,8 +79,12 @@ class Stocked(Supply):
         self.devices = {d.name: d for d in devices}
         self.counter_sets = counter_sets or {}
 
-    def device(self, pool: str, name: str) -> Device | None:
-        return self.devices.get(name)
+    def draws(self, pool: str, name: str) -> dict[str, Any] | None:
+        return draws_of(self.devices[name]) if name in self.devices else None
+
+    def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
+        found = self.devices[name].json().get("capacity") if name in self.devices else None
+        return None if found is None else {n: c["value"] for n, c in found.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         return self.counter_sets.get(counter_set)

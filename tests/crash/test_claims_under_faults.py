@@ -18,6 +18,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import ClaimRef
+from dra_kubeletplugin.claims.judge import Undo
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.testing import node_with
@@ -191,7 +192,7 @@ async def test_the_kubelet_s_unprepare_never_joins_what_reconciling_found_not_to
             return await ask(*args, **kwargs)
 
         monkeypatch.setattr(one.claims.store, "do", slow)
-        nothing = asyncio.create_task(one.claims.engine.tidy("a"))  # a prepared claim: it has nothing to do
+        nothing = asyncio.create_task(one.claims.engine.undoing.tidy("a"))  # a prepared claim: it has nothing to do
         await entered.wait()
         call = asyncio.create_task(one.unprepare(known))
         await asyncio.sleep(0)
@@ -229,14 +230,14 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
     async with room(tmp_path, driver, api) as one:
         await one.claims.prepare(refs)
         api.claims.clear()
-        undo = one.claims.engine._undo
+        undo = one.claims.engine.undoing.undo
 
-        async def fails(record: Any) -> None:
-            if record.uid == "bad":
+        async def fails(marked: Undo) -> None:
+            if marked.record.uid == "bad":
                 raise AttributeError("a fault of ours")
-            await undo(record)
+            await undo(marked)
 
-        monkeypatch.setattr(one.claims.engine, "_undo", fails)
+        monkeypatch.setattr(one.claims.engine.undoing, "undo", fails)
         await one.claims.reconciler.once()
         report = await one.claims.reconciler.once()
         assert "good" in driver.unprepared

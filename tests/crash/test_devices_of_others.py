@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice, Version
 from dra_kubeletplugin.claims import ClaimRef
 from dra_kubeletplugin.errors import (
     ApiError,
@@ -22,7 +22,6 @@ from dra_kubeletplugin.errors import (
     WrongNodeError,
 )
 from dra_kubeletplugin.inventory import GONE
-from dra_kubeletplugin.resources import version
 from tests.crash.rooms import Api, room
 
 NAME = "fabric.example.com"
@@ -107,7 +106,7 @@ async def test_a_device_that_only_a_slice_describes_is_prepared_as_the_slice_has
         assert [(a.pool, a.device) for a in answer] == [("fabric", "f-0")]
         device = driver.given["f-0"]
         assert dict(device.attributes) == {
-            "model": "f", "index": 3, "fast": True, "fw": version.parse("1.2.3"), "racks": ["r1", "r2"]
+            "model": "f", "index": 3, "fast": True, "fw": Version("1.2.3"), "racks": ["r1", "r2"]
         }  # fmt: skip
         assert device.json()["capacity"]["lanes"]["value"] == "16"
         assert {s: dict(c) for s, c in device.consumes_counters.items()} == {"s": {"links": "1"}}

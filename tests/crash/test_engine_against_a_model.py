@@ -79,12 +79,15 @@ class Hardware:
     def __init__(self) -> None:
         self.holder: dict[str, str] = {}
         self.lanes: dict[str, int] = {}
+        self.overdrawn: list[str] = []  # at any moment; what a driver raises is undone and told as its own fault
 
-    def check(self) -> None:
-        """Nothing is handed out twice, in parts neither."""
-        assert sum(DRAWS.get(key, 0) for key in self.holder) <= LINKS, self.holder
-        assert sum(self.lanes[key] for key in self.holder if "/" in key) <= LANES, self.holder
-        assert not ("shared" in self.holder and any("/" in key for key in self.holder)), self.holder
+    def look(self) -> None:
+        """Notes what is handed out twice, in parts too."""
+        drawn = sum(DRAWS.get(key, 0) for key in self.holder)
+        shared = sum(self.lanes[key] for key in self.holder if "/" in key)
+        both = "shared" in self.holder and any("/" in key for key in self.holder)
+        if drawn > LINKS or shared > LANES or both:
+            self.overdrawn.append(f"{self.holder}, lanes {self.lanes}")
 
 
 class Model(Driver):
@@ -113,7 +116,7 @@ class Model(Driver):
             if holder != claim.uid:
                 # Only an instance that was taken for dead may get here; see taken_for_dead.
                 raise RetryableError(f"{d.name} is in use by {holder}")
-            self.hardware.check()
+            self.hardware.look()
             await self.effect()
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
@@ -179,7 +182,7 @@ class Instance:
             await asyncio.Event().wait()
 
         self.claims.store.do = never  # type: ignore[method-assign]
-        self.claims.files._do = never  # type: ignore[method-assign]
+        self.claims.store.aside = never  # type: ignore[method-assign]
         current = asyncio.current_task()
         tasks = [t for t in asyncio.all_tasks() if t is not current]
         for task in tasks:
@@ -260,10 +263,33 @@ class Machine(RuleBasedStateMachine):
     @rule(target=refs, wish=st.sampled_from(WISHES), name=st.sampled_from(["a", "b", "c"]))
     def allocate(self, wish: Wish, name: str) -> Any:
         """A claim under a name that may have been used before, on a device that may still be held."""
+        return multiple(self._allocate(wish, name))
+
+    def _allocate(self, wish: Wish, name: str) -> tuple[ClaimRef, Wish]:
         uid = f"uid-{next(self.numbers)}"
         share = {"shareID": wish.share, "consumedCapacity": {"lanes": str(wish.lanes)}} if wish.share else {}
         self.api.allocate(name, uid, wish.device, NAME, **share)
-        return multiple((ClaimRef("ns", name, uid), wish))
+        return ClaimRef("ns", name, uid), wish
+
+    @rule(target=refs, wishes=st.lists(st.sampled_from(WISHES[3:]), min_size=2, max_size=3), second=st.booleans())
+    def a_call_for_parts_of_one_device(self, wishes: list[Wish], second: bool) -> Any:
+        """Together they may be too much: then some get theirs, and none is refused that fits beside those."""
+        instance = self.instance(second)
+        refs = [self._allocate(wish, name) for wish, name in zip(wishes, "abc", strict=False)]
+        before = self._living(instance)
+        answers = self.run(instance.claims.prepare([ref for ref, _ in refs]))
+        for ref, wish in refs:
+            answer = answers[ref.uid]
+            others = [r for r in [*before, *self._living(instance)] if r.uid != ref.uid]
+            if not isinstance(answer, DraError):
+                self.wanted[ref.uid] = wish
+            elif not isinstance(answer, DeviceGoneError) or wish.device in instance.devices:
+                unique = list({r.uid: r for r in others}.values())
+                assert self.api.away or self._stands_in_the_way(wish, unique, instance), answer
+        return multiple(*refs)
+
+    def _living(self, instance: Instance) -> list[Any]:
+        return [r for r in self.records() if r.state is State.PREPARED and r.boot_id == instance.boot_id]
 
     @rule(ref=refs, second=st.booleans())
     def prepare(self, ref: tuple[ClaimRef, Wish], second: bool) -> None:
@@ -290,10 +316,9 @@ class Machine(RuleBasedStateMachine):
     def _prepare(self, ref: ClaimRef, wish: Wish, instance: Instance) -> None:
         claim = self.api.claims.get(ref.name) or {"metadata": {"uid": ""}}
         live = claim["metadata"]["uid"] == ref.uid and bool(claim["status"])
-        others = [r for r in self.records() if r.uid != ref.uid]
-        living = [r for r in others if r.state is State.PREPARED and r.boot_id == instance.boot_id]
-        held = self._stands_in_the_way(wish, living, instance)
-        recorded = {r.uid for r in self.records() if r.state is State.PREPARED and r.boot_id == instance.boot_id}
+        living = self._living(instance)
+        recorded = {r.uid for r in living}
+        held = self._stands_in_the_way(wish, [r for r in living if r.uid != ref.uid], instance)
         answer = self.run(instance.claims.prepare([ref]))[ref.uid]
         if isinstance(answer, DraError):
             unknown = isinstance(answer, DeviceGoneError) and wish.device not in instance.devices
@@ -454,7 +479,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_handed_out_twice(self) -> None:
-        self.hardware.check()
+        assert self.hardware.overdrawn == []
 
     @invariant()
     def every_file_and_every_held_device_has_a_record(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
@@ -27,6 +27,7 @@ owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
 fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_from(State))
 
 
+@settings(deadline=None)
 @given(owner=owners, state=st.sampled_from(State), fence=fences, delete=st.booleans())
 def test_a_write_with_a_stale_fence_has_no_effect(owner: str, state: State, fence: Fence, delete: bool) -> None:
     db = in_memory()
@@ -227,14 +228,14 @@ async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
         await before.prepare(old)
     hardware.clear()
     async with room(tmp_path, Slow(hardware), api) as one:
-        free = one.claims.engine._free
+        free = one.claims.engine.undoing.free
 
         async def prepared_in_between(holders: Any) -> None:
             monkeypatch.undo()
             assert not isinstance(await one.prepare(old), Exception)
             await free(holders)
 
-        monkeypatch.setattr(one.claims.engine, "_free", prepared_in_between)
+        monkeypatch.setattr(one.claims.engine.undoing, "free", prepared_in_between)
         assert isinstance(await one.prepare(new), DeviceHeldError)
         assert hardware == {"d-0": "old"}
         assert await one.records() == {"old": "Prepared"}

@@ -223,17 +223,22 @@ def snippets() -> list[str]:
 
 async def test_the_driver_of_the_readme_works_as_it_stands(tmp_path: Path) -> None:
     from dra_kubeletplugin.driver import load_driver
-    from dra_kubeletplugin.host import described
     from dra_kubeletplugin.testing import node_with
 
     file = tmp_path / "driver.py"
     file.write_text(snippets()[0])
     functions = [
-        {"address": f"0000:1{i}:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000} for i in range(2)
+        {
+            "address": f"0000:1{i}:00.0",
+            "vendor": 0x10EE,
+            "device": 0x5000,
+            "class": 0x120000,
+            "driver": "xclmgmt",
+            "classes": {"fpga": {f"fpga{i}": {"dev": f"240:{i}"}}},
+        }
+        for i in range(2)
     ]
     async with node_with(load_driver(str(file)), host={"functions": functions}) as node:
-        for i in range(2):
-            described.add_device_node(node.plugin.host.sysfs, f"fpga{i}", 240, i)
         pod = await node.run_pod(count=2)
         assert [d["path"] for d in node.oci(pod)["linux"]["devices"]] == ["/dev/fpga0", "/dev/fpga1"]
         await node.delete_pod()

@@ -12,6 +12,7 @@ import pyudev
 
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.host.events import kernel_events
 from dra_kubeletplugin.inventory import Inventory
@@ -64,6 +65,7 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
     """Events were listened for after the first look only: a device that came during it was missing for a minute."""
 
     class Slow(Toy):
+        subsystems = ("mem",)
         looking = threading.Event()
         go_on = threading.Event()
         looks = 0
@@ -78,7 +80,7 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
         return set()
 
     inventory = Inventory("node")
-    scan = DeviceScan(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Pace(interval=60), ("mem",))
+    scan = DeviceScan(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Pace(interval=60))
     task = asyncio.create_task(scan.run())
     await asyncio.to_thread(Slow.looking.wait, 10)
     UEVENT.write_text("change")
@@ -89,6 +91,36 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
             await asyncio.sleep(0.02)
     task.cancel()
     await asyncio.wait({task})
+
+
+@real_events
+async def test_the_driver_says_which_subsystems_are_a_reason_to_look() -> None:
+    class Counting(Toy):
+        looks = 0
+
+        async def devices(self) -> list[Device]:
+            type(self).looks += 1
+            return await super().devices()
+
+    class Asking(Counting):
+        subsystems = ("mem",)
+
+    async with node_with(Asking) as node:
+        before = Asking.looks
+        UEVENT.write_text("change")
+
+        async def looked() -> bool:
+            return Asking.looks > before
+
+        await node.cluster.wait("a look", looked)
+    with kernel_events(Path("/sys"), lambda: None, ()) as works:
+        assert not works, "a driver that asks for none gets none"
+
+
+@pytest.mark.parametrize("wrong", ["pci", ("pci", ""), (5,)])
+def test_subsystems_that_are_no_list_are_refused_where_they_are_written(wrong: object) -> None:
+    with pytest.raises(DriverError, match="is no list of kernel subsystems"):
+        type("Wrong", (Toy,), {"subsystems": wrong})
 
 
 async def test_a_described_host_has_no_events(tmp_path: Path) -> None:

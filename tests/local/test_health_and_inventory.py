@@ -120,6 +120,38 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
                     break
 
 
+@pytest.mark.parametrize(("policy", "effect"), [("", "NoExecute"), ("NoSchedule", "NoSchedule"), ("None", "None")])
+async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(policy: str, effect: str) -> None:
+    class Broken(Sick):
+        def health(self) -> dict[str, Health]:
+            return {"toy-1": Health(False, "ECC", taint=Taint(key="toy.example.com/ecc", effect="NoExecute"))}
+
+    async with node_with(Broken, health_interval=0.1, unhealthy_effect=policy) as node:
+
+        async def taints() -> list[tuple[str, str, str]]:
+            devices = [d for s in node.cluster.slices() for d in s["spec"]["devices"]]
+            return [(d["name"], t["key"], t["effect"]) for d in devices for t in d.get("taints") or []]
+
+        assert await node.cluster.wait("the taint", taints) == [("toy-1", "toy.example.com/ecc", effect)]
+
+
+async def test_a_device_that_comes_and_goes_is_given_out_only_when_it_has_been_well_for_a_while() -> None:
+    class Flapping(Sick):
+        reports = 0
+
+        def health(self) -> dict[str, Health]:
+            Flapping.reports += 1
+            return {"toy-1": Health(Flapping.reports % 2 == 0, "loose")}
+
+    async with node_with(Flapping, health_interval=0.1) as node:
+        await reported(node, "toy-1", UNHEALTHY)
+        async with asyncio.timeout(20):
+            async for report in reports(node):
+                assert report["toy-1"] == UNHEALTHY
+                if Flapping.reports > 8:
+                    break
+
+
 def _toys() -> list[Device]:
     return [Device(f"toy-{i}", {"index": i}, {"memory": "1Gi"}) for i in range(4)]
 

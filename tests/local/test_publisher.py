@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,78 +15,12 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.informer import NODES, SLICES
+from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.slices import NodeScope, Publisher
 from dra_kubeletplugin.slices.contention import Contention, Undone
 from dra_kubeletplugin.slices.echo import refused_devices
 
-DRIVER = "d.example.com"
-SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
-
-
-class Odd(ApiServer):
-    """Answers as ``instead`` says; None lets the real one answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.instead: Callable[[Request], Response | None] = lambda request: None
-
-    async def _handle(self, request: Request) -> Response:
-        return self.instead(request) or await super()._handle(request)
-
-    def writes(self) -> list[tuple[str, str]]:
-        return [c for c in self.faults.calls if c[0] != "GET" and "resourceslices" in c[1]]
-
-    def devices(self) -> list[str]:
-        found = self.storage.list("resourceslices.resource.k8s.io")
-        return sorted(d["name"] for s in found for d in s["spec"].get("devices", []))
-
-
-def json(value: object, status: int = 200) -> Response:
-    return Response(status, msgspec.json.encode(value))
-
-
-@contextlib.asynccontextmanager
-async def api() -> AsyncIterator[Odd]:
-    server = Odd()
-    await server.start()
-    async with KubeClient(ApiConfig(server.url)) as client:
-        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})
-    try:
-        yield server
-    finally:
-        await server.close()
-
-
-async def inventory_of(*devices: Device | str) -> Inventory:
-    inventory = Inventory("node")
-    await inventory.update([Pool("node", [Device(d) if isinstance(d, str) else d for d in devices])])
-    return inventory
-
-
-@contextlib.asynccontextmanager
-async def publishing(
-    server: ApiServer, inventory: Inventory, leader: Callable[[], bool] = lambda: True
-) -> AsyncIterator[Publisher]:
-    async with KubeClient(ApiConfig(server.url)) as client:
-        publisher = Publisher(client, inventory, NodeScope(DRIVER, "node"), Metrics(), leader)
-        task = asyncio.create_task(publisher.run())
-        try:
-            yield publisher
-            assert not task.done(), task.exception()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-
-async def until(check: Callable[[], bool], timeout: float = 15) -> None:
-    async with asyncio.timeout(timeout):
-        while not check():
-            await asyncio.sleep(0.02)
-
+from .publishing import DRIVER, SLICES_PATH, api, inventory_of, json, publishing, until
 
 # --- other writers ----------------------------------------------------------------------------------
 

@@ -73,3 +73,100 @@ def test_an_expression_that_could_cost_too_much_is_refused_at_admission() -> Non
     costly["spec"]["selectors"][0]["cel"]["expression"] = f'device.attributes["d"].all(a, {inner})'
     faults = validate_class(defaults.apply(schema.decode(costly, "DeviceClass"), "DeviceClass"), cel.compile_selector)
     assert [(f.reason, f.field) for f in faults] == [("FieldValueForbidden", "spec.selectors[0].cel.expression")]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(TOKENS), max_size=12))
+def test_no_evaluation_costs_more_than_was_estimated(tokens: list[str]) -> None:
+    expression = "".join(tokens)
+    # A presence test is estimated at less than it costs, and a field of an any at nothing, as in Kubernetes.
+    if any(t in expression for t in ("has(", ".model", ".index")):
+        return
+    try:
+        selector = cel.Selector(expression)
+    except cel.CompileError:
+        return
+    try:
+        _, cost = selector.evaluate(DEVICE)
+    except cel.CelError as e:
+        cost = e.cost
+    assert cost <= selector.max_cost
+
+
+# Expression, most it can cost, what it costs; from the rules of cel-go and of Kubernetes' libraries.
+COSTS = [
+    ("matches('abc', '^a.c$')", 1, 1),
+    ("'abc'.matches('^a.c$')", 2, 2),
+    ("cidr('192.168.0.0/16').containsCIDR(cidr('192.0.0.0/30'))", 11, 7),
+    ("cidr('2001:db8::/32').containsIP('2001:db8:3333:4444:5555:6666:7777:8888')", 10, 7),
+    ("ip.isCanonical('2001:db8::abcd')", 3, 3),
+    ("ip('10.0.0.1') != ip('10.0.0.2')", 1844674407370955266, 3),
+    ("['b', 'a'].sort() == ['a', 'b']", 41, 20),
+    ("[3, 1, 2].sortBy(x, -x) == [3, 2, 1]", 115, 75),
+    ("[[1, 2], [3]].flatten() == [1, 2, 3]", 54, 14),
+    ("strings.quote('abc') == ''", 1, 1),
+    ("bytes('abc') == b'abc'", 2, 1),
+    ("'abc'.charAt(1) == 'b'", 2, 2),
+    ("lists.range(3).reverse() == [2, 1, 0]", 39, 29),
+    ("optional.of('abc') == optional.of('abd')", 1844674407370955266, 3),
+    ("format.uuid().validate('x').hasValue()", 34, 3),
+    ("cel.bind(unused, 'abc'.matches('a'), true)", 11, 0),
+    ("true ? true : 'abc'.contains('a')", 1, 0),
+]
+
+
+@pytest.mark.parametrize(("expression", "most", "cost"), COSTS)
+def test_costs_are_those_of_kubernetes(expression: str, most: int, cost: int) -> None:
+    selector = cel.Selector(expression)
+    assert (selector.max_cost, selector.evaluate(DEVICE)[1]) == (most, cost)
+
+
+@pytest.mark.parametrize(
+    ("expression", "matches"),
+    [
+        ("has(device.attributes.x)", True),
+        ("quantity('0.5Mi').isInteger() || quantity('1.0').isInteger()", False),
+        ("quantity('1k').isInteger()", True),
+        ("isCIDR('10.0.0.0/08')", False),
+        ("sign(quantity('-1')) == -1", True),
+        ("type(ip('10.0.0.1')) == net.IP && type(optional.none()) == optional_type", True),
+        ("type(duration('1s')) == google.protobuf.Duration", True),
+        ("timestamp('2026-01-01T12:00:00Z').getHours('-02:30') == 9", True),
+        ("timestamp('2026-01-01T12:00:00Z').getHours('Europe/Berlin') == 13", True),
+        ("string(1000000.0) == '1e+06' && string(0.5) == '0.5'", True),
+        ("!format.uri().validate('http://a/b').hasValue() && format.date().validate('2026-13-01').hasValue()", True),
+        ("!format.dns1123LabelPrefix().validate('a-').hasValue() && format.byte().validate('x').hasValue()", True),
+        ("semver('1.2.3') != semver('1.2.4')", True),
+        ("'%.2f'.format([1234567.891]) == '1,234,567.89'", True),
+        ("'a$'.matches('[[:alpha:]][$]$')", True),
+        ("'A'.matches('x|(?i)a')", True),
+    ],
+)
+def test_what_kubernetes_knows_is_known(expression: str, matches: bool) -> None:
+    assert cel.Selector(expression).matches(DEVICE) is matches
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "dyn(true)",
+        "true ? dyn(true) : false",
+        "[1, 'a'].size() == 2",
+        "[1, device.attributes['d'].x].size() == 2",
+        "'%d'.format(['a']) == ''",
+        "'%q'.format(['a']) == ''",
+        "'a'.matches('(?=a)')",
+        "[[1]].sort() == [[1]]",
+        "timestamp(-9223372036854775808) == timestamp(0)",
+        "cel.bind(t, int, type(1) == t)",
+    ],
+)
+def test_what_kubernetes_refuses_is_refused(expression: str) -> None:
+    with pytest.raises(cel.CompileError):
+        cel.Selector(expression)
+
+
+def test_an_evaluation_error_is_told_with_what_it_cost() -> None:
+    with pytest.raises(cel.CelError, match="CEL result of type int could not be converted to bool") as told:
+        cel.Selector('device.attributes["d.example.com"].index').matches(DEVICE)
+    assert told.value.cost == 4

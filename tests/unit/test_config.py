@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.driver.config import applies, resolve
+from dra_kubeletplugin import Config
+from dra_kubeletplugin.driver.config import applies, decode, resolve
 from dra_kubeletplugin.errors import ConfigError
 from tests.drivers import ToyConfig
 
@@ -68,3 +71,30 @@ def test_other_drivers_and_kinds_of_other_domains_are_skipped() -> None:
 def test_a_driver_without_parameters_says_so() -> None:
     with pytest.raises(ConfigError, match="takes no parameters"):
         resolve([entry({})], [], DRIVER, "r")
+
+
+class Leaf(Config):
+    size: int = 1
+
+    def check(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"size is {self.size}: give 0 or more")
+
+
+class Tree(Config):
+    one: Leaf | None = None
+    many: Sequence[Leaf] = ()
+    named: Mapping[str, Leaf] | None = None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "path"),
+    [
+        ({"one": {"size": -1}}, "parameters.one"),
+        ({"many": [{"size": 1}, {"size": -1}]}, "parameters.many[1]"),
+        ({"named": {"left": {"size": -1}}}, "parameters.named[left]"),
+    ],
+)
+def test_objects_within_are_checked_too_and_named_by_their_path(parameters: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: size is -1")):
+        decode(parameters, [Tree], "d.example.com", "config[0]")

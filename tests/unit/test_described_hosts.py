@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Host
+from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import described, description, recording
 from dra_kubeletplugin.host.description import Function, Machine
@@ -143,6 +143,30 @@ def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
     machine = recording.record(Host())
     again = recording.record(Host(described.build(tmp_path / "sys", machine)))
     assert by_address(again) == by_address(machine)
+
+
+def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["inspect", "--host", "storage-host", "--record"]) == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["inspect", "--host", str(tmp_path / "again.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "10000:01:00.0" in shown
+    assert "driver vmd" in shown
+
+
+@pytest.mark.parametrize("command", ["inspect", "dev"])
+def test_a_host_that_is_described_wrongly_is_told_fault_by_fault(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text("functions:\n- address: 0000:17:00.0\n  vendr: 0x10ee\n  device: 1\n")
+    driver = [] if command == "inspect" else ["tests.drivers:Toy"]
+    assert cli.main([command, *driver, "--host", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"dra: {file}:2: functions[0]: `vendor` is missing")
+    assert said[1].startswith(f"dra: {file}:3: functions[0].vendr: unknown key; did you mean `vendor`?")
 
 
 # --- what is wrong ------------------------------------------------------------------------------
@@ -282,6 +306,23 @@ def test_a_driver_takes_with_it_what_it_made() -> None:
         assert fn.nodes() == ["/dev/infiniband/uverbs0"]
         described.reboot(host.sysfs)
         assert len(host.pci()) == 3, "virtual functions are there again after a boot"
+
+
+def test_device_files_are_found_however_deep_they_hang_and_not_those_of_functions_below() -> None:
+    bridge = {"address": "0000:18:00.0", "driver": "pcieport", "classes": {"misc": {"port": {"dev": "10:1"}}}}
+    disk = {"address": "0000:19:00.0", "behind": "0000:18:00.0", "classes": {"nvme": {"nvme0": {"dev": "239:0"}}}}
+    with built(functions(bridge, disk)) as host:
+        fn = host.function("0000:19:00.0")
+        assert fn is not None
+        namespace = fn.path / "nvme/nvme0/nvme0n1"
+        namespace.mkdir()
+        (namespace / "dev").write_text("259:0\n")
+        (namespace / "subsystem").symlink_to("../../../../../../../class/block")
+        assert fn.nodes() == ["/dev/nvme0", "/dev/nvme0n1"]
+        assert (fn.nodes("block"), fn.nodes("nvme"), fn.nodes("net")) == (["/dev/nvme0n1"], ["/dev/nvme0"], [])
+        port = host.function("0000:18:00.0")
+        assert port is not None
+        assert port.nodes() == ["/dev/port"]
 
 
 def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it() -> None:

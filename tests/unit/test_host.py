@@ -58,6 +58,14 @@ def test_a_link_that_is_absolute_gives_the_same_root(tmp_path: Path) -> None:
     assert machine.pci()[0].pcie_root == "pci0000:17"
 
 
+def test_an_address_in_upper_case_is_the_same_address(tmp_path: Path) -> None:
+    machine = host(tmp_path, {"address": "0000:1a:00.0", **BASE})
+    link = machine.sysfs / "bus/pci/devices/0000:1a:00.0"
+    link.rename(link.with_name("0000:1A:00.0"))
+    (fn,) = machine.pci()
+    assert (fn.address, fn.pci_bus_id, fn.pcie_root) == ("0000:1a:00.0", "0000:1a:00.0", "pci0000:1a")
+
+
 def test_what_hangs_elsewhere_has_no_pcie_root(tmp_path: Path) -> None:
     (fn,) = host(tmp_path, {"address": "0000:17:00.0", **BASE, "root": "LNXSYSTM:00"}).pci()
     assert fn.pcie_root is None

@@ -6,15 +6,19 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Health, Nodes, Pool, Role, Taint
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
+from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
+from dra_kubeletplugin.diagnosis import HealthPolicy
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.inventory import GONE, Inventory
 from dra_kubeletplugin.kubelet import HealthService
@@ -49,13 +53,17 @@ def renamed(device: Device, name: str) -> Device:
 
 
 async def stocked(*names: str, clock: Clock | None = None) -> Inventory:
-    inventory = Inventory("node", UNHEALTHY, clock=clock or Clock())
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=clock or Clock())
     await inventory.update(node([Device(n) for n in names or ("a", "b")]))
     return inventory
 
 
-def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> dict[str, tuple[int, int, str]]:
-    (message,) = HealthService(inventory).messages(kind)
+async def messages(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> list[Any]:
+    return [m async for m in HealthService(inventory).messages(kind)]
+
+
+async def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) -> dict[str, tuple[int, int, str]]:
+    (message,) = await messages(inventory, kind)
     return {d.device.device_name: (d.health, d.last_updated_time, d.message) for d in message.devices}
 
 
@@ -69,8 +77,8 @@ def published(inventory: Inventory) -> dict[str, list[str]]:
 @KINDS
 async def test_health_is_unknown_until_the_driver_has_reported_it(kind: Any) -> None:
     inventory = await stocked()
-    assert {n: h for n, (h, _, _) in told(inventory, kind).items()} == {"a": v1.UNKNOWN, "b": v1.UNKNOWN}
-    assert all(at == 0 for _, at, _ in told(inventory, kind).values())
+    assert {n: h for n, (h, _, _) in (await told(inventory, kind)).items()} == {"a": v1.UNKNOWN, "b": v1.UNKNOWN}
+    assert all(at == 0 for _, at, _ in (await told(inventory, kind)).values())
     assert inventory.health_age() is None
     assert inventory.healthy("a"), "unknown is not unhealthy"
     assert published(inventory) == {"a": [], "b": []}
@@ -82,7 +90,7 @@ async def test_the_kubelet_is_told_when_health_was_measured_and_not_the_time_of_
     inventory = await stocked(clock=clock)
     await inventory.set_health({"a": Health(True)}, at=clock.now - 3)
     clock.now += 20
-    assert told(inventory, kind)["a"] == (v1.HEALTHY, 999_997, "")
+    assert (await told(inventory, kind))["a"] == (v1.HEALTHY, 999_997, "")
     assert inventory.health_age() == 23
 
 
@@ -91,9 +99,9 @@ async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
     inventory = await stocked(clock=clock)
     await inventory.set_health({"a": Health(True), "b": Health(False, "hot")}, at=clock.now)
     clock.now += 30
-    assert [h for h, _, _ in told(inventory).values()] == [v1.HEALTHY, v1.UNHEALTHY]
+    assert [h for h, _, _ in (await told(inventory)).values()] == [v1.HEALTHY, v1.UNHEALTHY]
     clock.now += 1
-    assert [(h, at) for h, at, _ in told(inventory).values()] == [(v1.UNKNOWN, 1_000_000)] * 2
+    assert [(h, at) for h, at, _ in (await told(inventory)).values()] == [(v1.UNKNOWN, 1_000_000)] * 2
     assert inventory.health_counts() == {"healthy": 0, "unhealthy": 0, "unknown": 2}
     assert published(inventory)["b"] == [UNHEALTHY.key], "silence does not heal a device that was reported as unhealthy"
 
@@ -103,7 +111,7 @@ async def test_devices_that_a_report_leaves_out_were_healthy_then_and_new_ones_a
     inventory = await stocked(clock=clock)
     await inventory.set_health({}, at=clock.now)
     await inventory.update(node([Device(n) for n in "abc"]))
-    assert [h for h, _, _ in told(inventory).values()] == [v1.HEALTHY, v1.HEALTHY, v1.UNKNOWN]
+    assert [h for h, _, _ in (await told(inventory)).values()] == [v1.HEALTHY, v1.HEALTHY, v1.UNKNOWN]
 
 
 async def test_taints_follow_what_is_explicitly_unhealthy_only() -> None:
@@ -112,7 +120,7 @@ async def test_taints_follow_what_is_explicitly_unhealthy_only() -> None:
     await inventory.set_health({"a": Health(False, "hot"), "b": Health(None, "busy")}, at=clock.now)
     assert published(inventory) == {"a": [UNHEALTHY.key], "b": [], "c": []}
     assert (inventory.healthy("a"), inventory.healthy("b"), inventory.unhealthy_reason("a")) == (False, True, "hot")
-    assert told(inventory)["b"] == (v1.UNKNOWN, 1_000_000, "busy")
+    assert (await told(inventory))["b"] == (v1.UNKNOWN, 1_000_000, "busy")
 
 
 async def test_what_a_library_says_for_false_means_the_same_to_slices_claims_and_kubelet() -> None:
@@ -126,7 +134,7 @@ async def test_what_a_library_says_for_false_means_the_same_to_slices_claims_and
 async def test_a_device_whose_name_became_no_text_ends_no_health_stream() -> None:
     inventory = await stocked()
     await inventory.update(node([Device("a"), broken("b", name="b\udcff")]))
-    assert told(inventory).keys() == {"a", "b\ufffd"}
+    assert (await told(inventory)).keys() == {"a", "b\ufffd"}
 
 
 async def test_a_report_that_changes_no_taint_writes_no_slice_and_still_reaches_the_stream() -> None:
@@ -146,13 +154,13 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     clock.now += 5
     await inventory.update(node([Device("b")]), used={("node", "a"): {}})
     clock.now += 100
-    assert told(inventory)["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
+    assert (await told(inventory))["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
     assert published(inventory) == {"b": [], "a": [GONE.key]}
     await inventory.update(node([Device("b")]), used={})
-    assert set(told(inventory)) == {"b"}
+    assert set(await told(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize(("text", "most"), [("x" * 2000, 3), ("\U0001f525" * 2000, 9), ("", 1)])
+@pytest.mark.parametrize(("text", "most"), [("\U0001f525" * 2000, 9), ("", 1)])
 async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_takes_and_lose_nothing(
     text: str, most: int
 ) -> None:
@@ -161,21 +169,64 @@ async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_tak
     device = Device("d")
     await inventory.update(node([renamed(device, n) for n in names]))
     await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
-    messages = list(HealthService(inventory).messages(v1.NodeWatchResourcesResponse))
-    assert len(messages) <= most
-    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in messages)
-    assert [d.device.device_name for m in messages for d in m.devices] == names
-    assert {d.message for m in messages for d in m.devices} == {text[:1021] + "..." if text else ""}
+    found = await messages(inventory)
+    assert len(found) <= most
+    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in found)
+    assert [d.device.device_name for m in found for d in m.devices] == names
+    assert {d.message for m in found for d in m.devices} == {text[:1021] + "..." if text else ""}
+
+
+async def test_a_fault_s_own_taint_is_published_and_changes_with_the_fault() -> None:
+    inventory = await stocked()
+    ecc, hot = Taint(key="x.example.com/ecc", effect="NoExecute"), Taint(key="x.example.com/hot")
+    await inventory.set_health({"a": Health(False, "ECC", taint=ecc), "b": Health(False, "odd")}, at=1.0)
+    assert published(inventory) == {"a": ["x.example.com/ecc"], "b": [UNHEALTHY.key]}
+    version = inventory.version
+    await inventory.set_health({"a": Health(False, "ECC again", taint=ecc), "b": Health(False, "odd")}, at=2.0)
+    assert inventory.version == version, "another message is no reason to write a slice"
+    await inventory.set_health({"a": Health(False, "hot", taint=hot), "b": Health(None)}, at=1_000_000.0)
+    assert published(inventory) == {"a": ["x.example.com/hot"], "b": [UNHEALTHY.key]}, "not known heals nothing"
+    assert (await told(inventory))["b"][0] == v1.UNKNOWN
+
+
+async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inventory = await stocked()
+    for _ in range(3):
+        await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
+    assert published(inventory)["a"] == [UNHEALTHY.key]
+    assert sum("a taint that health() gives cannot be published" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=3), clock=Clock())
+    await inventory.update(node([Device("a")]))
+    at = 1_000_000.0
+    await inventory.set_health({"a": Health(False, "hot")}, at=at)
+    version = inventory.version
+    reports: list[dict[str, Health]] = [{}, {"a": Health(False, "hot again")}, {}, {}]
+    for report in reports:
+        await inventory.set_health(report, at=at)
+        assert (published(inventory), inventory.healthy("a")) == ({"a": [UNHEALTHY.key]}, False)
+    assert (await told(inventory))["a"] == (
+        v1.UNHEALTHY,
+        1_000_000,
+        "healthy again in 2 of 3 reports; it was: hot again",
+    )
+    assert inventory.version == version, "a device that comes and goes writes no slices"
+    await inventory.set_health({}, at=at)
+    assert (published(inventory), (await told(inventory))["a"][0]) == ({"a": []}, v1.HEALTHY)
 
 
 async def test_without_any_device_one_empty_message_says_so() -> None:
-    assert [len(m.devices) for m in HealthService(Inventory("node")).messages(v1.NodeWatchResourcesResponse)] == [0]
+    assert [len(m.devices) for m in await messages(Inventory("node"))] == [0]
 
 
 async def test_a_single_message_is_cut_at_the_kubelet_s_length() -> None:
     inventory = await stocked()
     await inventory.set_health({"a": Health(False, "ß" * 2000), "b": Health(False, "\ud800broken")}, at=1_000_000.0)
-    messages = {n: m for n, (_, _, m) in told(inventory).items()}
+    messages = {n: m for n, (_, _, m) in (await told(inventory)).items()}
     assert messages["a"] == "ß" * 1021 + "..."
     assert "broken" in messages["b"]
 
@@ -186,7 +237,7 @@ async def test_a_report_that_is_none_leaves_the_last_one_in_force(report: object
     await inventory.set_health({"a": Health(False, "hot")}, at=999_999.0)
     with pytest.raises(DriverError, match="health"):
         await inventory.set_health(report, at=1_000_000.0)
-    assert told(inventory)["a"] == (v1.UNHEALTHY, 999_999, "hot")
+    assert (await told(inventory))["a"] == (v1.UNHEALTHY, 999_999, "hot")
 
 
 # --- devices ----------------------------------------------------------------------------------------
@@ -252,7 +303,7 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 async def test_a_device_that_the_server_would_refuse_is_left_out_alone_and_named(what: str) -> None:
-    inventory = Inventory("node", UNHEALTHY)
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     sets = [CounterSet("gpu-0", {"slices": 7})]
     good = Device("good", consumes_counters={"gpu-0": {"slices": 1}})
     await inventory.update(node([BAD[what], good], sets))
@@ -288,7 +339,7 @@ async def test_a_counter_set_that_is_answered_twice_is_left_out() -> None:
 
 
 async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> None:
-    inventory = Inventory("node", UNHEALTHY)
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     await inventory.update(node([Device("a", taints=SEVENTEEN[:16])]))
     await inventory.set_health({"a": Health(False)}, at=1.0)
     (device,) = inventory.published()
@@ -301,7 +352,7 @@ async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> N
 
 def test_a_driver_whose_unhealthy_taint_is_invalid_is_told_at_start() -> None:
     with pytest.raises(DriverError, match="unhealthy_taint"):
-        Inventory("node", Taint(key="not valid!"))
+        Inventory("node", HealthPolicy(taint=Taint(key="not valid!")))
 
 
 async def test_a_refused_device_is_left_out_until_it_is_described_differently() -> None:
@@ -357,6 +408,29 @@ async def test_others_have_their_turn_while_thousands_of_devices_are_judged() ->
     assert turns >= 2048 / 16
 
 
+async def test_others_have_their_turn_while_the_health_of_thousands_is_taken_and_told() -> None:
+    inventory, device = Inventory("node", clock=Clock()), Device("d")
+    await inventory.update(node([renamed(device, f"d{i}") for i in range(4096)]))
+    report = {f"d{i}": Health(False, "hot") for i in range(4096)}
+    for work in (inventory.set_health(report, at=1_000_000.0), messages(inventory)):
+        task, turns = asyncio.create_task(work), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 4096 / 256
+        await task
+
+
+async def test_a_device_that_goes_while_its_health_is_taken_has_none() -> None:
+    inventory, device = Inventory("node", clock=Clock()), Device("d")
+    await inventory.update(node([renamed(device, f"d{i}") for i in range(1024)]))
+    report = asyncio.create_task(inventory.set_health({}, at=1_000_000.0))
+    await asyncio.sleep(0)
+    await inventory.update(node([renamed(device, "d0"), Device("new")]))
+    await report
+    assert {n: h for n, (h, _, _) in (await told(inventory)).items()} == {"d0": v1.HEALTHY, "new": v1.UNKNOWN}
+
+
 def test_computed_names_of_attributes_are_kept_once() -> None:
     a, b = (Device(n, {f"attribute{i}": n for i in range(8)}) for n in "ab")
     assert all(x is y for x, y in zip(a.attributes, b.attributes, strict=True))
@@ -383,7 +457,7 @@ async def test_nothing_that_a_driver_answers_raises_anything_but_a_driver_error(
             await step
         except DriverError as e:
             assert str(e).encode()
-    assert next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString() is not None
+    assert (await messages(inventory))[0].SerializeToString() is not None
     inventory.published()
 
 
@@ -396,7 +470,7 @@ async def test_whatever_a_device_has_become_inside_it_is_published_validly_or_le
     for device in inventory.published():
         assert validate_device(device, "") == []
     assert "good" in published(inventory) or name == "good"
-    next(HealthService(inventory).messages(v1.NodeWatchResourcesResponse)).SerializeToString()
+    (await messages(inventory))[0].SerializeToString()
 
 
 # --- pools ------------------------------------------------------------------------------------------
@@ -469,9 +543,32 @@ async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it(
 
 
 async def test_health_of_one_name_in_two_pools_is_told_apart_by_the_pool() -> None:
-    inventory = Inventory("node", UNHEALTHY, clock=Clock())
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=Clock())
     await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a")])])
     await inventory.set_health({"node/x/a": Health(False, "hot")}, at=1.0)
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (True, False)
     await inventory.set_health({"a": Health(False, "hot")}, at=2.0)
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (False, False)
+
+
+async def test_8192_sick_devices_reach_a_client_that_takes_4_mib_and_no_more(tmp_path: Path) -> None:
+    """Through a real socket, with gRPC's own limit, as the kubelet has it."""
+    inventory = Inventory("node", clock=Clock())
+    device = Device("d")
+    names = {f"d-{i}" for i in range(8192)}
+    await inventory.update(node([renamed(device, n) for n in names]))
+    await inventory.set_health({n: Health(False, "x" * 1024) for n in names}, at=1_000_000.0)
+    server = grpc.aio.server()
+    HealthService(inventory).add_to(server)
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel, asyncio.timeout(60):
+            seen: set[str] = set()
+            stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
+            async for message in stub.NodeWatchResources(v1.NodeWatchResourcesRequest()):
+                seen |= {d.device.device_name for d in message.devices if d.health == v1.UNHEALTHY}
+                if seen == names:
+                    break
+    finally:
+        await server.stop(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import ssl
@@ -21,6 +22,19 @@ import dra_kubeletplugin.cli, dra_kubeletplugin.cli.run, dra_kubeletplugin.plugi
 dra_kubeletplugin.cli.parser().parse_args(["run", "driver"])
 print(json.dumps(sorted(sys.modules)))
 """
+CONNECTED = """
+import asyncio, json, sys
+from pathlib import Path
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
+from dra_kubeletplugin.kube.tls import Tls, TlsFiles
+
+async def main():
+    async with KubeClient(ApiConfig(sys.argv[1], tls=Tls(TlsFiles(ca=Path(sys.argv[2]))))) as client:
+        found = await client.get(Resource("", "v1", "namespaces"), "default")
+    print(json.dumps([found["metadata"]["name"], [m for m in ("encodings.idna", "unicodedata") if m in sys.modules]]))
+
+asyncio.run(main())
+"""
 HEAVY = {
     "prometheus_client": "the exposition format is written here",
     "kubernetes": "its loader is for kubeconfigs",
@@ -35,6 +49,8 @@ HEAVY = {
     "tempfile": "brings shutil",
     "difflib": "is for one sentence of an error",
     "multiprocessing": "nothing here forks",
+    "google.protobuf.text_format": "comes with protobuf's Python half, which its C one needs no word of",
+    "encodings.idna": "has tables for names that are no ASCII",
     "pyudev": "is loaded where events are watched, and costs 1 MiB",
     "dra_kubeletplugin.local": "the local cluster is for development",
     "dra_kubeletplugin.testing": "is for tests",
@@ -73,3 +89,29 @@ async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
         assert (await client.get(Resource("", "v1", "namespaces"), "default"))["metadata"]["name"] == "default"
     await server.close()
     assert not loads
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")
+async def test_a_secured_connection_loads_no_tables_for_names_that_are_no_ascii(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
+    server = ApiServer(tls=tls)
+    url = await server.start()
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CONNECTED, url, str(tmp_path / "ca.crt"), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await run.communicate()
+    await server.close()
+    assert json.loads(out) == ["default", []]
+
+
+def test_protobuf_s_python_half_is_there_for_whoever_asks() -> None:
+    code = """
+import dra_kubeletplugin._proto.dra_v1_pb2 as pb
+from google.protobuf import text_format
+from google.protobuf.internal import python_message
+print(text_format.MessageToString(pb.Claim(uid="x")).strip(), python_message.GeneratedProtocolMessageType.__name__)
+"""
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == 'uid: "x" GeneratedProtocolMessageType'

@@ -5,10 +5,12 @@ Reads the folder that DRA_VECTORS names, else the copy in the project. Every kin
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,38 @@ FOLDER = Path(os.environ.get("DRA_VECTORS") or Path(__file__).parent / "data")
 KIND = {k.kind: k for k in KINDS}
 
 
+PARTS = 3  # tests that share the lines of a file: a test for each line would take longer than the line itself
+
+
 def cases(name: str) -> list[Any]:
+    """The lines of a file as parameters, for tests that take longer than a line of a report."""
+    path = FOLDER / f"{name}.jsonl"
+    loaded = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [pytest.param(c, id=str(c.get("id", i))) for i, c in enumerate(loaded)]
+
+
+def every_case(name: str) -> Callable[[Callable[[JSON], None]], Any]:
+    """A test of every line of a file, which names each line that fails and why."""
     path = FOLDER / f"{name}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    loaded = [json.loads(line) for line in lines]
-    return [pytest.param(c, id=str(c.get("id", i))) for i, c in enumerate(loaded)]
+
+    def decorate(check: Callable[[JSON], None]) -> Any:
+        @pytest.mark.parametrize("part", range(PARTS) if lines else [])
+        @functools.wraps(check)
+        def test(part: int) -> None:
+            failed = []
+            for number in range(part, len(lines), PARTS):
+                case = json.loads(lines[number])
+                try:
+                    check(case)
+                except Exception as e:  # whatever goes wrong is told with the case, and the others are looked at
+                    failed.append(f"{case.get('id', number)}: {type(e).__name__} {str(e)[:800]}")
+            assert not failed, f"{len(failed)} of {len(lines)} lines\n" + "\n".join(failed)
+
+        del test.__wrapped__  # pytest would take its arguments for fixtures
+        return test
+
+    return decorate
 
 
 def post(obj: JSON) -> tuple[int, Any]:
@@ -62,12 +91,12 @@ def check_post(case: JSON) -> None:
         assert sorted((f.reason, f.field) for f in found) == sorted((c["reason"], c["field"]) for c in case["causes"])
 
 
-@pytest.mark.parametrize("case", cases("resourceslices"))
+@every_case("resourceslices")
 def test_a_slice_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
     check_post(case)
 
 
-@pytest.mark.parametrize("case", cases("claims"))
+@every_case("claims")
 def test_a_claim_template_or_class_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
     check_post(case)
 
@@ -92,7 +121,7 @@ def without_versions(metadata: JSON) -> JSON:
     return {k: v for k, v in metadata.items() if k not in {"resourceVersion", "generation", "creationTimestamp", "uid"}}
 
 
-@pytest.mark.parametrize("case", cases("updates"))
+@every_case("updates")
 def test_an_update_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
     code, found = put(case["old"], case["new"], status=case["subresource"] == "status")
     assert code == case["code"], found
@@ -104,14 +133,14 @@ def test_an_update_is_stored_or_refused_as_by_the_real_server(case: JSON) -> Non
         assert sorted((f.reason, f.field) for f in found) == sorted((c["reason"], c["field"]) for c in case["causes"])
 
 
-@pytest.mark.parametrize("case", cases("conversions"))
+@every_case("conversions")
 def test_an_object_reads_the_same_in_every_version(case: JSON) -> None:
     for source in ("v1", "v1beta2", "v1beta1"):
         for target in ("v1", "v1beta2", "v1beta1"):
             assert convert(case[source], target) == case[target], f"{source} to {target}"
 
 
-@pytest.mark.parametrize("case", cases("cel"))
+@every_case("cel")
 def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(case: JSON) -> None:
     expect = case["expect"]
     try:
@@ -126,7 +155,7 @@ def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(ca
         match, cost = selector.evaluate(cel.Device(case["driver"], case["device"]))
     except cel.CelError as e:
         assert "error" in expect, str(e)
-        cost = e.cost  # type: ignore[attr-defined]
+        cost = e.cost
     else:
         assert match == expect.get("match"), expect
     # Iteration over a map has no order, so some costs were not recorded.
@@ -134,9 +163,10 @@ def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(ca
         assert cost == expect["cost"]
 
 
-@pytest.mark.parametrize("case", cases("allocations"))
+@every_case("allocations")
 def test_claims_get_the_same_devices_as_from_the_real_allocator(case: JSON) -> None:
-    allocator = Allocator(case["slices"], case["classes"], case["allocated"], share_id=lambda: "*")
+    slices, classes, allocated = case["slices"], case["classes"], case["allocated"]
+    allocator = Allocator(slices, classes, allocated, share_id=lambda: "*", time_limit=60)
     try:
         found: JSON = {"results": allocator.allocate(case["node"], case["claims"])}
     except AllocationError as e:
@@ -148,7 +178,7 @@ def test_claims_get_the_same_devices_as_from_the_real_allocator(case: JSON) -> N
         assert found == expect
 
 
-@pytest.mark.parametrize("case", cases("cdi"))
+@every_case("cdi")
 def test_cdi_devices_are_found_and_injected_as_by_the_go_library(case: JSON) -> None:
     expect = case["expect"]
     with tempfile.TemporaryDirectory() as folder:

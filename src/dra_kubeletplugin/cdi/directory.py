@@ -22,6 +22,7 @@ from .spec import minimum_version, validate_device_name, validate_kind
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
+_FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
 
 
@@ -39,27 +40,33 @@ class ClaimSpecs:
         self.driver = driver
         self.token = token or str(os.getpid())
         self.vendor = f"k8s.{driver}"
+        self.kind = f"{self.vendor}/{CLASS}"
         if driver:
             validate_kind(self.kind)
         self._prefix = f"{self.vendor}-{CLASS}_"
-
-    @property
-    def kind(self) -> str:
-        return f"{self.vendor}/{CLASS}"
+        # Texts where every claim passes: a path object costs more than the system calls that it is for.
+        self._specs = f"{root}/{self._prefix}"
+        self._notes = f"{root}/.{self._prefix}"
 
     @staticmethod
     def device_name(uid: str, device: str, share_id: str | None = None) -> str:
         return f"{uid}-{device}" + (f"-{share_id}" if share_id else "")
 
-    def device_id(self, uid: str, device: str, share_id: str | None = None) -> str:
-        """The fully qualified id that the kubelet is told, ``vendor/class=name``."""
-        return f"{self.kind}={self.device_name(uid, device, share_id)}"
+    def device_id(self, name: str) -> str:
+        """The fully qualified id that the kubelet is told, ``vendor/class=name``; ``name`` is of :meth:`device_name`."""
+        return f"{self.kind}={name}"
 
     def path(self, uid: str) -> Path:
-        return self.root / f"{self._prefix}{uid}{_SPEC}"
+        return Path(self._spec(uid))
 
     def note_path(self, uid: str) -> Path:
-        return self.root / f".{self._prefix}{uid}{_NOTE}"
+        return Path(self._note(uid))
+
+    def _spec(self, uid: str) -> str:
+        return f"{self._specs}{uid}{_SPEC}"
+
+    def _note(self, uid: str) -> str:
+        return f"{self._notes}{uid}{_NOTE}"
 
     def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
         """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
@@ -86,30 +93,33 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        self._write(self.path(uid), encoded(spec), 0o644)
+        self._write(self._spec(uid), f"{self._notes}{uid}{_SPEC}", encoded(spec), 0o644)
 
     def write_note(self, uid: str, note: bytes) -> None:
         """Writes a claim's note, for the owner alone.
 
         Raises ``OSError``.
         """
-        self._write(self.note_path(uid), note, 0o600)
+        self._write(self._note(uid), self._note(uid), note, 0o600)
 
-    def _write(self, path: Path, data: bytes, mode: int) -> None:
-        self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+    def _write(self, path: str, hidden: str, data: bytes, mode: int) -> None:
         # Scanners read .json and .yaml only, so a half-written file is never seen.
-        temporary = self.root / f".{path.name.removeprefix('.')}{_TEMPORARY}{self.token}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        temporary = f"{hidden}{_TEMPORARY}{self.token}"
+        try:
+            fd = os.open(temporary, _FRESH, mode)
+        except FileNotFoundError:
+            self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+            fd = os.open(temporary, _FRESH, mode)
         try:
             try:
                 _write_all(fd, data)
                 os.fchmod(fd, mode)
             finally:
                 os.close(fd)
-            temporary.rename(path)
+            os.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                os.unlink(temporary)
             raise
 
     def remove(self, uid: str) -> None:
@@ -117,14 +127,14 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        self.path(uid).unlink(missing_ok=True)
+        _remove(self._spec(uid))
 
     def remove_note(self, uid: str) -> None:
         """Removes the note of a claim; one that is not there is no fault.
 
         Raises ``OSError``.
         """
-        self.note_path(uid).unlink(missing_ok=True)
+        _remove(self._note(uid))
 
     def exists(self, uid: str) -> bool:
         return self.path(uid).exists()
@@ -132,8 +142,8 @@ class ClaimSpecs:
     def holds(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
         """Whether the files of a claim are there and say exactly this."""
         try:
-            same = spec is None or _content(self.path(uid)) == encoded(spec)
-            return same and _content(self.note_path(uid)) == note
+            same = spec is None or _content(self._spec(uid)) == encoded(spec)
+            return same and _content(self._note(uid)) == note
         except (OSError, ValueError):
             return False
 
@@ -142,7 +152,7 @@ class ClaimSpecs:
 
         Raises ``OSError``, or ``ValueError`` where it is no such file.
         """
-        return _content(self.note_path(uid))
+        return _content(self._note(uid))
 
     def read(self, uid: str) -> dict[str, Any]:
         """The spec of a claim.
@@ -150,7 +160,7 @@ class ClaimSpecs:
         Raises ``OSError``, or ``ValueError`` where it is no such file or no JSON object.
         """
         try:
-            spec: dict[str, Any] = msgspec.json.decode(_content(self.path(uid)), type=dict)
+            spec: dict[str, Any] = msgspec.json.decode(_content(self._spec(uid)), type=dict)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         return spec
@@ -188,7 +198,7 @@ def encoded(spec: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(spec)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: str) -> bytes:
     """Never waits for a pipe, nor reads a device or a file without end.
 
     Raises ``OSError``, or ``ValueError`` for what no file of ours is.
@@ -199,6 +209,11 @@ def _content(path: Path) -> bytes:
         if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST:
             raise ValueError(f"it is no regular file of at most {_MOST:,} bytes")
         return file.read(_MOST)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -112,29 +112,24 @@ class ContainerEdits:
             if "=" in name:
                 raise InvalidSpecError(f"env name {name!r} must not contain '='")
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
-        built: dict[str, Any] = {
-            "env": [f"{k}={v}" for k, v in (env or {}).items()],
-            "deviceNodes": _json(nodes, DeviceNode, "device_nodes"),
-            "mounts": _json(mounts, Mount, "mounts"),
-            "hooks": _json(hooks, Hook, "hooks"),
-            "netDevices": _json(net_devices, NetDevice, "net_devices"),
-            "additionalGids": list(additional_gids),
-        }
+        built: dict[str, Any] = {}
+        for key, value in (
+            ("env", [f"{k}={v}" for k, v in (env or {}).items()]),
+            ("deviceNodes", nodes and _json(nodes, DeviceNode, "device_nodes")),
+            ("mounts", mounts and _json(mounts, Mount, "mounts")),
+            ("hooks", hooks and _json(hooks, Hook, "hooks")),
+            ("netDevices", net_devices and _json(net_devices, NetDevice, "net_devices")),
+            ("additionalGids", list(additional_gids)),
+        ):
+            if value:
+                built[key] = value
         if intel_rdt is not None:
             built["intelRdt"] = dict(intel_rdt)
-        self._json = {k: v for k, v in built.items() if v not in ([], None)}
-        check_types(self._json)
-        _check_text(self._json, "")
-        check_edits(self._json)
-        on_host = [(f"device_nodes[{i}]", n.source) for i, n in enumerate(nodes) if not n.major]
-        on_host += [(f"mounts[{i}].host_path", m.host_path) for i, m in enumerate(mounts) if m.is_bind]
-        on_host += [(f"hooks[{i}].path", h.path) for i, h in enumerate(hooks)]
-        in_container = [(f"device_nodes[{i}]", n.path) for i, n in enumerate(nodes)]
-        in_container += [(f"mounts[{i}].container_path", m.container_path) for i, m in enumerate(mounts)]
-        for field, path in on_host + in_container:
-            if not path.startswith("/"):
-                raise InvalidSpecError(f"{field} {path!r} must be an absolute path")
-        self._host_paths = tuple(path for _, path in on_host)
+        self._json = built
+        check_types(built)
+        _check_text(built, "")
+        check_edits(built)
+        self._host_paths = _checked_paths(nodes, mounts, hooks) if nodes or mounts or hooks else ()
 
     def json(self) -> dict[str, Any]:
         """The ``containerEdits`` object of a CDI spec."""
@@ -165,6 +160,19 @@ def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, An
             raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {printable(type(edit).__name__)}")
         out.append(edit.json())
     return out
+
+
+def _checked_paths(nodes: Sequence[DeviceNode], mounts: Sequence[Mount], hooks: Sequence[Hook]) -> tuple[str, ...]:
+    """Those that must be on the host. Raises :class:`InvalidSpecError` where one is not absolute, also in the container."""
+    on_host = [(f"device_nodes[{i}]", n.source) for i, n in enumerate(nodes) if not n.major]
+    on_host += [(f"mounts[{i}].host_path", m.host_path) for i, m in enumerate(mounts) if m.is_bind]
+    on_host += [(f"hooks[{i}].path", h.path) for i, h in enumerate(hooks)]
+    in_container = [(f"device_nodes[{i}]", n.path) for i, n in enumerate(nodes)]
+    in_container += [(f"mounts[{i}].container_path", m.container_path) for i, m in enumerate(mounts)]
+    for field, path in on_host + in_container:
+        if not path.startswith("/"):
+            raise InvalidSpecError(f"{field} {path!r} must be an absolute path")
+    return tuple(path for _, path in on_host)
 
 
 def _check_text(value: object, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,15 @@ from ..errors import InvalidSpecError
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 OLDEST = "0.3.0"
+_DIGITS = tuple("0123456789")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 JSON = Mapping[str, Any]
+_DEVICE_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
+# What the fields hold: s text, i a 64-bit integer, u an unsigned 32-bit one, b a bool, m a map of texts.
 _STRING_LIST = ["s"]
-_EDITS = {
+EDITS_SHAPE = {
     "env": _STRING_LIST,
     "deviceNodes": [
         {
@@ -23,10 +27,10 @@ _EDITS = {
             "type": "s",
             "major": "i",
             "minor": "i",
-            "fileMode": "i",
+            "fileMode": "u",
             "permissions": "s",
-            "uid": "i",
-            "gid": "i",
+            "uid": "u",
+            "gid": "u",
         }
     ],
     "netDevices": [{"hostInterfaceName": "s", "name": "s"}],
@@ -41,16 +45,17 @@ _EDITS = {
         "enableMBM": "b",
         "enableMonitoring": "b",
     },
-    "additionalGids": ["i"],
+    "additionalGids": ["u"],
 }
-_SPEC = {
+SPEC_SHAPE = {
     "cdiVersion": "s",
     "kind": "s",
     "annotations": "m",
-    "devices": [{"name": "s", "annotations": "m", "containerEdits": _EDITS}],
-    "containerEdits": _EDITS,
+    "devices": [{"name": "s", "annotations": "m", "containerEdits": EDITS_SHAPE}],
+    "containerEdits": EDITS_SHAPE,
 }
-_TYPES: dict[str, tuple[type, ...]] = {"s": (str,), "i": (int,), "b": (bool,), "m": (dict,)}
+_TYPES: dict[str, type] = {"s": str, "i": int, "u": int, "b": bool, "m": dict}
+_RANGES = {"i": (-(2**63), 2**63 - 1), "u": (0, 2**32 - 1)}
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -65,25 +70,38 @@ def minimum_version(spec: JSON) -> str:
         used.append("0.6.0")
     if spec.get("annotations"):
         used.append("0.6.0")
-    for device in spec.get("devices") or []:
-        if device.get("name", "")[:1].isdigit():
+    devices = spec.get("devices") or []
+    for device in devices:
+        if device.get("name", "")[:1] in _DIGITS:
             used.append("0.5.0")
         if device.get("annotations"):
             used.append("0.6.0")
-        used += _edits_versions(device.get("containerEdits") or {})
-    used += _edits_versions(spec.get("containerEdits") or {})
+    of_devices = [d.get("containerEdits") or {} for d in devices]
+    of_spec = spec.get("containerEdits") or {}
+    # The Go library looks at mount types and host paths of the last device only, and its verdict is what counts.
+    for edits in (*of_devices[-1:], of_spec):
+        used += _older_versions(edits)
+    for edits in (*of_devices, of_spec):
+        used += _edits_versions(edits)
     return max(used, key=VERSIONS.index)
+
+
+def _older_versions(edits: JSON) -> list[str]:
+    out = []
+    for mount in edits.get("mounts") or ():
+        if mount.get("type"):
+            out.append("0.4.0")
+    for node in edits.get("deviceNodes") or ():
+        if node.get("hostPath"):
+            out.append("0.5.0")
+    return out
 
 
 def _edits_versions(edits: JSON) -> list[str]:
     out = []
-    if any(m.get("type") for m in edits.get("mounts") or []):
-        out.append("0.4.0")
-    if any(d.get("hostPath") for d in edits.get("deviceNodes") or []):
-        out.append("0.5.0")
     rdt = edits.get("intelRdt")
     if rdt is not None:
-        out.append("1.1.0" if rdt.get("schemata") or rdt.get("enableMonitoring") else "0.7.0")
+        out.append("1.1.0" if rdt.get("schemata") is not None or rdt.get("enableMonitoring") else "0.7.0")
     if edits.get("additionalGids"):
         out.append("0.7.0")
     if edits.get("netDevices"):
@@ -102,7 +120,7 @@ def spec_faults(spec: Any) -> str:
 
 def validate_spec(spec: Any) -> None:
     """Raises :class:`InvalidSpecError`, in the Go library's words, at the first fault."""
-    _strict(spec, _SPEC, "spec")
+    _strict(spec, SPEC_SHAPE, ("spec",))
     version = str(spec.get("cdiVersion", "")).removeprefix("v")
     if version not in VERSIONS:
         raise InvalidSpecError(f'invalid version "{spec.get("cdiVersion", "")}"')
@@ -155,6 +173,8 @@ def validate_device_name(name: str) -> None:
 
     Raises :class:`InvalidSpecError`.
     """
+    if _DEVICE_NAME.fullmatch(name):
+        return
     if not name:
         raise InvalidSpecError("invalid (empty) device name")
     if not (name[0].isascii() and name[0].isalnum()):
@@ -168,7 +188,7 @@ def validate_device_name(name: str) -> None:
 
 def check_types(edits: Any) -> None:
     """Raises :class:`InvalidSpecError` where container edits have an unknown field or a wrong type."""
-    _strict(edits, _EDITS, "edits")
+    _strict(edits, EDITS_SHAPE, ("edits",))
 
 
 def check_edits(edits: JSON) -> None:
@@ -183,7 +203,7 @@ def check_edits(edits: JSON) -> None:
         if name not in HOOKS:
             raise InvalidSpecError(f'invalid hook name "{name}"')
         if not hook.get("path"):
-            raise InvalidSpecError(f'invalid hook "{name}", empty path')
+            raise InvalidSpecError(f'invalid hook "{name}" with empty path')
         for env in hook.get("env") or []:
             _check_env(env, f'invalid hook "{name}": ')
     for mount in edits.get("mounts") or []:
@@ -193,7 +213,8 @@ def check_edits(edits: JSON) -> None:
     rdt = edits.get("intelRdt")
     if rdt is not None:
         clos = rdt.get("closID", "")
-        if len(clos) >= 4096 or clos in {".", ".."} or "/" in clos or "\n" in clos:
+        # The root's own group is "/"; others are names of folders.
+        if clos != "/" and (len(clos.encode()) >= 4096 or clos in {".", ".."} or "/" in clos or "\n" in clos):
             raise InvalidSpecError("invalid ClosID")
 
 
@@ -233,28 +254,42 @@ def _check_net(devices: list[JSON]) -> None:
 def check_shape(spec: Any) -> None:
     """Raises :class:`InvalidSpecError` where the fields that are known here have other types than the specification's. Fields
     of a newer version pass: whoever wrote the spec may have known them."""
-    _strict(spec, _SPEC, "spec", newer=True)
+    _strict(spec, SPEC_SHAPE, ("spec",), newer=True)
 
 
-def _strict(value: Any, shape: Any, path: str, *, newer: bool = False) -> None:
+def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None:
     """Unknown fields and wrong types are refused, as by the Go library's decoder; the former not where they may be newer."""
     if value is None:
         return
     if isinstance(shape, str):
-        if not isinstance(value, _TYPES[shape]) or (shape == "i" and isinstance(value, bool)):
-            raise InvalidSpecError(f"{path} has the wrong type {type(value).__name__}")
+        _scalar(value, shape, path)
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            raise InvalidSpecError(f"{path} must be a list")
+            raise InvalidSpecError(f"{_shown(path)} must be a list")
         for i, item in enumerate(value):
             if item is None:
-                raise InvalidSpecError(f"{path}[{i}] is empty")
-            _strict(item, shape[0], f"{path}[{i}]", newer=newer)
+                raise InvalidSpecError(f"{_shown(path)}[{i}] is empty")
+            _strict(item, shape[0], (path, "[", i, "]"), newer=newer)
     else:
         if not isinstance(value, dict):
-            raise InvalidSpecError(f"{path} must be an object")
+            raise InvalidSpecError(f"{_shown(path)} must be an object")
         for key, item in value.items():
             if key in shape:
-                _strict(item, shape[key], f"{path}.{key}", newer=newer)
+                _strict(item, shape[key], (path, ".", key), newer=newer)
             elif not newer:
-                raise InvalidSpecError(f'unknown field "{key}" in {path}')
+                raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
+
+
+_Path = tuple[object, ...]  # texts and, first, the path around: put together only where a fault is told
+
+
+def _shown(path: _Path) -> str:
+    return "".join(_shown(part) if isinstance(part, tuple) else str(part) for part in path)
+
+
+def _scalar(value: Any, kind: str, path: _Path) -> None:
+    if not isinstance(value, _TYPES[kind]) or (kind in _RANGES and isinstance(value, bool)):
+        raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
+    least, most = _RANGES.get(kind, (0, 0))
+    if isinstance(value, int) and kind in _RANGES and not least <= value <= most:
+        raise InvalidSpecError(f"{_shown(path)} {value} is out of range")

@@ -1,4 +1,4 @@
-"""What a claim takes of counters and of shared capacity, and whether that is there: exact numbers, in units of 1e-9.
+"""What a claim takes of counters and of shared capacity, and whether that is there.
 
 A partition draws from counter sets of its pool, whoever has it (KEP-4815); a share has a part of its device's capacity
 (KEP-5075). What is held counts as it was when it was taken, what there is counts as it is now. What is there no more sets no
@@ -10,17 +10,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from decimal import Context, Decimal
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..resources import quantity
+from ..resources.quantity import Format, Quantity
 from ..resources.types import Device
 
 JSON = dict[str, Any]
-_NANO = 10**9
-_KIBI = 1024 * _NANO
+_NANO = 9  # digits behind the point: a billionth is the least that Kubernetes knows
+_CONTEXT = Context(prec=120)
+_MOST = 80  # digits; more than anything has
+_HUGE = int("1" + "0" * _MOST)
 
 
 class Hold(NamedTuple):
@@ -36,8 +38,11 @@ class Hold(NamedTuple):
 class Supply(Protocol):
     """What there is now. Asked from the thread of the records."""
 
-    def device(self, pool: str, name: str) -> Device | None:
-        """As it is published now; None where it is not known."""
+    def draws(self, pool: str, name: str) -> JSON | None:
+        """Counter set → counter → amount that a device draws now; None where the device is not known."""
+
+    def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
+        """Capacity → amount of a device; None where it is not known."""
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         """Counter → amount of a counter set; None where it is not known."""
@@ -45,7 +50,7 @@ class Supply(Protocol):
 
 @dataclass(frozen=True)
 class Shortage:
-    """More is asked for than there is beside what others hold. Amounts are in units of 1e-9.
+    """More is asked for than there is beside what others hold; amounts as :func:`nano` has them.
 
     ``holders`` are the UIDs of the claims that hold some of it; those in ``unknown`` hold a device of which nobody knows what it
     takes.
@@ -56,12 +61,16 @@ class Shortage:
     asked: int
     limit: int
     held: int
+    format: Format
     holders: frozenset[str]
     unknown: frozenset[str]
 
     def __str__(self) -> str:
-        rest = f", of which {shown(self.held, self.limit)} are held" if self.holders else ""
-        return f"{shown(self.asked, self.limit)} of {self.what} are asked for and there are {shown(self.limit)}{rest}"
+        asked, limit, held = (
+            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.asked, self.limit, self.held)
+        )
+        rest = f", of which {held} are held" if self.holders else ""
+        return f"{asked} of {self.what} are asked for and there are {limit}{rest}"
 
 
 class _Takes(msgspec.Struct, frozen=True):
@@ -76,17 +85,22 @@ class Takes(NamedTuple):
     capacity: Mapping[str, int]
 
 
-def takes_json(device: Device, share: bool, consumed: Mapping[str, quantity.Quantity]) -> JSON:
-    """What a claim takes with ``device``, as its record has it; nothing of a device that it has whole and undivided."""
-    out: JSON = {}
-    if device.consumes_counters:
-        out["counters"] = {
-            c["counterSet"]: {name: a["value"] for name, a in c["counters"].items()}
-            for c in device.json()["consumesCounters"]
-        }
-    if share:
+def takes_json(counters: JSON, consumed: Mapping[str, Quantity] | None = None) -> JSON:
+    """What a claim takes, as its record has it; nothing of a device that it has whole and undivided.
+
+    Args:
+        counters: what the device draws, see :meth:`Supply.draws`.
+        consumed: the part of a share; None for a whole device.
+    """
+    out: JSON = {"counters": counters} if counters else {}
+    if consumed is not None:
         out["capacity"] = {name: str(amount) for name, amount in consumed.items()}
     return out
+
+
+def draws_of(device: Device) -> JSON:
+    """Counter set → counter → amount that a device draws."""
+    return {s: {n: str(Quantity(v)) for n, v in c.items()} for s, c in device.consumes_counters.items()}
 
 
 @functools.lru_cache(512)  # partitions of a kind take the same
@@ -104,17 +118,14 @@ def read_takes(text: object) -> Takes | None:
 
 @functools.lru_cache(512)
 def nano(text: str) -> int:
-    """A quantity in units of 1e-9, which is the least that Kubernetes knows.
+    """A quantity in billionths: exact, and quick to add. What has more digits than anything real is cut to a number as large.
 
-    Raises ``ValueError`` for what is none.
+    Raises ``ValueError`` for what is no quantity.
     """
-    return int(Fraction(quantity.parse(text).value) * _NANO)
-
-
-def shown(amount: int, like: int | None = None) -> str:
-    """As an operator reads it: in powers of 1024 where it, or the amount ``like`` which it is compared with, is one of those."""
-    binary = amount % _KIBI == 0 and (like or amount) % _KIBI == 0
-    return quantity.canonical(quantity.parse(f"{amount // _KIBI}Ki" if binary else f"{amount}n"))
+    value = Quantity(text).value
+    if value.adjusted() > _MOST:
+        return _HUGE if value > 0 else -_HUGE
+    return int(value.scaleb(_NANO, _CONTEXT))
 
 
 def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:
@@ -133,23 +144,23 @@ def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], suppl
         if limits is None:
             continue
         asked = {h.device: t.counters[name] for h, t in mine if h.pool == pool and name in t.counters}
-        drawn = [(h, _drawn(h, name, supply)) for h in held if h.pool == pool]
+        drawn = [(h, c) for h in held if h.pool == pool and (c := _drawn(h, name, supply)) != {}]
         for counter in dict.fromkeys(c for counters in asked.values() for c in counters):
             if counter not in limits:
                 continue
             limit = nano(limits[counter])
             # Shares of one device draw once, whichever claims have them.
             before: dict[str, int] = {}
-            for h, counters in drawn:
-                amount = limit if counters is None else counters.get(counter, 0)
-                before[h.device] = max(before.get(h.device, 0), amount)
+            for h, c in drawn:
+                before[h.device] = max(before.get(h.device, 0), limit if c is None else c.get(counter, 0))
             after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in asked.items()}
-            used, more = sum(before.values()), sum(after.values()) - sum(before.values())
-            if more > 0 and used + more > limit:
+            used, total = sum(before.values()), sum(after.values())
+            if total > used and total > limit:
                 return Shortage(
                     f"counter {counter} in counter set {name} of pool {pool}",
-                    [d for d, amount in after.items() if amount > before.get(d, 0)], more, limit, used,
-                    frozenset(h.uid for h, c in drawn if c is None or c.get(counter, 0)),
+                    [d for d, has in after.items() if has > before.get(d, 0)],
+                    total - used, limit, used, Quantity(limits[counter]).format,
+                    frozenset(h.uid for h, c in drawn if c is None or c.get(counter)),
                     frozenset(h.uid for h, c in drawn if c is None),
                 )  # fmt: skip
     return None
@@ -159,21 +170,16 @@ def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | 
     """What a hold draws from a counter set; None where nobody knows."""
     takes = read_takes(hold.takes)
     if takes is None:
-        device = supply.device(hold.pool, hold.device)
-        if device is None:
-            return None
-        takes = read_takes(_text(takes_json(device, False, {})))
-        if takes is None:
-            return None
-    return takes.counters.get(counter_set, {})
+        draws = supply.draws(hold.pool, hold.device)
+        takes = None if draws is None else read_takes(encoded(takes_json(draws)))
+    return None if takes is None else takes.counters.get(counter_set, {})
 
 
 def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
     for pool, name in dict.fromkeys((h.pool, h.device) for h, t in mine if h.share and t.capacity):
-        device = supply.device(pool, name)
-        if device is None:
+        limits = supply.capacity(pool, name)
+        if limits is None:
             continue
-        limits = {k: c["value"] for k, c in (device.json().get("capacity") or {}).items()}
         asked = [t.capacity for h, t in mine if (h.pool, h.device) == (pool, name)]
         had = [(h, read_takes(h.takes)) for h in held if (h.pool, h.device) == (pool, name)]
         for capacity in dict.fromkeys(c for amounts in asked for c in amounts):
@@ -184,8 +190,9 @@ def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], suppl
             more = sum(amounts.get(capacity, 0) for amounts in asked)
             if more > 0 and used + more > limit:
                 return Shortage(
-                    f"capacity {capacity} of device {name} in pool {pool}", [name], more, limit, used,
-                    frozenset(h.uid for h, t in had if t is None or t.capacity.get(capacity, 0)),
+                    f"capacity {capacity} of device {name} in pool {pool}",
+                    [name], more, limit, used, Quantity(limits[capacity]).format,
+                    frozenset(h.uid for h, t in had if t is None or t.capacity.get(capacity)),
                     frozenset(h.uid for h, t in had if t is None),
                 )  # fmt: skip
     return None
@@ -201,11 +208,9 @@ def decoded(text: object) -> JSON | None:
 
 def encoded(takes: object) -> str:
     """``takes`` of a record's device as a hold has it."""
-    return _text(takes) if isinstance(takes, dict) else ""
-
-
-def _text(takes: JSON) -> str:
-    return msgspec.json.encode(takes).decode()
+    if not isinstance(takes, dict):
+        return ""
+    return msgspec.json.encode(takes).decode() if takes else "{}"
 
 
 def places(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
@@ -15,10 +14,11 @@ from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, pri
 from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
+_TEXT, _STATUS = (str, type(None)), (DeviceStatus, type(None))
+_Key = tuple[str, str, str | None, str]  # pool, device, share, request
 
 
-@dataclass(frozen=True)
-class PreparedAnswer:
+class PreparedAnswer(NamedTuple):
     """One device as the kubelet is told of it."""
 
     requests: Sequence[str]
@@ -57,8 +57,9 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
         entry = {**begun.get((*identity(entry), allocated.request), entry)}
         if given.edits:
             _check_paths(claim, given, dev)
-            edits.append((specs.device_name(claim.uid, given.name, given.share_id), given.edits.json()))
-            entry["cdi"] = [specs.device_id(claim.uid, given.name, given.share_id)]
+            name = specs.device_name(claim.uid, given.name, given.share_id)
+            edits.append((name, given.edits.json()))
+            entry["cdi"] = [specs.device_id(name)]
         if given.data is not None:
             entry["data"] = _plain(claim, given)
         devices.append(entry)
@@ -78,15 +79,15 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
 def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
     """Every allocated device with its one answer."""
     shown = f"claim {claim.namespace}/{claim.name}"
-    given: dict[tuple[str, str, str | None, str], PreparedDevice] = {}
+    given: dict[_Key, PreparedDevice] = {}
     if not isinstance(prepared, Iterable):
         raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice")
     for p in prepared:
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(f"{shown}: prepare answered {_type(p)}, not PreparedDevice")
         key = (p.pool, p.name, p.share_id, p.request)
-        typed = isinstance(p.edits, ContainerEdits) and isinstance(p.status, DeviceStatus | None)
-        if not all(isinstance(k, str | None) for k in key) or not typed:
+        typed = isinstance(p.edits, ContainerEdits) and isinstance(p.status, _STATUS)
+        if not all(isinstance(k, _TEXT) for k in key) or not typed:
             raise BadAnswerError(
                 f"{shown}: prepare answered a PreparedDevice with a field of a wrong type: use AllocatedDevice.prepared()"
             )
@@ -94,15 +95,19 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
         given[key] = p
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
-    for key in given.keys() - wanted.keys():
-        pool, name, share, request = key
-        raise BadAnswerError(
+    if given.keys() != wanted.keys():
+        raise _misfit(shown, given.keys(), wanted.keys())
+    return [(allocated, given[key]) for key, allocated in wanted.items()]
+
+
+def _misfit(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
+    for pool, name, share, request in given - wanted:
+        return BadAnswerError(
             f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "
             f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
         )
-    for key in wanted.keys() - given.keys():
-        raise BadAnswerError(f"{shown}: prepare answered nothing for device {key[1]}: answer every device")
-    return [(allocated, given[key]) for key, allocated in wanted.items()]
+    missing = next(iter(wanted - given))
+    return BadAnswerError(f"{shown}: prepare answered nothing for device {missing[1]}: answer every device")
 
 
 def _check_paths(claim: Claim, given: PreparedDevice, dev: Path) -> None:

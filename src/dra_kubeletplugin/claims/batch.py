@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
-_QUIET = 1.0  # seconds
-_MANY = 2000  # batches
+_QUIET = 0.1  # seconds
+_LATEST = 1.0  # seconds
 
 
 class Batcher(Generic[Item]):
     """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item.
 
-    ``idle`` runs in that thread after a second without work, or after very many batches without one: for what nobody should
-    have to wait for. Used from one event loop; the thread is made with the first item, and holds up no end of the process.
+    ``idle`` runs in that thread after a moment without work, or between two batches where there is none for a second: for what
+    nobody should have to wait for. Used from one event loop; the thread is made with the first item, and holds up no end of the
+    process.
     """
 
     def __init__(
@@ -39,19 +41,12 @@ class Batcher(Generic[Item]):
         self._quiet = asyncio.Event()  # set while the thread has nothing to do
         self._quiet.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._since_idle = 0
+        self._unrested = math.inf  # the loop's time of the first batch since the last rest
         self._closed = False
         self.batches = 0
 
-    async def submit(self, item: Item) -> Any:
-        """Waits for the item's result, or raises its exception. A cancelled wait does not stop the work."""
-        return await self._add(item)
-
-    def post(self, item: Item) -> None:
-        """As :meth:`submit`, for an item whose result nobody needs and which raises nothing."""
-        self._add(item)
-
-    def _add(self, item: Item) -> asyncio.Future[Any]:
+    def submit(self, item: Item) -> asyncio.Future[Any]:
+        """The item's result, or its exception. A cancelled wait does not stop the work."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._closed:
@@ -68,7 +63,7 @@ class Batcher(Generic[Item]):
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._waiting = self._waiting, []
         self.batches += 1
-        self._since_idle += 1
+        self._unrested = min(self._unrested, loop.time())
         items = [item for item, _ in batch]
 
         def job() -> None:
@@ -92,7 +87,7 @@ class Batcher(Generic[Item]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        if self._idle is not None and self._since_idle >= _MANY:
+        if self._idle is not None and loop.time() - self._unrested > _LATEST:
             self._rest(loop, self._idle)
         else:
             self._next(loop)
@@ -102,12 +97,12 @@ class Batcher(Generic[Item]):
             self._send(loop)
             return
         self._quiet.set()
-        if self._idle is not None and self._since_idle and not self._closed:
+        if self._idle is not None and self._unrested < math.inf and not self._closed:
             self._timer = loop.call_later(_QUIET, self._rest, loop, self._idle)
 
     def _rest(self, loop: asyncio.AbstractEventLoop, idle: Callable[[], None]) -> None:
         self._quiet.clear()
-        self._since_idle = 0
+        self._unrested = math.inf
 
         def job() -> None:
             with contextlib.suppress(Exception):  # who waits for nothing is told nothing

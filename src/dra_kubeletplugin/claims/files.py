@@ -5,15 +5,14 @@ So no name has to be parsed, and requests, admin access and a driver's undo step
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from ..cdi import ClaimSpecs
 from ..errors import RecordsError, describe, printable
-from .batch import Batcher
 from .record import Record, State, check_doc
 
 log = logging.getLogger(__name__)
@@ -50,42 +49,45 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
 
 
 class Files:
-    """The files of claims, written in one thread of their own. ``specs`` names them."""
+    """The files of claims. ``specs`` names them. All methods block, and are called in the thread of the records.
+
+    Raise :class:`RecordsError` where they say nothing else.
+    """
 
     def __init__(self, specs: ClaimSpecs) -> None:
         self.specs = specs
-        self._batcher: Batcher[Callable[[], object]] = Batcher("cdi", self._work)
+        self._notes: dict[str, Record] = {}  # that are not written yet
 
-    async def put(self, record: Record) -> None:
-        """Writes the spec of a prepared claim, if it has one.
-
-        Raises :class:`RecordsError`.
-        """
+    def put(self, record: Record) -> None:
+        """Writes the spec of a prepared claim, if it has one."""
         if spec := record.doc.get("cdi"):
-            await self._do(functools.partial(self.specs.write, record.uid, spec))
+            with self._translated():
+                self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
-        """Has the note of a prepared claim written; nobody waits for it.
+        """Has the note of a prepared claim written by :meth:`write_notes`; raises nothing.
 
-        What is asked for later comes later. A note that a death prevents is written when the next start mends files; only a
-        database lost in the same moment would miss it.
+        A note that a death prevents is written when the next start mends files; only a database lost in the same moment would
+        miss it.
         """
-        self._batcher.post(functools.partial(self._write_note, record))
+        self._notes[record.uid] = record
 
-    def _write_note(self, record: Record) -> None:
-        try:
-            self.specs.write_note(record.uid, note_of(record))
-        except (OSError, ValueError) as e:
-            log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
+    def write_notes(self) -> None:
+        """Writes the notes that are due; raises nothing."""
+        while self._notes:
+            _, record = self._notes.popitem()
+            try:
+                self.specs.write_note(record.uid, note_of(record))
+            except (OSError, ValueError) as e:
+                log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
-    async def mend(self, record: Record) -> bool:
-        """Writes the files again where one is missing, cut or changed; True where one was.
-
-        Raises :class:`RecordsError`.
-        """
+    def mend(self, record: Record) -> bool:
+        """Writes the files again where one is missing, cut or changed; True where one was."""
         spec, note = record.doc.get("cdi"), note_of(record)
-
-        def compare() -> bool:
+        due = self._notes.pop(record.uid, None)
+        with self._translated():
+            if due:
+                self.specs.write_note(record.uid, note)
             if self.specs.holds(record.uid, spec, note):
                 return False
             if spec:
@@ -93,47 +95,40 @@ class Files:
             self.specs.write_note(record.uid, note)
             return True
 
-        return bool(await self._do(compare))
-
     def known(self, uid: str) -> Record | None:
-        """What the file of a claim tells of it; None where it tells nothing. Blocks."""
+        """What the file of a claim tells of it; None where it tells nothing. Raises nothing."""
         return record_of(self.specs, uid)
 
-    async def remove(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.
 
-        Raises :class:`RecordsError`; a file that is not there is no fault.
+        A file that is not there is no fault.
         """
-        await self._do(functools.partial(self.specs.remove, uid))
+        with self._translated():
+            self.specs.remove(uid)
 
     def forget(self, uid: str) -> None:
-        """Takes the note away: what it tells is undone. Blocks; a failure is logged, and the next pass finds an orphan."""
+        """Takes the note away: what it tells is undone. A failure is logged, and the next pass finds an orphan."""
+        self._notes.pop(uid, None)
         try:
             self.specs.remove_note(uid)
         except (OSError, ValueError) as e:
             log.warning("the note of claim %s cannot be removed: %s", printable(uid), describe(e))
 
-    async def remove_all(self, uid: str) -> None:
-        """Both, for a claim that has no record.
+    def remove_all(self, uid: str) -> None:
+        """Both, for a claim that has no record."""
+        self._notes.pop(uid, None)
+        with self._translated():
+            self.specs.remove(uid)
+            self.specs.remove_note(uid)
 
-        Raises :class:`RecordsError`.
-        """
-        await self.remove(uid)
-        await self._do(functools.partial(self.specs.remove_note, uid))
-
-    async def close(self, timeout: float) -> None:
-        await self._batcher.close(timeout)
-
-    async def _do(self, work: Callable[[], object]) -> object:
-        return await self._batcher.submit(work)
-
-    def _work(self, items: Sequence[Callable[[], object]]) -> list[object]:
-        return [self._one(item) for item in items]
-
-    def _one(self, item: Callable[[], object]) -> object:
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
-            return item()
+            yield
         except OSError as e:
-            return RecordsError(f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space")
+            raise RecordsError(
+                f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space"
+            ) from None
         except ValueError as e:  # a name that no file can have
-            return RecordsError(f"{self.specs.root} cannot have the files of such a claim: {printable(e)}")
+            raise RecordsError(f"{self.specs.root} cannot have the files of such a claim: {printable(e)}") from None

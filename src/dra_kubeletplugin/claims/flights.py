@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DraError
+from ..errors import DraError, describe
 from ..observe.log import operation_id
 from ..observe.metrics import Metrics
 
@@ -39,6 +39,7 @@ class Flights:
 
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("in_flight", lambda: len(self._last))
+        self.ending = False  # nothing new is to be started
         self._last: dict[str, _Flight] = {}  # the newest of each claim; earlier ones are waited for by it
         self._all: set[asyncio.Task[Any]] = set()
 
@@ -88,6 +89,7 @@ class Flights:
 
         Never takes much longer, also where a driver's method does not let itself be cancelled.
         """
+        self.ending = True
         if self._all:
             log.info("stopping: %d claims are being worked on", len(self._last))
             await asyncio.wait(self._all, timeout=grace)
@@ -100,3 +102,11 @@ class Flights:
             log.warning("%d claims were left unfinished (%s): the next start undoes them", len(left), names)
             if stuck:
                 log.warning("%d of them do not let themselves be cancelled", len(stuck))
+
+
+def own(e: BaseException) -> DraError:
+    """How a flight failed. Errors pass; what is none is a fault of ours, told without its insides and logged with them."""
+    if isinstance(e, DraError):
+        return e
+    log.error("a fault of the framework", exc_info=e)
+    return DraError(f"a fault inside the plugin: {describe(e)}")

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from ..errors import HardwareUnknownError, RecordUnreadableError
+from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from . import rows
 from .amounts import Supply, shortage
 from .processes import ProcessLock
@@ -37,7 +37,15 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Undo:
-    """Marked as ours: undo it, then ask again."""
+    """Marked as ours: undo it, then ask again. ``fault`` is why its CDI spec is still there."""
+
+    record: Record
+    fault: DraError | None = None
+
+
+@dataclass(frozen=True)
+class Undone:
+    """It was marked, and is gone: nothing of it concerned the driver."""
 
     record: Record
 
@@ -61,7 +69,7 @@ class Nothing:
     """There is no record."""
 
 
-Verdict = Fresh | Repeat | Undo | Busy | Stale | Nothing
+Verdict = Fresh | Repeat | Undo | Undone | Busy | Stale | Nothing
 
 
 class Judge:
@@ -100,7 +108,7 @@ class Judge:
         stale = self._check_left(db, wanted, supply)
         if stale:
             return Stale(stale)
-        rows.insert(db, self.driver, wanted)
+        rows.insert_free(db, self.driver, wanted)  # that nobody has its devices was looked at just now
         return Fresh(wanted)
 
     def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
@@ -109,9 +117,9 @@ class Judge:
         Raises :class:`OverdrawnError` naming the claims that hold too much.
         """
         mine = wanted.holds()
-        held = rows.beside(db, self.driver, mine, wanted.uid)
-        if shortage(mine, held, supply) is None:
+        if shortage(mine, rows.beside(db, self.driver, mine, wanted.uid), supply) is None:
             return []
+        held = rows.beside(db, self.driver, mine, wanted.uid, names=True)
         takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
         missing = shortage(mine, [h for h in held if h.uid not in stale], supply)

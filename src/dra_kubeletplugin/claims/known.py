@@ -7,8 +7,9 @@ from typing import Any
 
 from ..driver import AllocatedDevice
 from ..inventory import Inventory
-from ..resources.types import Device
-from .amounts import Supply, takes_json
+from ..resources.quantity import Quantity
+from ..resources.types import Capacity
+from .amounts import Supply, draws_of, takes_json
 from .elsewhere import Found
 from .record import allocated_json
 
@@ -26,10 +27,17 @@ class Known(Supply):
         """A device of another process's pool."""
         self._found[pool, found.device.name] = found
 
-    def device(self, pool: str, name: str) -> Device | None:
+    def draws(self, pool: str, name: str) -> JSON | None:
         if found := self._found.get((pool, name)):
-            return found.device
-        return self._inventory.find(name, pool)
+            return draws_of(found.device)
+        return self._inventory.draws(name, pool)
+
+    def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
+        found = self._found.get((pool, name))
+        device = found.device if found else self._inventory.find(name, pool)
+        if device is None:
+            return None
+        return {n: str(c.value if isinstance(c, Capacity) else Quantity(c)) for n, c in device.capacity.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         for (found_in, _), found in self._found.items():
@@ -40,7 +48,8 @@ class Known(Supply):
     def entry(self, device: AllocatedDevice) -> JSON:
         """A device as a record has it before it is prepared: with what it takes, and how it is published if that is ours."""
         out = allocated_json(device)
-        out["takes"] = takes_json(device.device, bool(device.share_id), device.consumed_capacity)
+        draws = self.draws(device.pool, device.name) or {}
+        out["takes"] = takes_json(draws, device.consumed_capacity if device.share_id else None)
         if (device.pool, device.name) not in self._found:
-            out |= {"published": self._inventory.description(device.name, device.pool)}
+            out["published"] = self._inventory.description(device.name, device.pool)
         return out

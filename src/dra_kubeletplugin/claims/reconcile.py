@@ -17,12 +17,12 @@ from typing import Any
 from ..errors import ApiUnavailableError, DraError, RecordsError, StoppingError
 from ..observe.log import operation
 from ..observe.metrics import Metrics
-from .engine import Engine
 from .files import Files
 from .flights import Flights
 from .judge import Judge
 from .record import Record, State
 from .store import Store
+from .undoing import Undoing
 from .verify import ClaimRef, Verifier
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Reconciler:
 
     def __init__(
         self,
-        engine: Engine,
+        undoing: Undoing,
         store: Store,
         files: Files,
         flights: Flights,
@@ -69,7 +69,7 @@ class Reconciler:
         grace: float,
         patience: float,
     ) -> None:
-        self.engine = engine
+        self.undoing = undoing
         self.store = store
         self.files = files
         self.flights = flights
@@ -111,19 +111,19 @@ class Reconciler:
     async def _leftovers(self, records: list[Record], report: Report) -> None:
         """Unfinished work of dead processes, and undo that failed before."""
         unfinished = [r.uid for r in records if r.state is not State.PREPARED and not self.judge.is_others(r)]
-        await self._all(unfinished, self.engine.tidy, report.undone, report)
+        await self._all(unfinished, self.undoing.tidy, report.undone, report)
 
     async def _files(self, records: list[Record], report: Report) -> None:
         """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
         prepared = [r.uid for r in records if self.judge.answers(r)]
-        await self._all(prepared, self.engine.mend_file, report.files_restored, report)
+        await self._all(prepared, self.undoing.mend_file, report.files_restored, report)
         if await self.store.recovering():
             return  # the driver has not told yet which claims it knows: no file is an orphan
         try:
             found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
             raise RecordsError(f"{self.files.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
-        await self._all(found, self.engine.remove_orphan, report.files_removed, report)
+        await self._all(found, self.undoing.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Old files without a record. What writers left that died is taken away on the way."""
@@ -163,7 +163,7 @@ class Reconciler:
         for record in over.values():
             what = "is gone from the API server, or has its devices no more, and nobody unprepared it"
             log.warning("claim %s %s: doing it now", record.shown, what)
-        await self._all(over, lambda uid: self.engine.reclaim(over[uid]), report.unprepared, report)
+        await self._all(over, lambda uid: self.undoing.reclaim(over[uid]), report.unprepared, report)
 
     async def _all(
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report

@@ -28,6 +28,7 @@ from .reconcile import Reconciler
 from .record import InFlight
 from .recovery import Recovery
 from .store import Store
+from .undoing import Undoing
 from .verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -64,18 +65,19 @@ class Claims:
         self.flights = Flights(metrics)
         self.files = Files(specs)
         self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
-        self.store = Store(self.keeper)
+        self.store = Store(self.keeper, self.files.write_notes)
         judge = Judge(name, process, boot_id, self.flights)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
         elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
         verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
+        undoing = Undoing(driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed)
         self.engine = Engine(
-            driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, metrics,
+            driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, undoing, metrics,
             call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
         )  # fmt: skip
         self.reconciler = Reconciler(
-            self.engine, self.store, self.files, self.flights, judge, verifier, metrics,
+            undoing, self.store, self.files, self.flights, judge, verifier, metrics,
             grace=settings.reconcile_grace, patience=settings.call_timeout,
         )  # fmt: skip
         self.recovery = Recovery(driver, calls, self.store, boot_id)

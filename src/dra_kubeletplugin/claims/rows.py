@@ -16,9 +16,6 @@ from .record import Fence, Record, State, Unreadable, check_doc
 
 COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM claims"
-_BESIDE = (
-    "SELECT pool, device, share_id, takes, uid FROM holds WHERE driver = ? AND pool = ? AND uid != ? AND takes != '{}'"
-)
 _NAMES = frozenset({"uid", "namespace", "name"})  # in messages, commands and names of files
 _MOST = 1e12  # seconds, or tries: no number on record is larger
 _BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
@@ -94,6 +91,11 @@ def insert(db: sqlite3.Connection, driver: str, record: Record) -> None:
     Raises :class:`HeldByError` with all holders, and ``sqlite3.IntegrityError`` where the claim has a row.
     """
     check_free(db, driver, record)
+    insert_free(db, driver, record)
+
+
+def insert_free(db: sqlite3.Connection, driver: str, record: Record) -> None:
+    """As :func:`insert`, after :func:`check_free` in the same transaction."""
     insert_unheld(db, record)
     insert_holds(db, driver, record.holds())
 
@@ -128,13 +130,20 @@ def holder(db: sqlite3.Connection, uid: str) -> Row:
     return read(db, uid) or Unreadable(shown_key(uid), "its row cannot be found", {})
 
 
-def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str) -> list[Hold]:
-    """What other claims than ``uid`` hold of the counter sets and devices from which ``wanted`` takes something."""
+def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str, *, names: bool = False) -> list[Hold]:
+    """What other claims than ``uid`` hold of the counter sets and devices from which ``wanted`` takes something.
+
+    Shares are left out, and UIDs unless ``names`` are wanted: a device may have hundreds of shares, and each text costs.
+    """
     found: list[Hold] = []
     for pool, device in places(wanted):
-        where, at = ("", ()) if device is None else (" AND device = ?", (device,))
-        query = f"{_BESIDE}{where} ORDER BY device, share_id"
-        found += [Hold(*row) for row in db.execute(query, (driver, pool, uid, *at))]
+        what, per = ("uid, 1", "") if names else ("'', count(*)", " GROUP BY device, takes")
+        only, at = ("", ()) if device is None else (" AND device = ?", (device,))
+        query = (
+            f"SELECT device, takes, {what} FROM holds WHERE driver = ? AND pool = ? AND uid != ? AND takes != '{{}}'"
+        )
+        for name, takes, other, count in db.execute(f"{query}{only}{per}", (driver, pool, uid, *at)):
+            found += [Hold(pool, name, "", takes, other)] * count
     return found
 
 
@@ -264,7 +273,7 @@ def _text(raw: Mapping[str, object], column: str) -> str:
     value = raw[column]
     if (
         not isinstance(value, str)
-        or (column in _NAMES and value != shown_key(value))
+        or (column in _NAMES and not (value.isascii() and value.isprintable()) and value != shown_key(value))
         or (column == "uid" and not value)
     ):
         raise ValueError(f"column {column} is no text that it may be")

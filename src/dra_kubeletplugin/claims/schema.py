@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -225,6 +226,5 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
     return RecordsError(f"{path} cannot be used: {text}")
 
 
-def lenient(raw: bytes) -> str:
-    """Text of a damaged row is no reason to lose the others."""
-    return raw.decode(errors="replace")
+lenient = functools.partial(str, encoding="utf-8", errors="replace")
+"""How text is read: that of a damaged row is no reason to lose the others. Not a function of ours: called for every column."""

@@ -1,4 +1,4 @@
-"""The records, in one SQLite database: write-ahead log, one transaction for a whole batch of operations.
+"""The records, in one SQLite database: write-ahead log, one transaction for a whole batch of operations, in one thread.
 
 Two processes share the file during a rolling update. Exclusive use of a device is a constraint of the database itself. Only what
 a power failure must not take is synced; the rest survives the death of the process, and after a power failure the boot id is
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import RecordsBusyError, RecordsError
 from ..inventory import Held
@@ -40,13 +41,28 @@ class Mode(enum.Enum):
     SYNC = enum.auto()  # survives a power failure too
 
 
+class Job(NamedTuple):
+    """What is done at one go in the thread of the records: ``first``, before the transaction; the operation; ``then``, after it.
+
+    ``first`` and ``then`` are for files. What one of them raises is the job's answer: after ``first`` nothing else is done, after
+    ``then`` the operation is. ``then`` is given the operation's result, and answers the job's, or a job that goes on from there:
+    in a transaction of its own, with those that the rest of the batch goes on with.
+    """
+
+    operation: Operation[Any] | None = None
+    mode: Mode = Mode.WRITE
+    first: Callable[[], Any] | None = None
+    then: Callable[[Any], Any] | None = None
+
+
 class Store:
     """Records of one driver. All methods may be called from any task; they are gathered into transactions.
 
+    ``write_notes`` is called in the thread of the records when nobody waits, and before the file is opened, which may need them.
     ``fault`` says why the records cannot be used, empty when they can; ``opened`` is set each time that the file was opened.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, write_notes: Callable[[], None]) -> None:
         self.path = keeper.path
         self.driver = keeper.specs.driver
         self.keeper = keeper
@@ -55,27 +71,41 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._db: Connection | None = None
         self._damage: Exception | None = None
-        self._batcher: Batcher[tuple[Operation[object], Mode]] = Batcher("records", self._work, self._write_back)
+        self._write_notes = write_notes
+        self._batcher: Batcher[Job] = Batcher("records", self._work, self._rest)
 
     @property
     def transactions(self) -> int:
         """Batches so far, each one transaction, or two where reads and writes came together."""
         return self._batcher.batches
 
-    async def do(self, operation: Operation[Result], mode: Mode = Mode.WRITE) -> Result:
-        """Runs ``operation`` in a transaction with others; its exception rolls back only its own part.
+    async def do(
+        self,
+        operation: Operation[Result],
+        mode: Mode = Mode.WRITE,
+        *,
+        first: Callable[[], object] | None = None,
+        then: Callable[[Result], Result | Job] | None = None,
+    ) -> Result:
+        """Runs ``operation`` in a transaction with others; its exception rolls back only its own part. See :class:`Job`.
 
-        Raises :class:`RecordsError`, or what the operation raises.
+        Raises :class:`RecordsError`, or what the operation, ``first`` or ``then`` raises.
         """
         self._loop = asyncio.get_running_loop()
-        result: Result = await self._batcher.submit((operation, mode))
+        result: Result = await self._batcher.submit(Job(operation, mode, first, then))
+        return result
+
+    async def aside(self, work: Callable[[], Result]) -> Result:
+        """Runs ``work``, which is about files and not about records, in the same thread: in order with what came before."""
+        result: Result = await self._batcher.submit(Job(first=work))
         return result
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for what is under way."""
         if self._db is not None:
             # A file that was removed just now comes back: the next instance would find nothing.
-            await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
+            last = (self.aside(self._write_notes), self.look())
+            await asyncio.wait([asyncio.ensure_future(each) for each in last], timeout=timeout)
         await self._batcher.close(timeout)
         if self._db is not None:
             self._drop()
@@ -121,6 +151,7 @@ class Store:
     def _open(self) -> Connection:
         if self._db is not None and self._is_named(self._db):
             return self._db
+        self._write_notes()
         # The old one stays open until the new one is: it may be the last that knows what a removed file had.
         db = self.keeper.open(self._damage, self._db)
         self._drop()
@@ -142,16 +173,24 @@ class Store:
             if db is not None:
                 db.close()
 
-    def _work(self, items: Sequence[tuple[Operation[object], Mode]]) -> list[object]:
+    def _work(self, jobs: Sequence[Job]) -> list[object]:
         """Reads first, in a transaction of their own: a writer that is stopped must not hold them up."""
-        results: list[object] = [None] * len(items)
-        for modes in ({Mode.READ}, {Mode.WRITE, Mode.SYNC}):
-            chosen = [i for i, (_, mode) in enumerate(items) if mode in modes]
+        results: list[object] = [_caught(job.first) if job.first else None for job in jobs]
+        left = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
+        for write in (False, True):
+            chosen = [i for i in left if (jobs[i].mode is not Mode.READ) is write]
             if chosen:
-                synced = any(items[i][1] is Mode.SYNC for i in chosen)
-                done = self._transaction([items[i][0] for i in chosen], write=Mode.WRITE in modes, synced=synced)
+                synced = any(jobs[i].mode is Mode.SYNC for i in chosen)
+                done = self._transaction([op for i in chosen if (op := jobs[i].operation)], write=write, synced=synced)
                 for i, result in zip(chosen, done, strict=True):
                     results[i] = result
+        for i in left:
+            then, result = jobs[i].then, results[i]
+            if then and not isinstance(result, BaseException):
+                results[i] = _caught(functools.partial(then, result))
+        if further := [(i, job) for i, job in enumerate(results) if isinstance(job, Job)]:
+            for (i, _), result in zip(further, self._work([job for _, job in further]), strict=True):
+                results[i] = result
         return results
 
     def _transaction(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
@@ -180,7 +219,7 @@ class Store:
         db = self._begin(write=write, synced=synced)
         changes = db.total_changes
         try:
-            results = [_one(db, operation) for operation in operations]
+            results = _all(db, operations)
             db.execute("COMMIT")
         except BaseException:
             rollback(db)
@@ -228,6 +267,10 @@ class Store:
             self._drop()
             self._damage = e if is_damage(e) else None
 
+    def _rest(self) -> None:
+        self._write_notes()
+        self._write_back()
+
     def _write_back(self) -> None:
         """Moves a long log into the database, which syncs both, when nobody waits for it."""
         try:
@@ -249,21 +292,50 @@ def _read_afresh(db: sqlite3.Connection) -> None:
     rows.count_prepared(db)
 
 
-def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
-    """One operation behind a savepoint. Faults of the database itself fail the whole batch."""
-    db.execute("SAVEPOINT one")
+def _caught(work: Callable[[], object]) -> object:
+    """What ``work`` answers or raises."""
     try:
-        result = operation(db)
+        return work()
+    except Exception as e:
+        return e
+
+
+def _all(db: sqlite3.Connection, operations: Sequence[Operation[object]]) -> list[object]:
+    """Each operation's result, or the exception that rolled back its own part and no other.
+
+    That is rare, so only then each is run once more, behind a savepoint of its own. Faults of the database itself fail all.
+    """
+    db.execute("SAVEPOINT batch")
+    out: list[object] = []
+    for operation in operations:
+        before = db.total_changes
+        result = _one(db, operation)
+        if isinstance(result, Exception) and db.total_changes != before:
+            db.execute("ROLLBACK TO batch")
+            return [_saved(db, operation) for operation in operations]
+        out.append(result)
+    return out
+
+
+def _saved(db: sqlite3.Connection, operation: Operation[object]) -> object:
+    db.execute("SAVEPOINT one")
+    result = _one(db, operation)
+    if isinstance(result, Exception):
+        db.execute("ROLLBACK TO one")
+    db.execute("RELEASE one")
+    return result
+
+
+def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
+    """What an operation answers, or the exception that concerns it alone."""
+    try:
+        return operation(db)
     except UnicodeDecodeError as e:  # of SQLite's own message, which quotes a damaged schema
         raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except Exception as e:
         if isinstance(e, sqlite3.Error) and not isinstance(e, sqlite3.IntegrityError):
             raise
-        db.execute("ROLLBACK TO one")
-        db.execute("RELEASE one")
         return e
-    db.execute("RELEASE one")
-    return result
 
 
-__all__ = ["Mode", "Store"]
+__all__ = ["Job", "Mode", "Store"]

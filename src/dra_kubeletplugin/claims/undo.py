@@ -148,6 +148,11 @@ class _Registration(Awaitable[None]):
         )
 
 
+def has_undo(driver: Driver, steps: Sequence[Step]) -> bool:
+    """Whether :func:`run_undo` would call the driver at all."""
+    return bool(steps) or type(driver).unprepare is not Driver.unprepare
+
+
 async def run_undo(driver: Driver, calls: Calls, steps: Sequence[Step], claim: PreparedClaim, shown: str) -> None:
     """``unprepare``, then every step on record, newest first. All are tried.
 
@@ -215,4 +220,4 @@ def _near(word: str, known: Sequence[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
-__all__ = ["RecordUndo", "run_undo"]
+__all__ = ["RecordUndo", "has_undo", "run_undo"]

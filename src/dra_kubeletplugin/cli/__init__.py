@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..driver import Driver
 from ..errors import DraError, SettingsError
+from ..settings import NODE_ONLY, ControllerSettings
 from .options import Parser, add_settings, given
 
 HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
@@ -18,6 +19,13 @@ def parser() -> Parser:
     run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
     run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     add_settings(run)
+    controller = commands.add_parser(
+        "controller",
+        help="run a driver's controller, one for the cluster",
+        description="Publishes a driver's pools that belong to no single node, and binds claims, until SIGTERM.",
+    )
+    controller.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    add_settings(controller, ControllerSettings, NODE_ONLY)
     dev = commands.add_parser(
         "dev",
         help="a local cluster with a driver",
@@ -33,6 +41,9 @@ def parser() -> Parser:
     dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
     dev.add_argument(
         "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
+    )
+    dev.add_argument(
+        "--controller", action="store_true", help="run the driver's controller too, as `dra controller` does"
     )
     add_settings(dev)
     claims = commands.add_parser("claims", help="list or forget records of prepared claims")
@@ -63,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from .run import run
 
                 run(args.driver, given(args))
+            case "controller":
+                from .controller import controller
+
+                controller(args.driver, given(args, ControllerSettings))
             case "dev":
                 from .dev import dev
 

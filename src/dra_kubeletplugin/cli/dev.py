@@ -9,7 +9,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..driver import Driver, load_driver
@@ -19,7 +19,7 @@ from ..local.cluster import LocalCluster, Node
 from ..local.kubelet import Timers
 from ..observe.log import configure
 from ..plugin import Plugin
-from ..settings import Settings
+from ..settings import NODE_ONLY, ControllerSettings, Settings
 from .inspect import host_root
 from .options import given
 from .run import settings_for
@@ -59,8 +59,9 @@ async def session(
     cdi_root: Path | None = None,
     apply: Sequence[Path] = (),
     timers: Timers | None = None,
+    controller: bool = False,
 ) -> AsyncIterator[Session]:
-    """A running local cluster with one node and the driver on it, registered and published."""
+    """A running local cluster with one node and the driver on it, registered and published; its ``controller`` too."""
     name = settings.node_name or "node-1"
     async with LocalCluster(
         (name,), state=state, address=address, certificate=certificate, cdi_root=cdi_root, timers=timers
@@ -68,11 +69,25 @@ async def session(
         cluster.node.kubelet.runtime.dev = Host(sysfs, settings.dev_root).dev
         ready = node_settings(settings, cluster, cluster.node, sysfs)
         plugin = Plugin(driver(), ready)
-        async with plugin.running():
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(plugin.running())
             await plugin.ready(_READY)
+            if controller:
+                await _control(stack, driver, ready)
             for path in apply:
                 await cluster.apply_file(path)
             yield Session(cluster, plugin)
+
+
+async def _control(stack: contextlib.AsyncExitStack, driver: type[Driver], settings: Settings) -> None:
+    """Starts the driver's controller, on the cluster of ``settings``; returns once it leads and has published."""
+    from ..controller import Controller  # most drivers have none
+
+    shared = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in NODE_ONLY}
+    shared |= {"http_address": "", "sysfs_root": settings.sysfs_root}  # the address is the plugin's
+    running = Controller(driver(), ControllerSettings(**shared, namespace="default"))
+    await stack.enter_async_context(running.running())
+    await running.ready(_READY)
 
 
 def dev(args: argparse.Namespace) -> int:
@@ -126,6 +141,7 @@ async def _serve(
         certificate=certificate,
         cdi_root=cdi,
         apply=[Path(p) for p in args.apply],
+        controller=args.controller,
     ) as s:
         started.set()
         slices = len(s.cluster.slices())

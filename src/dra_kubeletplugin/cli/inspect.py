@@ -68,7 +68,7 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
 async def _look(driver: Driver) -> Inventory:
     """What the plugin would publish of a driver's devices."""
     calls = Calls()
-    inventory = Inventory(driver.settings.node_name, driver.unhealthy_taint)
+    inventory = Inventory(driver.settings.node_name)
     await calls(driver.start)
     try:
         await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
@@ -81,7 +81,7 @@ def inspect(args: argparse.Namespace) -> int:
     settings = load(given(args))
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
-        host = Host(root, settings.dev_root)
+        host = Host(root, settings.dev_root, lists=settings.list_attributes)
         if args.record:
             print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
             return 0

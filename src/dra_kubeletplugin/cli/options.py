@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -36,9 +37,14 @@ def _columns() -> int:
         return 80
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, kind: type[Settings] = Settings, without: Collection[str] = ()
+) -> None:
+    """A flag for each option of ``kind``, but those named in ``without``."""
     group = parser.add_argument_group("settings", "each can be given by its environment variable as well")
-    for f in fields(Settings):
+    for f in fields(kind):
+        if f.name in without:
+            continue
         meta = f.metadata
         default = f"{f.default:g}s" if isinstance(f.default, float) else f.default
         shown = f"; {default}" if default not in {"", False} else ""
@@ -49,6 +55,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             group.add_argument(meta["flag"], dest=f.name, metavar=f.name.rpartition("_")[2].upper(), help=text)
 
 
-def given(args: argparse.Namespace) -> dict[str, Any]:
+def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str, Any]:
     """What was given on the command line, by field name."""
-    return {f.name: getattr(args, f.name) for f in fields(Settings) if getattr(args, f.name) is not None}
+    known = vars(args)
+    return {f.name: known[f.name] for f in fields(kind) if known.get(f.name) is not None}

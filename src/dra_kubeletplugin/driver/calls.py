@@ -8,15 +8,15 @@ that all of a driver's code runs inside it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import inspect
 import itertools
 import logging
+import sys
 import threading
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -83,7 +83,9 @@ class Calls:
         """
         name = _name(method)
         run = functools.partial(method, *args, **kwargs)
-        with self._noted(name) as running:
+        running = _Running(next(self._numbers), name, time.monotonic())
+        self._enter(running)
+        try:
             if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
                 outcome = await self._on_loop(running, lambda: _resolve(run()))
             else:
@@ -91,6 +93,8 @@ class Calls:
                 value = outcome.value
                 if _is_async(value):
                     outcome = await self._on_loop(running, lambda: _resolve(value), value)
+        finally:
+            self._leave(running)
         return self._answer(name, outcome)
 
     @property
@@ -117,19 +121,26 @@ class Calls:
 
     async def _on_loop(self, running: _Running, work: Callable[[], Awaitable[Any]], value: Any = None) -> _Outcome:
         """In a task of its own, so that a cancellation of ours and one of the driver's are never taken for each other."""
-        task = asyncio.create_task(_guarded(work), name=f"driver.{running.name}")
-        self._tasks.add(task)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._enter(running)
+        task = _begin(loop, _guarded(work), f"driver.{running.name}")
+        self._tasks.add(task)
 
         def ended(task: asyncio.Task[_Outcome]) -> None:
             self._tasks.discard(task)
             if inspect.iscoroutine(value):
                 value.close()  # where the task ended before it began
             self._leave(running)
+            if not waiter.done():
+                waiter.set_result(None)
 
+        if task.done():
+            ended(task)
+            return task.result()
         task.add_done_callback(ended)
         try:
-            await asyncio.wait({task})
+            await waiter
         except asyncio.CancelledError:
             task.cancel()
             task.add_done_callback(lambda t: None if t.cancelled() else self._drop(running.name, t.result()))
@@ -219,15 +230,6 @@ class Calls:
 
     # --- what runs ------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _noted(self, name: str) -> Iterator[_Running]:
-        running = _Running(next(self._numbers), name, time.monotonic())
-        self._enter(running)
-        try:
-            yield running
-        finally:
-            self._leave(running)
-
     def _enter(self, running: _Running) -> None:
         with self._lock:
             running.parts += 1
@@ -268,6 +270,13 @@ def _outcome(run: Callable[[], Any]) -> _Outcome:
         return _Outcome(_whole(run()))
     except BaseException as e:  # an author's code may raise anything, and nothing may end our thread
         return _Outcome(error=e)
+
+
+def _begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Outcome], name: str) -> asyncio.Task[_Outcome]:
+    """A task, which has run to its first wait where Python can do that: most methods never wait."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
+    return loop.create_task(work, name=name)
 
 
 async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:

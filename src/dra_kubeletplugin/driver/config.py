@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import msgspec
 
@@ -19,7 +19,14 @@ from ..resources.version import Version
 from .data import plain_json
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class _ConfigMeta(msgspec.StructMeta):
+    """Tells type checkers that subclasses of :class:`Config` are frozen as it is, without saying so."""
+
+
+class Config(
+    msgspec.Struct, metaclass=_ConfigMeta, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
     """Base class of a driver's parameters.
 
     Fields are written in Python's style and read in JSON's (``time_slice`` is ``timeSlice``). An unknown field, a wrong type or
@@ -39,7 +46,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     API_VERSION: ClassVar[str] = ""
 
     def check(self) -> None:
-        """Called after decoding. Raise ``ValueError`` with a sentence for a value that cannot work."""
+        """Called after decoding, of objects within first. Raise ``ValueError`` with a sentence for a value that cannot work."""
 
     def json(self) -> dict[str, Any]:
         """The parameters as they are written in a claim, API version and kind included where this class names them."""
@@ -125,7 +132,7 @@ def decode(parameters: Any, kinds: Sequence[type[Config]], driver: str, where: s
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {_explain(printable(e), cls)}") from None
     except ValueError as e:
-        raise ConfigError(f"{where}: parameters: {printable(e)}") from None
+        raise ConfigError(f"{where}: {printable(e)}") from None
 
 
 def _converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
@@ -133,12 +140,29 @@ def _converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fal
     try:
         config = msgspec.convert(given, cls, dec_hook=_read)
         if check:
-            config.check()
+            _check(config, "parameters")
         return config
     except (ValueError, DraError):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
         raise DriverFailedError(f"the checks of {cls.__name__} raised {describe(e)}") from e
+
+
+def _check(value: object, path: str) -> None:
+    """Calls ``check`` of every object within, innermost first. Raises ``ValueError`` with the path of the one that refuses."""
+    if isinstance(value, Config):
+        for f in msgspec.structs.fields(value):
+            _check(getattr(value, f.name), f"{path}.{f.encode_name}")
+        try:
+            value.check()
+        except ValueError as e:
+            raise ValueError(f"{path}: {printable(e)}") from None
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check(item, f"{path}[{printable(key)}]")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for i, item in enumerate(value):
+            _check(item, f"{path}[{i}]")
 
 
 def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:

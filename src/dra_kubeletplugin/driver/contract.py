@@ -98,6 +98,10 @@ class Driver:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.subsystems, str) or not all(isinstance(s, str) and s for s in cls.subsystems):
+            raise DriverError(
+                f"{cls.__name__}.subsystems {cls.subsystems!r} is no list of kernel subsystems such as ('pci', 'net')"
+            )
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
@@ -162,8 +166,12 @@ class Driver:
         """Makes the claim's devices ready for containers, and answers one :class:`PreparedDevice` for each.
 
         Called when the first pod of a claim is about to start. Before the call a record is on disk and the devices are held for
-        this claim; another claim's exclusive hold is refused without a call. Several claims are prepared at once. The call may
+        this claim; another claim's exclusive hold is refused without a call, and so are partitions of one counter set, or shares
+        of one device, that together would have more than there is. Several claims are prepared at once. The call may
         take as long as it must: the kubelet is answered before its 45 s end, and its retry joins this call.
+
+        Devices of pools that another process publishes (the controller, another instance of the plugin) come as their slices
+        describe them, with ``device.data`` None.
 
         It is repeated only when an earlier one failed and was undone, or the node was rebooted; the answer is kept, so other
         repetitions never reach the driver. The process may die anywhere within: then ``unprepare`` is called, with
@@ -225,7 +233,8 @@ class Driver:
 
         Called whenever the record database had to be made anew: after damage or loss, and at the first start on a node, where
         nothing is in use yet. What is answered is held for those claims until they are unprepared; what the CDI files tell is
-        held without it.
+        held without it. How much a claim takes only the files tell: of what is answered alone, a share counts as its whole
+        device, a partition as what it draws now, and a device that is not there any more as all counters of its pool.
         """
         return ()
 

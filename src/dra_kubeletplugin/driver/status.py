@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,16 +160,19 @@ class StatusSink:
 
 @dataclass(frozen=True, eq=False)
 class Reported:
-    """A report under way; may be awaited.
-
-    Awaiting it answers whether the status is in the claim now: False after 5 s, when it goes on by itself, or where the claim
-    is gone. Nothing is raised.
+    """A report under way. Awaited, or asked with :meth:`wait` by a plain method in its thread, it answers whether the status is
+    in the claim now: False after 5 s, when it goes on by itself, or where the claim is gone. Nothing is raised.
     """
 
-    waits: Any = field(repr=False)
+    until_written: Callable[[], Awaitable[bool]] = field(repr=False)
+    block: Callable[[], bool] = field(repr=False)
 
-    def __await__(self) -> Any:
-        return self.waits().__await__()
+    def __await__(self) -> Generator[Any, None, bool]:
+        return self.until_written().__await__()
+
+    def wait(self) -> bool:
+        """As awaiting it, for code that runs in a thread; never on the event loop."""
+        return self.block()
 
 
 def _type_faults(value: str) -> bool:

@@ -317,6 +317,7 @@ def _add_devices(root: Path, folder: Path, function: Function) -> None:
                     _file(home / attribute, text)
             _replace(root / "class" / kind / name, os.path.relpath(home, root / "class" / kind))
             _replace(home / "device", os.path.relpath(folder, home))
+            _replace(home / "subsystem", os.path.relpath(root / "class" / kind, home))
             if numbers := attributes.get("dev"):
                 major, _, minor = numbers.partition(":")
                 devname = attributes.get("devname", name)

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .marker import is_described
@@ -34,13 +34,14 @@ SUBSYSTEMS = (
 
 
 @contextlib.contextmanager
-def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: tuple[str, ...] = SUBSYSTEMS) -> Iterator[bool]:
+def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[str] = SUBSYSTEMS) -> Iterator[bool]:
     """Calls ``notify`` on the event loop after each event of these subsystems; answers whether events come at all.
 
     The source is the kernel, because udev's own needs a running udevd. Events are lost when buffers overflow, and pods in a
     user namespace get none, so whoever relies on them looks by interval too.
     """
-    if is_described(sysfs) or sys.platform != "linux":
+    # Without any a monitor would not be filtered at all.
+    if not subsystems or is_described(sysfs) or sys.platform != "linux":
         yield False
         return
     try:

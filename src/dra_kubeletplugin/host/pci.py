@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -65,6 +65,7 @@ class Surroundings:
         self.links = f"{os.path.realpath(root)}/bus/pci/devices/"
         self._virtual: dict[str, dict[str, int]] = {}
         self._most: dict[str, tuple[int | None, int | None]] = {}
+        self._models: dict[tuple[int, int, int], Mapping[str, Attribute | None]] = {}
 
     def resolved(self, link: str) -> str:
         """Where a link in :attr:`links` leads; the kernel's are relative, and all of one form."""
@@ -76,6 +77,20 @@ class Surroundings:
     def virtual_functions(self, folder: str) -> Mapping[str, int]:
         """The indices of a physical function's virtual ones, by address."""
         return _once(self._virtual, folder, _virtual_functions)
+
+    def model(self, fn: PciFunction) -> Mapping[str, Attribute | None]:
+        """What all functions of one kind have in common: ids and their names."""
+        ids = (fn.vendor, fn.device_id, fn.class_code)
+        if ids not in self._models:
+            self._models[ids] = {
+                "vendor": f"{fn.vendor:04x}",
+                "device": f"{fn.device_id:04x}",
+                "class": f"{fn.class_code:06x}",
+                "vendorName": _short(fn.vendor_name),
+                "deviceName": _short(fn.device_name),
+                "className": _short(fn.class_name),
+            }
+        return self._models[ids]
 
     def link_of(self, folder: str) -> tuple[int | None, int | None]:
         """What the link of a physical function can do, with the port above: megatransfers a second, and lanes."""
@@ -230,14 +245,10 @@ class PciFunction:
         They are there while the driver is bound, and follow the function wherever it is found: a position in a list does not.
         """
         out = []
-        for name in [kind] if kind else sysfs.names(self.folder):
-            folder = f"{self.folder}/{name}"
-            if name in {"driver", "subsystem"} or os.path.islink(folder):  # noqa: PTH114
-                continue
-            for device in sysfs.names(folder):
-                if sysfs.text(f"{folder}/{device}/dev"):
-                    said = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/{device}/uevent") or "", re.MULTILINE)
-                    out.append(f"/dev/{said[1] if said else device}")
+        for folder in _made(self.folder):
+            if sysfs.text(f"{folder}/dev") and (kind is None or sysfs.link(f"{folder}/subsystem") == kind):
+                said = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/uevent") or "", re.MULTILINE)
+                out.append(f"/dev/{said[1] if said else folder.rpartition('/')[2]}")
         return sorted(out)
 
     def attributes(self) -> dict[str, Attribute]:
@@ -248,23 +259,19 @@ class PciFunction:
         ``iommuGroup`` (integer), for virtual functions ``physicalFunction`` and ``vfIndex``, ``linkSpeed`` in megatransfers a
         second a lane and ``linkWidth`` in lanes, as the link could be at best. Not the driver, which VFIO changes.
         """
+        speed, width = self._limits
         given: dict[str, Attribute | None] = {
             standard.PCIE_ROOT: self.pcie_root,
             standard.PCI_BUS_ID: self.pci_bus_id,
             standard.NUMA_NODE: self._numa(),
-            "vendor": f"{self.vendor:04x}",
-            "device": f"{self.device_id:04x}",
-            "class": f"{self.class_code:06x}",
-            "vendorName": _short(self.vendor_name),
-            "deviceName": _short(self.device_name),
-            "className": _short(self.class_name),
+            **self.around.model(self),
             "iommuGroup": self.iommu_group,
             "virtualFunction": self.is_vf,
             "physicalFunction": self.physical_function,
             "vfIndex": self.vf_index,
             "totalVFs": self.total_vfs or None,
-            "linkSpeed": self.max_link_speed,
-            "linkWidth": self.max_link_width,
+            "linkSpeed": speed,
+            "linkWidth": width,
         }
         return {k: v for k, v in given.items() if v is not None}
 
@@ -310,6 +317,19 @@ def find_function(
         folder=around.resolved(folder),
         around=around,
     )
+
+
+def _made(folder: str, depth: int = 5) -> Iterator[str]:
+    """The folders below a function's own, without those of functions below it."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and not _FUNCTION.fullmatch(e.name)]
+    except OSError:  # it went away while we look
+        return
+    for path in found:
+        yield path
+        if depth:
+            yield from _made(path, depth - 1)
 
 
 def _id(folder: str, name: str) -> int:

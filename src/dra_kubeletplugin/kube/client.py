@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ _MAX_RETRY_AFTER = 30.0
 _DISCOVERY = 5.0  # seconds that the question for versions may take
 _MAX_REFUSAL = 1024 * 1024  # bytes of a refused watch that are read
 USER_AGENT = "dra-kubeletplugin"
+_UNQUOTED = re.compile("[a-z0-9.-]+")  # what names are made of
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class Resource:
     def path(self, namespace: str = "", name: str = "", sub: str = "") -> str:
         out = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         if self.namespaced and namespace:
-            out += f"/namespaces/{quote(namespace, safe='')}"
+            out += f"/namespaces/{_quoted(namespace)}"
         out += f"/{self.plural}"
         if name:
-            out += f"/{quote(name, safe='')}"
+            out += f"/{_quoted(name)}"
         return out + (f"/{sub}" if sub else "")
 
 
@@ -290,8 +292,14 @@ class KubeClient:
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
 
 
+def _quoted(name: str) -> str:
+    return name if _UNQUOTED.fullmatch(name) else quote(name, safe="")
+
+
 def _target(path: str, query: Mapping[str, str] | None) -> str:
-    asked = {k: v for k, v in (query or {}).items() if v}
+    if not query:
+        return path
+    asked = {k: v for k, v in query.items() if v}
     return f"{path}?{urlencode(asked)}" if asked else path
 
 

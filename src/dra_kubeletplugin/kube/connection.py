@@ -245,7 +245,7 @@ async def connect(
     loop = asyncio.get_running_loop()
     if proxy is None:
         _, made = await loop.create_connection(
-            make, host, port, ssl=tls, server_hostname=(server_name or host) if tls else None
+            make, host, port, ssl=tls, server_hostname=_name(server_name or host) if tls else None
         )
         return made
     transport, tunnel = await loop.create_connection(_Tunnel, proxy.host, proxy.port)
@@ -256,7 +256,7 @@ async def connect(
             transport.set_protocol(connection)
             connection.connection_made(transport)
             return connection
-        secured = await loop.start_tls(transport, connection, tls, server_hostname=server_name or host)
+        secured = await loop.start_tls(transport, connection, tls, server_hostname=_name(server_name or host))
         if secured is None:
             raise ConnectionResetError(f"proxy {proxy.host}:{proxy.port} closed the connection")
         connection.connection_made(secured)
@@ -264,6 +264,11 @@ async def connect(
     except BaseException:
         transport.abort()
         raise
+
+
+def _name(host: str) -> str:
+    """As bytes, which the ssl module takes as well: of text it makes them with a codec whose tables stay in memory."""
+    return cast(str, host.encode()) if host.isascii() else host
 
 
 class _Tunnel(asyncio.Protocol):

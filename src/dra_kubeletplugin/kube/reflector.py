@@ -142,7 +142,8 @@ class Reflector:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._position,
-            "timeoutSeconds": str(WATCH_SECONDS),
+            # A fleet that began at once does not begin anew at once.
+            "timeoutSeconds": str(int(WATCH_SECONDS * random.uniform(0.7, 1.0))),
             **self.selectors,
         }
         return self.client.stream(resource.path(self.namespace), query, self.silence, self._alive)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -21,6 +21,7 @@ from ..inventory import DeviceHealth, Inventory
 log = logging.getLogger(__name__)
 MAX_TEXT = 1024  # characters of a device's message that the kubelet keeps
 MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC refuses more than 4 MiB
+_BREATH = 256  # devices before others on the event loop have their turn
 _FIELDS = 40  # bytes of an entry besides its texts, at most
 
 Response = v1.NodeWatchResourcesResponse | v1alpha1.NodeWatchResourcesResponse
@@ -43,19 +44,21 @@ class HealthService:
     async def stream(self, kind: type[Response]) -> AsyncIterator[Response]:
         while True:
             seen = self.inventory.health_version
-            for message in self.messages(kind):
+            async for message in self.messages(kind):
                 yield message
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.heartbeat):
                     await self.inventory.health_changed(seen)
 
-    def messages(self, kind: type[Response]) -> Iterator[Response]:
+    async def messages(self, kind: type[Response]) -> AsyncIterator[Response]:
         """All devices: in one message where they fit, which is what the API means, else in as many as gRPC needs.
 
         A kubelet (1.34 to 1.37) leaves a device that a message does not name as it was, until its time-out passes.
         """
         out, room = kind(), MAX_BYTES
-        for key, health in self.inventory.health():
+        for i, (key, health) in enumerate(self.inventory.health()):
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
             pool, name, text = printable(key.pool), printable(key.device), _cut(health.message)
             size = _FIELDS + len(pool.encode()) + len(name.encode()) + len(text.encode())
             if size > room:

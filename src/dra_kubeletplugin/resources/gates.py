@@ -113,8 +113,16 @@ _TABLE = (
 )
 
 
+_PLAIN = frozenset({"name", "attributes", "capacity"})
+_LIST_KINDS = frozenset(_LISTS)
+_NONE: frozenset[Gate] = frozenset()
+_ONLY_LISTS = frozenset({Gate.LISTS})
+
+
 def gates_of(device: JSON) -> frozenset[Gate]:
     """The gates that a device as it would be sent depends on."""
+    if _PLAIN.issuperset(device) and "capacity" not in device:  # nearly all are: only lists are left to look for
+        return _NONE if all(map(_LIST_KINDS.isdisjoint, (device.get("attributes") or {}).values())) else _ONLY_LISTS
     return frozenset(row.gate for row in _TABLE if row.uses(device))
 
 

@@ -45,6 +45,6 @@ class Immutable:
 
 
 def _made(kind: type[Immutable], values: tuple[Any, ...]) -> Immutable:
-    value = kind.__new__(kind)
+    value = object.__new__(kind)
     value._set(*values)
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -37,16 +38,27 @@ _QUALIFIED_RULE = (
 
 def subdomain(value: str) -> list[str]:
     """What is wrong with ``value`` as a DNS subdomain (RFC 1123); nothing when empty."""
-    out = [] if len(value) <= MAX_SUBDOMAIN else [f"must be no more than {MAX_SUBDOMAIN} characters"]
+    out = [] if _size(value) <= MAX_SUBDOMAIN else [f"must be no more than {MAX_SUBDOMAIN} characters"]
     return out if SUBDOMAIN.fullmatch(value) else [*out, _SUBDOMAIN_RULE]
 
 
 def label(value: str) -> list[str]:
     """What is wrong with ``value`` as a DNS label (RFC 1123)."""
-    if "." in value:
-        return ["must not contain dots"]
-    out = [] if len(value) <= MAX_LABEL else [f"must be no more than {MAX_LABEL} characters"]
-    return out if LABEL.fullmatch(value) else [*out, _LABEL_RULE]
+    out = [] if _size(value) <= MAX_LABEL else [f"must be no more than {MAX_LABEL} characters"]
+    if LABEL.fullmatch(value):
+        return out
+    return [*out, "must not contain dots" if SUBDOMAIN.fullmatch(value) else _LABEL_RULE]
+
+
+@lru_cache(maxsize=4096)
+def is_label(value: str) -> bool:
+    """Whether nothing is wrong with ``value`` as a DNS label; for names that come again and again."""
+    return not label(value)
+
+
+def _size(value: str) -> int:
+    """The limits are in bytes, whatever the sentences say."""
+    return len(value.encode(errors="surrogatepass"))
 
 
 def c_identifier(value: str) -> list[str]:
@@ -55,7 +67,7 @@ def c_identifier(value: str) -> list[str]:
 
 def label_value(value: str) -> list[str]:
     """What is wrong with ``value`` as the value of a label: 63 bytes, may be empty."""
-    out = [] if len(value) <= MAX_LABEL else [f"must be no more than {MAX_LABEL} bytes"]
+    out = [] if _size(value) <= MAX_LABEL else [f"must be no more than {MAX_LABEL} bytes"]
     if value and not QUALIFIED.fullmatch(value):
         out.append(
             "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start "
@@ -83,7 +95,7 @@ def qualified(value: str) -> list[str]:
     name = parts[-1]
     if not name:
         out.append("name part must be non-empty")
-    elif len(name) > MAX_LABEL:
+    elif _size(name) > MAX_LABEL:
         out.append(f"name part must be no more than {MAX_LABEL} characters")
     if not QUALIFIED.fullmatch(name):
         out.append("name part " + _QUALIFIED_RULE)

@@ -68,30 +68,33 @@ class Quantity(Immutable):
     of the above.
     """
 
-    __slots__ = ("value", "format", "scale")  # noqa: RUF023 the order of values that _set takes
+    __slots__ = ("value", "format", "scale", "text")  # noqa: RUF023 the order of values that _set takes
 
     value: Decimal
     format: Format
     # The decimal scale of the integer that the API server would hold the value in; None where it holds a decimal of any length.
     scale: int | None
+    text: str
 
-    def __init__(self, value: str | int | Decimal | Quantity, format: Format = Format.DECIMAL) -> None:
+    def __new__(cls, value: str | int | Decimal | Quantity, format: Format = Format.DECIMAL) -> Quantity:
         match value:
-            case Quantity():
-                self._set(value.value, value.format, value.scale)
             case str():
-                # The server takes a suffix alone for zero; who writes it here has forgotten the number.
-                if not _has_digits(_split(value)):
-                    raise QuantityError(value, NUMBER_WRONG)
                 parsed = parse(value)
-                self._set(parsed.value, parsed.format, parsed.scale)
+                # The server takes a suffix alone for zero; who writes it here has forgotten the number.
+                if not parsed.value and not _has_digits(_split(value)):
+                    raise QuantityError(value, NUMBER_WRONG)
+                return parsed
+            case Quantity():
+                return value
             case bool() | float():
                 raise TypeError(f"{value!r} is no quantity: give text such as '1.5Gi', an integer or a Decimal")
+            case int() if format is Format.DECIMAL and abs(value) < 10**_INTEGER_DIGITS:
+                return parse(str(value))  # the same few amounts come again and again
             case int():
-                self._set(Decimal(value), format, 0 if -_MAX - 1 <= value <= _MAX else None)
+                return _quantity(Decimal(value), format, 0 if -_MAX - 1 <= value <= _MAX else None)
             case Decimal() if value.is_finite():
                 whole = value == value.to_integral_value() and value.copy_abs() <= _MAX
-                self._set(value, format, 0 if whole else None)
+                return _quantity(value, format, 0 if whole else None)
             case _:
                 raise TypeError(f"{value!r} is no quantity: give text such as '1.5Gi', an integer or a Decimal")
 
@@ -137,10 +140,10 @@ class Quantity(Immutable):
         return _made(_CONTEXT.add(self.value, right), self.format if self.value else other.format, scale)
 
     def __str__(self) -> str:
-        return canonical(self)
+        return self.text
 
     def __repr__(self) -> str:
-        return f"Quantity({canonical(self)!r})"
+        return f"Quantity({self.text!r})"
 
     def __int__(self) -> int:
         """The whole number, without its fraction."""
@@ -162,12 +165,17 @@ class Quantity(Immutable):
         return self.scale is not None and self.scale >= 0 and -_MAX - 1 <= self.value <= _MAX
 
 
+def _quantity(value: Decimal, format: Format, scale: int | None) -> Quantity:
+    made = object.__new__(Quantity)
+    number, suffix, _ = _canonical(value, format)
+    made._set(value, format, scale, number + suffix)
+    return made
+
+
 def _made(value: Decimal, format: Format, scale: int | None) -> Quantity:
     """A quantity whose integer form is left where it no longer fits 64 bits."""
-    made = Quantity.__new__(Quantity)
     fits = scale is not None and value.scaleb(-scale, _CONTEXT).copy_abs() <= _MAX
-    made._set(value, format, scale if fits else None)
-    return made
+    return _quantity(value, format, scale if fits else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +226,7 @@ def _integer_scale(parts: _Parts) -> int | None:
     return scale if len(parts.whole) + len(parts.fraction) <= _INTEGER_DIGITS and scale >= _NANO else None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Quantity:
     """The quantity that ``text`` stands for.
 
@@ -226,17 +234,14 @@ def parse(text: str) -> Quantity:
     """
     parts = _split(text)
     scale = _integer_scale(parts)
-    made = Quantity.__new__(Quantity)
     if scale is not None:
         number = int(parts.whole + parts.fraction)
         if parts.format is Format.BINARY:
             number <<= parts.exponent
-        made._set(_decimal(str(number), scale, positive=parts.positive), parts.format, scale)
-        return made
+        return _quantity(_decimal(str(number), scale, positive=parts.positive), parts.format, scale)
     if not _has_digits(parts):
         raise QuantityError(text, NUMBER_WRONG)
-    made._set(*_long_value(parts), None)
-    return made
+    return _quantity(*_long_value(parts), None)
 
 
 def _decimal(digits: str, scale: int, *, positive: bool) -> Decimal:
@@ -274,8 +279,7 @@ def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
 
 def canonical(quantity: Quantity) -> str:
     """No fraction, no precision lost, the largest suffix that fits; ``e`` and a number above the suffixes."""
-    number, suffix, _ = _canonical(quantity)
-    return number + suffix
+    return quantity.text
 
 
 def stored(text: str) -> str:
@@ -297,20 +301,19 @@ def stored(text: str) -> str:
             kept = scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0"
         if kept:
             return text
-    number, suffix, known = _canonical(parsed)
+    number, suffix, known = _canonical(parsed.value, parsed.format)
     return number + suffix if known or parsed.format is Format.EXPONENT else number
 
 
-def _canonical(quantity: Quantity) -> tuple[str, str, bool]:
+def _canonical(value: Decimal, format: Format) -> tuple[str, str, bool]:
     """Number and suffix, and whether the suffix is one of those that have a name."""
-    value = quantity.value
     if not value:
         return "0", "", True
     sign, digits, _ = value.as_tuple()
     text = "".join(map(str, digits))
     bare = text.rstrip("0")
     exponent = _scale(value) + len(text) - len(bare)
-    if quantity.format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024:
+    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024:
         whole, index = int(bare) * 10**exponent, 0
         while whole % 1024 == 0 and index < len(_BINARY_NAMES) - 1:
             whole //= 1024
@@ -318,6 +321,6 @@ def _canonical(quantity: Quantity) -> tuple[str, str, bool]:
         return f"{'-' * sign}{whole}", _BINARY_NAMES[index], True
     number = "-" * sign + bare + "0" * (exponent % 3)
     exponent -= exponent % 3
-    if quantity.format is Format.EXPONENT or exponent not in _DECIMAL_NAMES:
+    if format is Format.EXPONENT or exponent not in _DECIMAL_NAMES:
         return number, f"e{exponent}" if exponent else "", False
     return number, _DECIMAL_NAMES[exponent], True

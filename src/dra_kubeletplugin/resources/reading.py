@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import quantity
-from .types import Capacity, Device, RequestPolicy, Taint, attribute_value
+from .quantity import Quantity
+from .types import Capacity, Device, Taint, attribute_value
 
 JSON = Mapping[str, Any]
 
@@ -47,22 +47,11 @@ def read_counters(raw: JSON) -> dict[str, str]:
 
 
 def _capacity(raw: JSON) -> Capacity:
-    value = _amount(raw["value"])
-    policy = raw.get("requestPolicy")
-    return Capacity(value, None if policy is None else _policy(policy, value))
-
-
-def _policy(raw: JSON, whole: str) -> RequestPolicy:
-    """Fields that we do not know are passed over. Without a default a claim gets the whole capacity, as from the scheduler."""
-    span = raw.get("validRange") or {}
-    known = {k: span[k] for k in ("min", "max", "step") if span.get(k) is not None}
-    default = whole if raw.get("default") is None else raw["default"]
-    return RequestPolicy.from_json(
-        {"default": default, "validValues": raw.get("validValues") or [], "validRange": known}
-    )
+    try:
+        return Capacity.from_json(raw)
+    except ValueError:  # a policy of a newer version: the server has rounded what claims have of it
+        return Capacity(_amount(raw["value"]))
 
 
 def _amount(value: object) -> str:
-    text = str(value)
-    quantity.parse(text)
-    return text
+    return str(Quantity(str(value)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from . import names
@@ -57,6 +58,12 @@ def pool_name(value: str, path: str) -> list[FieldError]:
     for part in value.split("/"):
         out += invalids(path, part, names.subdomain(part))
     return out
+
+
+@lru_cache(maxsize=4096)
+def is_attribute_name(value: str) -> bool:
+    """Whether every server takes ``value`` as the name of an attribute or capacity. Thousands of devices have the same few."""
+    return value.count("/") <= 1 and not qualified_name(value, "")
 
 
 def qualified_name(value: str, path: str, *, fully: bool = False) -> list[FieldError]:

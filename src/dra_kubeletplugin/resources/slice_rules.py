@@ -14,7 +14,17 @@ from typing import Any
 from . import names, quantity, version
 from .fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many
 from .metadata_rules import metadata, updated_metadata
-from .rules import driver_name, entry, items, node_selector, pool_name, qualified_name, taint_effect, taint_key
+from .rules import (
+    driver_name,
+    entry,
+    is_attribute_name,
+    items,
+    node_selector,
+    pool_name,
+    qualified_name,
+    taint_effect,
+    taint_key,
+)
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_EXTRAS = 64  # taints, consumed counters, list attributes
@@ -29,6 +39,7 @@ MAX_BINDING_CONDITIONS = 4
 MAX_VALUE_BYTES = 64
 MAX_POLICY_OPTIONS = 10
 LIST_ATTRIBUTES = ("ints", "bools", "strings", "versions")
+_LISTS = frozenset(LIST_ATTRIBUTES)
 _MAX_KEY = names.MAX_DOMAIN + 1 + names.MAX_IDENTIFIER
 
 JSON = Mapping[str, Any]
@@ -72,7 +83,7 @@ def max_devices(devices: list[Any]) -> int:
     for d in devices:
         if d.get("taints") or d.get("consumesCounters"):
             return MAX_DEVICES_WITH_EXTRAS
-        if any(k in v for v in (d.get("attributes") or {}).values() for k in LIST_ATTRIBUTES):
+        if not all(map(_LISTS.isdisjoint, (d.get("attributes") or {}).values())):
             return MAX_DEVICES_WITH_EXTRAS
     return MAX_DEVICES
 
@@ -129,16 +140,20 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False, old: J
     if total > MAX_ATTRIBUTES_AND_CAPACITIES:
         rule = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
         out.append(invalid(path, total, rule))
-    values = sum(_count(a) for a in attributes.values())
+    values = sum(map(_count, attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
         rule = f"the total number of attribute values must not exceed {MAX_ATTRIBUTE_VALUES}"
         out.append(invalid(path, values, rule))
     for key in sorted(attributes):
-        out += qualified_name(key, f"{path}.attributes")
+        if _is_plain(key, attributes[key]):
+            continue
+        if not is_attribute_name(key):
+            out += qualified_name(key, f"{path}.attributes")
         out += _attribute(attributes[key], entry(f"{path}.attributes", key, _MAX_KEY))
     multiple = bool(device.get("allowMultipleAllocations"))
     for key in sorted(capacity) if old is None or capacity != (old.get("capacity") or {}) else ():
-        out += qualified_name(key, f"{path}.capacity")
+        if not is_attribute_name(key):
+            out += qualified_name(key, f"{path}.capacity")
         out += _capacity(capacity[key], entry(f"{path}.capacity", key, _MAX_KEY), multiple=multiple)
     if old is None or (device.get("taints") or []) != (old.get("taints") or []):
         out += items(device.get("taints"), MAX_TAINTS, validate_taint, f"{path}.taints")
@@ -153,13 +168,26 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False, old: J
     return out + _device_nodes(device, path, per_device=per_device)
 
 
+def _is_plain(key: str, value: JSON) -> bool:
+    """Whether an attribute is one of the many of which it is quickly seen that nothing is wrong."""
+    if len(value) != 1 or not is_attribute_name(key):
+        return False
+    ((kind, given),) = value.items()
+    if kind == "string":
+        return type(given) is str and given.isascii() and len(given) <= MAX_VALUE_BYTES
+    return kind in {"int", "bool"} and given is not None
+
+
 def _count(attribute: JSON) -> int:
-    return sum(len(attribute.get(k) or ()) for k in LIST_ATTRIBUTES) or 1
+    for kind, value in attribute.items():
+        if kind in LIST_ATTRIBUTES and value:
+            return len(value)
+    return 1
 
 
 def _attribute(value: JSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
-    kinds = [k for k in ("int", "bool", "string", "version", *LIST_ATTRIBUTES) if value.get(k) is not None]
+    kinds = [kind for kind, given in value.items() if given is not None]
     for kind in kinds:
         given, where = value[kind], f"{path}.{kind}"
         listed = kind in LIST_ATTRIBUTES
@@ -266,7 +294,8 @@ def _counters(counters: JSON | None, path: str) -> list[FieldError]:
     if len(counters) > MAX_COUNTERS_PER_SET:
         return [too_many(path, len(counters), MAX_COUNTERS_PER_SET)]
     for key in sorted(counters):
-        out += invalids(path, key, names.label(key))
+        if not names.is_label(key):
+            out += invalids(path, key, names.label(key))
     return out
 
 

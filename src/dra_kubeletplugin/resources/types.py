@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ..errors import InvalidObjectError
 from . import slice_rules
 from .fields import FieldError
 from .immutable import Immutable
 from .nodes import Nodes
 from .quantity import Quantity
+from .rules import is_attribute_name
 from .version import Version
 
 Attribute = str | int | bool | Version | Sequence[str] | Sequence[int] | Sequence[bool] | Sequence[Version]
@@ -184,10 +187,13 @@ class Device:
     nodes: Nodes | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     data: Any = field(default=None, compare=False)
+    _checked: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
-            faults = device_faults(self.json())
+            built = self.json()
+            faults = device_faults(built)
+            shape = hash(msgspec.json.encode(built))
         except (TypeError, ValueError) as e:
             raise InvalidObjectError(f"device {self.name!r}: {e}") from None
         if faults:
@@ -195,6 +201,11 @@ class Device:
         # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
         if type(self.attributes) is dict:
             object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
+        object.__setattr__(self, "_checked", shape)
+
+    def was_checked(self, encoded: bytes) -> bool:
+        """Whether ``encoded``, its JSON text now, is what was found to be good when it was made: what is in it may change."""
+        return self._checked == hash(encoded)
 
     def json(self) -> dict[str, Any]:
         """The device as resource.k8s.io/v1 has it."""
@@ -239,7 +250,7 @@ def counters_json(counters: Mapping[str, Amount]) -> dict[str, Any]:
 
 def _capacity_json(amount: Amount | Capacity, name: str) -> dict[str, Any]:
     try:
-        return (amount if isinstance(amount, Capacity) else Capacity(amount)).json()
+        return amount.json() if isinstance(amount, Capacity) else {"value": Quantity(amount).text}
     except (TypeError, ValueError) as e:
         raise ValueError(f"{name!r}: {e}") from None
 
@@ -281,9 +292,13 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
     """
     out = []
     for key, value in (built.get("attributes") or {}).items():
-        for number in (value.get("int", 0), *value.get("ints", ())):
+        for number in (value["int"],) if "int" in value else value.get("ints", ()):
             if not _MIN_INT <= number <= _MAX_INT:
                 out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
+    # Accepted by a 1.36 server and refused by later ones.
+    for path in ("attributes", "capacity"):
+        deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
+        out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
     per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
     return out + list(map(_sentence, slice_rules.validate_device(built, "", per_device=per_device)))
 

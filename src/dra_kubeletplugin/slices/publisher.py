@@ -70,7 +70,7 @@ class Publisher:
         self.leads = True
         self._tell_gates_off = gates_off
         self._told_off: frozenset[Gate] = frozenset()
-        self._syncer = Syncer(client, inventory, scope, metrics, TaintTimes(times), generation)
+        self._syncer = Syncer(client, inventory, scope, metrics, TaintTimes(times), self._is_leader, generation)
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
@@ -82,6 +82,7 @@ class Publisher:
         self._current_at = -1  # the inventory's version that the server has
         self._published_at = 0.0
         self._watch = SliceWatch(client, scope.selector, self._dirty.set)
+        metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
         metrics.measure("publisher", lambda: float(leader()))
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
 
@@ -198,6 +199,7 @@ class Publisher:
         self._pools = tuple(
             PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
         )
+        self.metrics.set("pools", len(self._pools))
         self._well(sync.version)
         return 0.0
 
@@ -207,6 +209,8 @@ class Publisher:
             names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
             log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
             self.metrics.inc("dropped_fields_total", len(off - self._told_off))
+            for gate in Gate:
+                self.metrics.set("gate_off", int(gate in off), gate=gate.value)
             self._told_off = off
             self._tell_gates_off(off)
 

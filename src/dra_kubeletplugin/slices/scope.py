@@ -15,10 +15,14 @@ _CONTROLLER = "controller"
 
 
 class Scope(Protocol):
-    """Of one publisher. ``selector`` are the field selectors of its list and watch; ``middle`` stands in the slices' names."""
+    """Of one publisher. ``selector`` are the field selectors of its list and watch; ``middle`` stands in the slices' names.
+
+    ``exact`` is whether a slice that was its own stays so as long as nobody changes it.
+    """
 
     driver: str
     selector: str
+    exact: bool
     middle: str
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
@@ -42,6 +46,8 @@ class Scope(Protocol):
 
 class NodeScope:
     """The plugin of one node: every slice of the driver that names this node, and none else."""
+
+    exact = True
 
     def __init__(self, driver: str, node: str) -> None:
         self.driver = driver
@@ -72,6 +78,8 @@ class ClusterScope:
 
     ``owner`` is an owner reference for what is published, so that it goes when the controller is removed.
     """
+
+    exact = False
 
     def __init__(self, driver: str, owner: Mapping[str, Any] | None = None) -> None:
         self.driver = driver

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ..errors import ApiError, describe
 from ..inventory import Inventory, PoolContent
 from ..kube import KubeClient, Resource
+from ..kube.boundary import Bare
 from ..observe.metrics import Metrics
 from ..publishable import decoded
 from ..resources.gates import gate_of
 from .echo import as_sent, in_v1, lost, refused_devices
 from .pack import Held, SliceContent, on_to, pack
-from .plan import Found, Frame, Plan, Write, first_frame, found, make_plan, newest
+from .plan import Found, Frame, Plan, Write, first_frame, found, is_numbered, make_plan, newest
 from .sameness import digest
 from .scope import Scope
 from .times import TaintTimes
@@ -27,7 +30,7 @@ _MANY = 1024  # devices that are packed in a thread, so that others have their t
 
 
 class Superseded(Exception):
-    """What is written turned out to be wrong: it must be planned again."""
+    """What is written turned out to be wrong, or another's to write: it must be planned again."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Syncer:
         scope: Scope,
         metrics: Metrics,
         times: TaintTimes,
+        leads: Callable[[], bool],
         generation: int = 1,
     ) -> None:
         self.settled: Mapping[str, str] = {}
@@ -66,11 +70,14 @@ class Syncer:
         self._scope = scope
         self._metrics = metrics
         self._times = times
+        self._leads = leads
         self._least_generation = generation
         # slice → digests of what was sent, and what the server made of it
         self._echoes: dict[str, tuple[bytes, bytes]] = {}
         self._layout: dict[str, dict[str, Held]] = {}  # pool → slice → what it had when all was as wanted
         self._metadata: JSON | None = None
+        self._found: dict[str, Found] = {}  # as the server had them last
+        self._good: dict[str, tuple[str, bytes]] = {}  # slice → its version, and what it was found to be as wanted for
 
     def forget(self) -> None:
         """What is remembered of objects that are not ours, such as the Node, may have changed."""
@@ -85,6 +92,11 @@ class Syncer:
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
             try:
+                meta = msgspec.json.decode(item, type=Bare).metadata
+                known = self._found.get(meta.name)
+                if known and self._scope.exact and (known.uid, known.version) == (meta.uid, meta.resource_version):
+                    out.append(known)
+                    continue
                 obj = in_v1(decoded(item), resource)
                 if self._scope.owns(obj, pools):
                     out.append(found(obj))
@@ -92,6 +104,7 @@ class Syncer:
                 raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
             del obj
             await asyncio.sleep(0)
+        self._found = {s.name: s for s in out}
         return out
 
     # --- what to write --------------------------------------------------------------------------
@@ -105,6 +118,7 @@ class Syncer:
         self._times.learn(existing)
         names = {s.name for s in existing}
         self._echoes = {n: e for n, e in self._echoes.items() if n in names}
+        self._good = {n: g for n, g in self._good.items() if n in names}
         wanted = {c.name for c in contents}
         plans = []
         # What is answered no more goes first: a device may have moved to another pool.
@@ -117,8 +131,13 @@ class Syncer:
 
     async def _plan_pool(self, pool: PoolContent, existing: list[Found]) -> Plan:
         by_name = {s.name: s for s in existing}
-        before, gone = _before(existing, self._layout.get(pool.name, {}))
+        filled = pool.devices or pool.counter_sets
+        before, gone = _before(existing, self._layout.get(pool.name, {}) if filled else {})
         slices = await self._packed(pool, before)
+        if not all(is_numbered(name) for name in before) and not _in_order(pool, slices):
+            # Names of another writer, in no order: made anew, once, with names that sort.
+            slices = await self._packed(pool, {})
+            before = {}
         for slice_ in slices:
             if slice_.key in gone:
                 slice_.key = None  # made again, as it was
@@ -128,7 +147,7 @@ class Syncer:
         for slice_ in slices:
             if slice_.key:
                 have = by_name[slice_.key]
-                if not self._as_wanted(have, frame.digest(slice_)):
+                if not self._as_wanted(have, slice_, frame):
                     changed.add(slice_.key)
                 elif not self._has_metadata(have):
                     touch.add(slice_.key)
@@ -148,9 +167,16 @@ class Syncer:
             return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
 
-    def _as_wanted(self, have: Found, want: bytes) -> bool:
+    def _as_wanted(self, have: Found, content: SliceContent, frame: Frame) -> bool:
         """Whether a slice's spec needs no write. One that came out different from what we sent is left alone."""
-        return want == have.digest or self._echoes.get(have.name) == (want, have.digest)
+        mark = (have.version, frame.mark(content))
+        if self._good.get(have.name) == mark:
+            return True
+        want = frame.digest(content)
+        if want != have.digest and self._echoes.get(have.name) != (want, have.digest):
+            return False
+        self._good[have.name] = mark
+        return True
 
     def _has_metadata(self, have: Found) -> bool:
         want = self._metadata or {}
@@ -181,15 +207,18 @@ class Syncer:
     async def _carry_out_pool(self, plan: Plan, resource: Resource, settled: dict[str, str]) -> None:
         layout = self._layout.setdefault(plan.frame.pool, {})
         for slice_ in plan.first:
+            self._check_lead()
             await self._delete(resource, slice_)
             settled.pop(slice_.name, None)
             layout.pop(slice_.name, None)
         for write in plan.writes:
+            self._check_lead()
             name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
             layout[name] = Held(devices, [c["name"] for c in write.content.counter_sets])
         for slice_ in plan.last:
+            self._check_lead()
             await self._delete(resource, slice_)
             settled.pop(slice_.name, None)
             layout.pop(slice_.name, None)
@@ -200,6 +229,11 @@ class Syncer:
                 plan.frame.pool, plan.devices, plan.frame.count,
                 made, len(plan.writes) - made, len(plan.first) + len(plan.last),
             )  # fmt: skip
+
+    def _check_lead(self) -> None:
+        """A newer instance may have come in the middle: two that write at once would make one generation of two answers."""
+        if not self._leads():
+            raise Superseded
 
     async def _write(self, resource: Resource, write: Write, frame: Frame) -> tuple[str, str]:
         await asyncio.sleep(0)
@@ -231,7 +265,10 @@ class Syncer:
     async def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: Frame) -> None:
         """A server drops fields silently that it does not know; say so once, and do not fight it."""
         want, same = frame.digest(content), sent["spec"] == echo["spec"]
-        self._echoes[echo["metadata"]["name"]] = (want, want if same else digest(echo["spec"]))
+        has = want if same else digest(echo["spec"])
+        have = found(echo, has)
+        self._echoes[have.name], self._found[have.name] = (want, has), have
+        self._good[have.name] = (have.version, frame.mark(content))
         if same:
             return
         paths = lost(sent["spec"], echo["spec"])
@@ -249,19 +286,30 @@ class Syncer:
             raise Superseded
 
 
+def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
+    """Whether the allocator, which looks at slices by name, meets the devices as the author ordered them."""
+    place = {d.name: i for i, d in enumerate(pool.devices)}
+    met = [place[d.name] for s in sorted(slices, key=lambda s: s.key or "\uffff") for d in s.devices]
+    return met == sorted(met)
+
+
 def _before(existing: Sequence[Found], layout: Mapping[str, Held]) -> tuple[dict[str, Held], set[str]]:
     """What slices had, and the names of those that are gone: they are made again as they were.
 
-    Where two slices have a device, that of the newer generation counts; then the one that had it when all was well.
+    Where two slices have a device, that of the newer generation counts; then the one that had it when all was well. One of which
+    nothing is left then is not needed.
     """
-    gone = {name: held for name, held in layout.items() if all(s.name != name for s in existing)}
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
-    had: set[str] = set()
-    mine: dict[str, Held] = {}
-    for slice_ in sorted(existing, key=lambda s: rank[s.name]):
-        held = slice_.held
-        mine[slice_.name] = Held([d for d in held.devices if d not in had], held.counter_sets)
-        had.update(held.devices)
-    for name, held in gone.items():
-        mine[name] = Held([d for d in held.devices if d not in had], held.counter_sets)
-    return dict(sorted(mine.items())), set(gone)
+    mine = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
+    gone = {name for name in layout if name not in mine}
+    mine |= {name: layout[name] for name in sorted(gone)}
+    out: dict[str, Held] = {}
+    had: set[tuple[bool, str]] = set()
+    for name, held in mine.items():
+        rest = Held(
+            [d for d in held.devices if (False, d) not in had], [c for c in held.counter_sets if (True, c) not in had]
+        )
+        had |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
+        if rest.devices or rest.counter_sets or (name not in gone and not held.devices and not held.counter_sets):
+            out[name] = rest
+    return dict(sorted(out.items())), gone

@@ -8,7 +8,8 @@ async def test_a_pod_gets_its_fpga():
         assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
 """
 
+from .cluster import controller_on, plugin_on
 from .node import DriverNode, node_with
 from .pods import device_class, pod, template
 
-__all__ = ["DriverNode", "device_class", "node_with", "pod", "template"]
+__all__ = ["DriverNode", "controller_on", "device_class", "node_with", "plugin_on", "pod", "template"]

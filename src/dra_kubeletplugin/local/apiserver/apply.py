@@ -239,10 +239,12 @@ def _pruned(merged: JSON, last: Entry, entries: Entries, rules: Rules) -> JSON:
 def _yielded(old: JSON, new: JSON, entries: Entries, writer: Manager, rules: Rules, *, force: bool) -> Entries:
     """The other managers, without what the writer changed or removed. Raises :class:`ConflictError` unless forced."""
     out, conflicts = {}, []
+    seen: dict[str, typed.Comparison] = {}
     for key, entry in entries.items():
         if key == writer.key:
             continue
-        found = rules.compare(old, new, entry.manager)
+        version = entry.manager.api_version
+        found = seen[version] = seen.get(version) or rules.compare(old, new, entry.manager)
         taken = entry.paths & (found.modified | found.added)
         conflicts += [(entry.manager, p) for p in in_order(taken)]
         out[key] = dataclasses.replace(entry, paths=entry.paths - taken - found.removed)

@@ -59,14 +59,17 @@ class ApiServer:
     Args:
         address: HOST:PORT; the loopback and a free port by default.
         tls: for HTTPS.
+        storage: of another server: a second one in front of the same objects.
     """
 
-    def __init__(self, address: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None) -> None:
-        self.storage = Storage()
+    def __init__(
+        self, address: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None, storage: Storage | None = None
+    ) -> None:
+        self.storage = storage or Storage()
         self.faults = Faults()
         self.url = ""
         self._http = HttpServer(self._handle, address, tls)
-        for name in ("default", "kube-system"):
+        for name in ("default", "kube-system") if storage is None else ():
             self._create_namespace(name)
 
     async def start(self) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .values import Type
+
+if TYPE_CHECKING:
+    from .declarations import Overload
 
 
 @dataclass(eq=False, kw_only=True)
 class Node:
     pos: int
-    type: Any = None
+    type: Type | None = None
 
 
 @dataclass(eq=False)
@@ -28,6 +34,7 @@ class Select(Node):
     field: str
     test: bool = False  # has(operand.field)
     optional: bool = False  # operand.?field
+    type_name: str | None = None  # of a qualified type such as net.IP, once checked
 
 
 @dataclass(eq=False)
@@ -35,7 +42,10 @@ class Call(Node):
     function: str
     target: Node | None
     args: list[Node]
-    overloads: list[Any] = field(default_factory=list)
+    overloads: list[Overload] = field(default_factory=list)
+
+    def operands(self) -> list[Node]:
+        return [self.target, *self.args] if self.target is not None else self.args
 
 
 @dataclass(eq=False)
@@ -62,3 +72,20 @@ class Fold(Node):
     condition: Node
     step: Node
     result: Node
+
+
+def children(node: Node) -> Iterator[Node]:
+    """The nodes right below, in the order in which they are written."""
+    match node:
+        case Select(operand=operand):
+            yield operand
+        case Call():
+            yield from node.operands()
+        case ListExpr(elements=elements):
+            yield from elements
+        case MapExpr(entries=entries):
+            for key, value in entries:
+                yield key
+                yield value
+        case Fold():
+            yield from (node.range, node.init, node.condition, node.step, node.result)

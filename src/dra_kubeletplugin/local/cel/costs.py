@@ -1,4 +1,8 @@
-"""What a call costs, in CEL cost units: the run-time rules of cel-go and of Kubernetes' libraries."""
+"""What a call costs, in CEL cost units: the run-time rules of cel-go and of Kubernetes' libraries.
+
+A rule is found by the function's name or, where cel-go's own rules depend on the overload, by the overload's signature; calls
+whose overload is known only at run time fall under the name's rule or cost one unit.
+"""
 
 from __future__ import annotations
 
@@ -6,124 +10,175 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .values import size_of
+from .values import CelError, Optional, size_of, type_of
 
-LIST_CREATE, MAP_CREATE, STRUCT_CREATE = 10, 30, 40
+LIST_CREATE, MAP_CREATE = 10, 30
+Rule = Callable[[Sequence[Any], Any], int]
+
+
+class InternalError(Exception):
+    """A fault in the accounting itself: ends the evaluation, and neither && nor || absorbs it."""
 
 
 def _text(size: float) -> int:
     return math.ceil(size * 0.1)
 
 
-def _receiver(args: Sequence[Any]) -> int:
-    return _text(size_of(args[0]))
+def _actual(v: Any) -> int:
+    """The size of a value; an optional has that of its value."""
+    while isinstance(v, Optional) and v.present:
+        v = v.value
+    return size_of(v)
 
 
-def _smaller(args: Sequence[Any]) -> int:
-    return _text(min(size_of(args[0]), size_of(args[1])))
+def _traversal(v: Any) -> int:
+    """The cost of walking a value as a tree."""
+    if isinstance(v, str):
+        return int(len(v.encode()) * 0.1)
+    if isinstance(v, bytes):
+        return int(len(v) * 0.1)
+    if isinstance(v, list):
+        return sum(map(_traversal, v))
+    if isinstance(v, dict):
+        return sum(_traversal(k) + _traversal(x) for k, x in v.items())
+    return 0 if isinstance(v, CelError) else 1
 
 
-def _search(args: Sequence[Any]) -> int:
-    return _text(size_of(args[0])) * _text(size_of(args[1]))
-
-
-def _pattern(args: Sequence[Any]) -> int:
-    return _text(1 + size_of(args[0])) * math.ceil(size_of(args[1]) * 0.25)
-
-
-def _elements(args: Sequence[Any]) -> int:
-    return len(args[0]) if isinstance(args[0], list) else 1
-
-
-def _addition(args: Sequence[Any]) -> int:
-    if all(isinstance(a, (str, bytes)) for a in args):
-        return _text(size_of(args[0]) + size_of(args[1]))
+def one_unit(args: Sequence[Any], _: Any) -> int:
     return 1
 
 
-def _sets(factor: int) -> Callable[[Sequence[Any]], int]:
-    return lambda args: size_of(args[0]) * size_of(args[1]) * factor + 1
+def _first(args: Sequence[Any], _: Any) -> int:
+    return _text(size_of(args[0]))
 
 
-def _sorting(args: Sequence[Any]) -> int:
-    return LIST_CREATE + 2 * size_of(args[0]) ** 2 + 1
+def _first_twice(args: Sequence[Any], _: Any) -> int:
+    return math.ceil(size_of(args[0]) * 2 * 0.1)
 
 
-def _membership(args: Sequence[Any]) -> int:
-    return len(args[1]) if isinstance(args[1], list) else 1
+def _pattern(args: Sequence[Any], _: Any) -> int:
+    return _text(1 + size_of(args[0])) * math.ceil(size_of(args[1]) * 0.25)
 
 
-def _contains_ip(args: Sequence[Any]) -> int:
-    return 1 + (_text(len(args[1])) if isinstance(args[1], str) else 0)
+def _search(args: Sequence[Any], _: Any) -> int:
+    return _text(size_of(args[0])) * _text(size_of(args[1]))
 
 
-class _Error:
-    """Stands for an argument whose evaluation failed."""
+def _smaller(args: Sequence[Any], _: Any) -> int:
+    return _text(min(_actual(args[0]), _actual(args[1])))
 
 
-ERROR = _Error()
+def _joined(args: Sequence[Any], _: Any) -> int:
+    return _text(size_of(args[0]) + size_of(args[1]))
 
-_COSTS: dict[str, Callable[[Sequence[Any]], int]] = {
-    "startsWith": _receiver,
-    "endsWith": _receiver,
-    "strings.quote": _receiver,
-    "format": _receiver,
-    "lowerAscii": _receiver,
-    "upperAscii": _receiver,
-    "substring": _receiver,
-    "trim": _receiver,
-    "url": _receiver,
-    "quantity": _receiver,
-    "isQuantity": _receiver,
-    "semver": _receiver,
-    "isSemver": _receiver,
-    "ip": lambda a: _receiver(a) if isinstance(a[0], str) else 1,
-    "isIP": _receiver,
-    "ip.isCanonical": _receiver,
-    "cidr": _receiver,
-    "isCIDR": _receiver,
-    "containsIP": _contains_ip,
-    "containsCIDR": _contains_ip,
-    "replace": lambda a: _text(2 * size_of(a[0])),
-    "split": lambda a: _text(2 * size_of(a[0])),
-    "contains": _search,
-    "matches": _pattern,
+
+def _equal(args: Sequence[Any], result: Any) -> int:
+    return 1 if type_of(args[0]).name.startswith(("kubernetes.", "net.")) else _smaller(args, result)
+
+
+def _contains_ip(args: Sequence[Any], _: Any) -> int:
+    parsed = _text(size_of(args[1])) if isinstance(args[1], str) else 0
+    return math.ceil(2 * size_of(args[0]) * 0.1) + parsed
+
+
+def _contains_cidr(args: Sequence[Any], result: Any) -> int:
+    return _contains_ip(args, result) + _text(size_of(args[0])) + 1
+
+
+def _allocating(size: int, factor: float = 1) -> int:
+    return int(size * factor) + 1 + LIST_CREATE
+
+
+def _output(args: Sequence[Any], result: Any) -> int:
+    return _allocating(size_of(result))
+
+
+def _flattened(args: Sequence[Any], _: Any) -> int:
+    depth = args[1] if len(args) == 2 else 1
+    if isinstance(depth, CelError):
+        raise InternalError("interface conversion: ref.Val is *types.Err, not types.Int")
+    return _allocating(size_of(args[0]), depth)
+
+
+def _self_compared(index: int) -> Rule:
+    def rule(args: Sequence[Any], _: Any) -> int:
+        values = args[index]
+        if not isinstance(values, list):
+            raise InternalError("interface conversion: *types.Err is not traits.Lister")
+        factor = 2.1 if values and isinstance(values[0], (str, bytes)) else 2
+        return _allocating(len(values) ** 2, factor)
+
+    return rule
+
+
+def _sets(factor: int) -> Rule:
+    return lambda args, _: size_of(args[0]) * size_of(args[1]) * factor + 1
+
+
+_BY_NAME: dict[str, Rule] = {
+    "isSorted": lambda a, _: _traversal(a[0]),
+    "sum": lambda a, _: _traversal(a[0]),
+    "max": lambda a, _: _traversal(a[0]),
+    "min": lambda a, _: _traversal(a[0]),
+    "indexOf": lambda a, _: _traversal(a[0]),
+    "lastIndexOf": lambda a, _: _traversal(a[0]),
+    "url": _first,
+    "lowerAscii": _first,
+    "upperAscii": _first,
+    "substring": _first,
+    "trim": _first,
+    "replace": _first_twice,
+    "split": _first_twice,
+    "join": lambda _, r: math.ceil(size_of(r) * 2 * 0.1),
     "find": _pattern,
     "findAll": _pattern,
-    "_==_": _smaller,
+    "cidr": _first,
+    "isIP": _first,
+    "isCIDR": _first,
+    "ip": lambda a, r: _first(a, r) if isinstance(a[0], (str, CelError)) else 1,
+    "ip.isCanonical": _first_twice,
+    "containsIP": _contains_ip,
+    "containsCIDR": _contains_cidr,
+    "quantity": _first,
+    "isQuantity": _first,
+    "semver": _first,
+    "isSemver": _first,
+    "_==_": _equal,
     "_!=_": _smaller,
-    "_<_": _smaller,
-    "_>_": _smaller,
-    "_<=_": _smaller,
-    "_>=_": _smaller,
-    "_+_": _addition,
-    "@in": _membership,
-    "isSorted": _elements,
-    "sum": _elements,
-    "min": _elements,
-    "max": _elements,
-    "indexOf": _elements,
-    "lastIndexOf": _elements,
-    "sort": _sorting,
-    "@sortByAssociatedKeys": _sorting,
-    "distinct": _sorting,
+    # One overload each, or the same rule for all: cel-go's lists and sets.
+    "slice": _output,
+    "flatten": _flattened,
+    "lists.range": _output,
+    "reverse": _output,
+    "distinct": _self_compared(0),
     "sets.contains": _sets(1),
     "sets.intersects": _sets(1),
     "sets.equivalent": _sets(2),
-    "dyn": lambda _: 0,
 }
-_BY_RESULT: dict[str, Callable[[Any], int]] = {
-    "join": lambda r: _text(2 * size_of(r)),
-    "slice": lambda r: LIST_CREATE + size_of(r) + 1,
-    "flatten": lambda r: LIST_CREATE + size_of(r) + 1,
-    "reverse": lambda r: LIST_CREATE + size_of(r) + 1,
-    "lists.range": lambda r: LIST_CREATE + size_of(r) + 1,
-}
+_BY_OVERLOAD: dict[str, Rule] = {
+    "string.startsWith(string)": _first,
+    "string.endsWith(string)": _first,
+    "bytes(string)": _first,
+    "string(bytes)": _first,
+    "strings.quote(string)": _first,
+    "string.format(list(dyn))": _first,
+    "@in(A, list(A))": lambda a, _: size_of(a[1]),
+    "_+_(string, string)": _joined,
+    "_+_(bytes, bytes)": _joined,
+    "string.matches(string)": _pattern,
+    "string.contains(string)": _search,
+    **{f"_{op}_({t}, {t})": _smaller for op in ("<", "<=", ">", ">=") for t in ("string", "bytes")},
+    **{
+        rule: _self_compared(i)
+        for t in ("int", "uint", "double", "bool", "google.protobuf.Duration", "google.protobuf.Timestamp", "string", "bytes")
+        for i, rule in enumerate((f"list({t}).sort()", f"list(A).@sortByAssociatedKeys(list({t}))"))
+    },
+}  # fmt: skip
 
 
-def call(function: str, args: Sequence[Any], result: Any) -> int:
-    """The cost of one call with evaluated ``args``; :data:`ERROR` stands for failed ones."""
-    if function in _BY_RESULT:
-        return 1 if result is ERROR else _BY_RESULT[function](result)
-    cost = _COSTS.get(function)
-    return cost(args) if cost else 1
+def rule_of(function: str, overload: str) -> Rule:
+    """The rule for a call; ``overload`` is empty where only the run time shows which one it is.
+
+    A rule gets the values of the arguments, where a :class:`CelError` stands for one that failed, and the result.
+    """
+    return _BY_OVERLOAD.get(overload) or _BY_NAME.get(function) or one_unit

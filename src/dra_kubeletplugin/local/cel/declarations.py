@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from .values import Type
 
@@ -93,24 +94,11 @@ string(net.CIDR) -> string
 bytes(bytes) -> bytes
 bytes(string) -> bytes
 duration(google.protobuf.Duration) -> google.protobuf.Duration
+duration(int) -> google.protobuf.Duration
 duration(string) -> google.protobuf.Duration
 timestamp(google.protobuf.Timestamp) -> google.protobuf.Timestamp
 timestamp(string) -> google.protobuf.Timestamp
 timestamp(int) -> google.protobuf.Timestamp
-google.protobuf.Timestamp.getFullYear() -> int
-google.protobuf.Timestamp.getMonth() -> int
-google.protobuf.Timestamp.getDate() -> int
-google.protobuf.Timestamp.getDayOfMonth() -> int
-google.protobuf.Timestamp.getDayOfWeek() -> int
-google.protobuf.Timestamp.getDayOfYear() -> int
-google.protobuf.Timestamp.getHours() -> int
-google.protobuf.Timestamp.getMinutes() -> int
-google.protobuf.Timestamp.getSeconds() -> int
-google.protobuf.Timestamp.getMilliseconds() -> int
-google.protobuf.Duration.getHours() -> int
-google.protobuf.Duration.getMinutes() -> int
-google.protobuf.Duration.getSeconds() -> int
-google.protobuf.Duration.getMilliseconds() -> int
 string.contains(string) -> bool
 string.startsWith(string) -> bool
 string.endsWith(string) -> bool
@@ -134,25 +122,15 @@ string.format(list(dyn)) -> string
 strings.quote(string) -> string
 list(string).join() -> string
 list(string).join(string) -> string
-list(A).isSorted() -> bool
-list(int).sum() -> int
-list(uint).sum() -> uint
-list(double).sum() -> double
-list(google.protobuf.Duration).sum() -> google.protobuf.Duration
-list(A).min() -> A
-list(A).max() -> A
 list(A).indexOf(A) -> int
 list(A).lastIndexOf(A) -> int
 list(A).slice(int, int) -> list(A)
 list(list(A)).flatten() -> list(A)
-list(A).flatten() -> list(A)
-list(A).flatten(int) -> list(dyn)
+list(dyn).flatten(int) -> list(dyn)
 list(A).distinct() -> list(A)
 list(A).reverse() -> list(A)
 list(A).first() -> optional_type(A)
 list(A).last() -> optional_type(A)
-list(A).sort() -> list(A)
-list(A).@sortByAssociatedKeys(list(B)) -> list(A)
 lists.range(int) -> list(int)
 sets.contains(list(A), list(A)) -> bool
 sets.equivalent(list(A), list(A)) -> bool
@@ -163,6 +141,8 @@ string.findAll(string, int) -> list(string)
 optional.of(A) -> optional_type(A)
 optional.ofNonZeroValue(A) -> optional_type(A)
 optional.none() -> optional_type(A)
+optional.unwrap(list(optional_type(A))) -> list(A)
+list(optional_type(A)).unwrapOpt() -> list(A)
 optional_type(A).value() -> A
 optional_type(A).hasValue() -> bool
 optional_type(A).or(optional_type(A)) -> optional_type(A)
@@ -222,6 +202,13 @@ format.named(string) -> optional_type(kubernetes.NamedFormat)
 format.dns1123Label() -> kubernetes.NamedFormat
 format.dns1123Subdomain() -> kubernetes.NamedFormat
 format.dns1035Label() -> kubernetes.NamedFormat
+format.dns1123LabelPrefix() -> kubernetes.NamedFormat
+format.dns1123SubdomainPrefix() -> kubernetes.NamedFormat
+format.dns1035LabelPrefix() -> kubernetes.NamedFormat
+format.uri() -> kubernetes.NamedFormat
+format.byte() -> kubernetes.NamedFormat
+format.date() -> kubernetes.NamedFormat
+format.datetime() -> kubernetes.NamedFormat
 format.qualifiedName() -> kubernetes.NamedFormat
 format.labelValue() -> kubernetes.NamedFormat
 format.uuid() -> kubernetes.NamedFormat
@@ -229,14 +216,31 @@ kubernetes.NamedFormat.validate(string) -> optional_type(list(string))
 """
 _NUMBERS = ("int", "uint", "double")
 _ORDERED = ("bool", "string", "bytes", "google.protobuf.Timestamp", "google.protobuf.Duration")
+_SUMMED = (*_NUMBERS, "google.protobuf.Duration")
+_OF_TIME = ("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear")
+_OF_DAY = ("getHours", "getMinutes", "getSeconds", "getMilliseconds")
+# Types that may stand in expressions as values.
+TYPE_NAMES = (
+    "bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint",
+    "google.protobuf.Duration", "google.protobuf.Timestamp", "optional_type",
+    "net.IP", "net.CIDR",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Overload:
+    """One signature of a function; ``id`` is its text without the result, which rules of cost are keyed by."""
+
+    id: str
     name: str
     member: bool
     params: tuple[Type, ...]
     result: Type
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of its type parameters."""
+        return frozenset(re.findall(r"\b[A-Z]\b", " ".join(map(str, (*self.params, self.result)))))
 
 
 def parse_type(text: str) -> Type:
@@ -271,10 +275,11 @@ def _line(line: str) -> Overload:
     # A receiver is a type; namespaces (sets., ip.) are part of a name.
     match = re.fullmatch(r"(.+)\.([@A-Za-z]\w*)", name)
     namespaces = {"sets", "lists", "optional", "strings", "ip", "cel", "format"}
+    identity = head
     if match and match[1] not in namespaces:
         member, name = True, match[2]
         params.insert(0, parse_type(match[1]))
-    return Overload(name, member, tuple(params), parse_type(result))
+    return Overload(identity, name, member, tuple(params), parse_type(result))
 
 
 def _table() -> dict[str, list[Overload]]:
@@ -283,6 +288,13 @@ def _table() -> dict[str, list[Overload]]:
     for op in ("<", "<=", ">", ">="):
         lines += [f"_{op}_({a}, {b}) -> bool" for a in _NUMBERS for b in _NUMBERS]
         lines += [f"_{op}_({a}, {a}) -> bool" for a in _ORDERED]
+    for t in (*_NUMBERS, *_ORDERED):
+        lines += [f"list({t}).isSorted() -> bool", f"list({t}).min() -> {t}", f"list({t}).max() -> {t}"]
+        lines += [f"list({t}).sort() -> list({t})", f"list(A).@sortByAssociatedKeys(list({t})) -> list(A)"]
+    lines += [f"list({t}).sum() -> {t}" for t in _SUMMED]
+    for part in (*_OF_TIME, *_OF_DAY):
+        lines += [f"google.protobuf.Timestamp.{part}({zone}) -> int" for zone in ("", "string")]
+    lines += [f"google.protobuf.Duration.{part}() -> int" for part in _OF_DAY]
     for line in lines:
         overload = _line(line)
         out.setdefault(overload.name, []).append(overload)
@@ -290,4 +302,4 @@ def _table() -> dict[str, list[Overload]]:
 
 
 FUNCTIONS = _table()
-LIST_ATTRIBUTE_FUNCTIONS = {"includes": [Overload("includes", True, (Type("A"), Type("A")), Type("bool"))]}
+LIST_ATTRIBUTE_FUNCTIONS = {"includes": [_line("A.includes(A) -> bool")]}

@@ -1,223 +1,261 @@
 """The most that an expression can cost, from its tree alone: what admission compares with the limit.
 
-Follows cel-go's checker cost and the sizes that Kubernetes knows of a device: 63 characters for the driver, 32 attributes or
-capacities, 64 bytes for a value. Sizes that nobody knows are unbounded.
+Follows cel-go's checker cost: least and most of sizes and costs are tracked together, as rules depend on both. Sizes are known of
+literals, of what is made of them, of scalars by their type, and of what can be reached from the device: 63 characters for the
+driver, 32 attributes or capacities, 64 bytes for a value. Sizes that nobody knows are unbounded.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from . import costs
 from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
+from .estimate_rules import estimate_call
+from .parser import ACCU
+from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, Range, fixed
+from .types import is_object
 from .values import Type
 
-UNBOUNDED = 2**64 - 1
-MAX_DRIVER, MAX_ENTRIES, MAX_NAME, MAX_VALUE, MAX_LIST = 63, 32, 32, 64, 48
-_SCALARS = {
-    "int", "uint", "double", "bool", "null_type", "google.protobuf.Duration", "google.protobuf.Timestamp",
-    "kubernetes.Quantity", "kubernetes.Semver", "net.IP", "net.CIDR", "kubernetes.URL",
-}  # fmt: skip
+MAX_DRIVER, MAX_ENTRIES, MAX_NAME, MAX_DOMAIN, MAX_VALUE = 63, 32, 32, 63, 64
+_SCALARS = {"int", "uint", "double", "bool", "google.protobuf.Duration", "google.protobuf.Timestamp"}
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The most a node costs, and the most its value's size can be."""
+class Entries:
+    """Sizes of the keys, or indexes, and values of a list or map."""
 
-    cost: int
-    size: int = UNBOUNDED
+    of_list: bool
+    key: Range
+    value: Range
 
-
-def _cap(value: int) -> int:
-    return min(value, UNBOUNDED)
-
-
-def _scaled(size: int, factor: float) -> int:
-    return _cap(math.ceil(float(size) * factor))
+    def __or__(self, other: Entries) -> Entries:
+        return Entries(self.of_list, self.key | other.key, self.value | other.value)
 
 
-def _text(size: int) -> int:
-    return _scaled(size, 0.1)
+@dataclass(frozen=True)
+class _Local:
+    path: tuple[str, ...]
+    size: Range | None
+    entries: Entries | None
+
+
+def _merged(values: Iterable[Range]) -> Range:
+    out: Range | None = None
+    for v in values:
+        out = v if out is None else out | v
+    return out or NOTHING
+
+
+_DEVICE: dict[tuple[str, ...], int] = {
+    ("device",): UNBOUNDED,
+    ("device", "driver"): MAX_DRIVER,
+    ("device", "attributes"): MAX_ENTRIES,
+    ("device", "capacity"): MAX_ENTRIES,
+}
+
+
+def _device_size(path: tuple[str, ...]) -> int | None:
+    """The most that something within the device holds; None where nothing is known."""
+    if path[:2] in {("device", "attributes"), ("device", "capacity")}:
+        inner = path[2:]
+        of_attributes = path[1] == "attributes"
+        if not inner:
+            return MAX_ENTRIES
+        if inner[0] == "@keys":
+            return MAX_DOMAIN if len(inner) == 1 else None
+        if inner[0] != "@values":
+            return None
+        if len(inner) == 1:
+            return MAX_ENTRIES
+        if inner[1] == "@keys":
+            return MAX_NAME if len(inner) == 2 else None
+        if len(inner) == 2 and (of_attributes or inner[1] == "@values"):
+            return MAX_VALUE if of_attributes else 0
+        return None
+    return _DEVICE.get(path)
 
 
 class Estimator:
     def __init__(self) -> None:
-        self._variables: list[dict[str, int]] = [{}]
+        self._locals: dict[str, list[_Local]] = {}
+        self._paths: dict[int, tuple[str, ...]] = {}
+        self._sizes: dict[int, Range] = {}
+        self._entries: dict[int, Entries] = {}
 
-    def estimate(self, node: Node) -> Estimate:
+    def estimate(self, node: Node) -> Range:
+        """The least and the most that evaluating the node costs, in CEL cost units."""
         match node:
-            case Literal(value=value):
-                return Estimate(0, len(value) if isinstance(value, (str, bytes)) else 1)
-            case Ident():
-                return Estimate(1, self._variable(node))
+            case Ident(name=name):
+                local = self._local(name)
+                self._paths[id(node)] = local.path if local else (name,)
+                return ONE
             case Select():
                 return self._select(node)
             case ListExpr():
-                total = sum(self.estimate(e).cost for e in node.elements)
-                return Estimate(_cap(total + costs.LIST_CREATE), len(node.elements))
+                total = fixed(costs.LIST_CREATE)
+                for e in node.elements:
+                    total += self.estimate(e)
+                self._entries[id(node)] = Entries(True, ONE, _merged(map(self._known, node.elements)))
+                return total
             case MapExpr():
-                total = sum(self.estimate(k).cost + self.estimate(v).cost for k, v in node.entries)
-                return Estimate(_cap(total + costs.MAP_CREATE), len(node.entries))
+                total = fixed(costs.MAP_CREATE)
+                for k, v in node.entries:
+                    total += self.estimate(k) + self.estimate(v)
+                keys = _merged(self._known(k) for k, _ in node.entries)
+                self._entries[id(node)] = Entries(False, keys, _merged(self._known(v) for _, v in node.entries))
+                return total
             case Fold():
-                return self._fold(node)
+                return self._bind(node) if _is_bind(node) else self._fold(node)
             case Call():
                 return self._call(node)
-        raise AssertionError(node)
+        return NOTHING
 
-    def _variable(self, node: Ident) -> int:
-        for scope in reversed(self._variables):
-            if node.name in scope:
-                return scope[node.name]
-        return _size_of_type(node.type)
+    # --- sizes ---
 
-    def _select(self, node: Select) -> Estimate:
-        operand = self.estimate(node.operand)
+    def _local(self, name: str) -> _Local | None:
+        stack = self._locals.get(name)
+        return stack[-1] if stack else None
+
+    def _path(self, node: Node) -> tuple[str, ...]:
+        if isinstance(node, Ident) and (local := self._local(node.name)):
+            return local.path
+        return self._paths.get(id(node), ())
+
+    def size(self, node: Node) -> Range | None:
+        if found := self._sizes.get(id(node)):
+            return found
+        match node:
+            case Literal(value=value):
+                return fixed(len(value) if isinstance(value, (str, bytes)) else 1)
+            case ListExpr():
+                return fixed(len(node.elements))
+            case MapExpr():
+                return fixed(len(node.entries))
+        path = self._path(node)
+        if path and (most := _device_size(path)) is not None:
+            self._sizes[id(node)] = Range(0, most)
+            return Range(0, most)
+        if node.type is not None and _is_scalar(node.type):
+            return ONE
+        local = self._local(node.name) if isinstance(node, Ident) else None
+        return local.size if local else None
+
+    def _known(self, node: Node) -> Range:
+        return self.size(node) or UNKNOWN
+
+    def entries(self, node: Node) -> Entries | None:
+        if found := self._entries.get(id(node)):
+            return found
+        local = self._local(node.name) if isinstance(node, Ident) else None
+        return local.entries if local else None
+
+    def element(self, node: Node) -> Range:
+        """The size of an element of a list."""
+        path = self._path(node)
+        found = _device_size((*path, "@items")) if path and path[0] != ACCU else None
+        return UNKNOWN if found is None else Range(0, found)
+
+    def unites(self, node: Call) -> None:
+        """The result's elements are those of two operands."""
+        first, second = (self.entries(a) for a in node.args[-2:])
+        if first and second:
+            self._entries[id(node)] = first | second
+
+    # --- costs ---
+
+    def _select(self, node: Select) -> Range:
+        if node.type_name:
+            return ONE
+        total = self.estimate(node.operand)
         if node.test:
-            return Estimate(operand.cost, 1)
-        size = _size_of_type(node.type)
-        if (
-            node.operand.type is not None
-            and node.operand.type.name == "kubernetes.DRADevice"
-            and node.field == "driver"
-        ):
-            size = MAX_DRIVER
-        return Estimate(_cap(operand.cost + 1), size)
+            return total
+        if node.optional:
+            return total + ONE
+        kind = node.operand.type
+        if kind is not None and (kind.name == "map" or is_object(kind)):
+            total += ONE
+        self._paths[id(node)] = (*self._path(node.operand), node.field)
+        return total
 
-    def _call(self, node: Call) -> Estimate:
-        operands = ([node.target] if node.target is not None else []) + node.args
-        parts = [self.estimate(o) for o in operands]
-        total = _cap(sum(p.cost for p in parts))
-        sizes = [p.size for p in parts]
-        size = _size_of_type(node.type)
-        match node.function:
-            case "_&&_" | "_||_":
-                return Estimate(total, 1)
-            case "_?_:_":
-                chosen = max(parts[1].cost, parts[2].cost)
-                return Estimate(_cap(parts[0].cost + chosen), max(sizes[1:]))
-            case "_[_]" | "_[?_]":
-                return Estimate(_cap(total + 1), size)
-        own, result = _function(node, sizes)
-        return Estimate(_cap(total + own), size if result is None else result)
+    def _call(self, node: Call) -> Range:
+        if node.function == "dyn":
+            total = ONE + self.estimate(node.args[0])
+            self._copy(node, node.args[0])
+            return total
+        parts = [self.estimate(o) for o in node.args]
+        total = self.estimate(node.target) if node.target is not None else NOTHING
+        own: Range | None = None
+        size: Range | None = None
+        for overload in node.overloads:
+            cost, result = estimate_call(self, node, overload.id, parts)
+            own = cost if own is None else own | cost
+            if result is not None:
+                size = result if size is None else size | result
+            if overload.id in {"_[_](list(A), int)", "_[_](map(A, B), A)"}:
+                entries = self.entries(node.args[0])
+                size = entries.value if entries else None
+                step = "@items" if "list" in overload.id else "@values"
+                self._paths[id(node)] = (*self._path(node.args[0]), step)
+            if size is None:
+                size = self.size(node)
+        if size is not None:
+            self._sizes[id(node)] = size
+        return total + (own or NOTHING)
 
-    def _fold(self, node: Fold) -> Estimate:
-        over, init = self.estimate(node.range), self.estimate(node.init)
-        self._variables.append({node.accu: init.size})
-        names = {node.var: _element_size(node.range.type, first=True)}
+    def _copy(self, target: Node, source: Node) -> None:
+        if (size := self.size(source)) is not None:
+            self._sizes[id(target)] = size
+        if (entries := self.entries(source)) is not None:
+            self._entries[id(target)] = entries
+
+    def _push(self, name: str, local: _Local) -> None:
+        self._locals.setdefault(name, []).append(local)
+
+    def _bind(self, node: Fold) -> Range:
+        total = self.estimate(node.range) + self.estimate(node.init)
+        self._push(node.accu, _Local(self._path(node.init), self.size(node.init), self.entries(node.init)))
+        total += self.estimate(node.result)
+        self._locals[node.accu].pop()
+        self._copy(node, node.result)
+        return total
+
+    def _fold(self, node: Fold) -> Range:
+        total = self.estimate(node.range) + self.estimate(node.init)
+        self._push(node.accu, _Local(self._path(node.init), self.size(node.init), self.entries(node.init)))
+        over, path = self.entries(node.range), self._path(node.range)
+        of_list = over.of_list if over else node.range.type is not None and node.range.type.name == "list"
+        keys = _Local((*path, "@indices" if of_list else "@keys"), over.key if over else None, None)
+        values = _Local((*path, "@items" if of_list else "@values"), over.value if over else None, None)
+        self._push(node.var, values if of_list and not node.var2 else keys)
         if node.var2:
-            names[node.var2] = _element_size(node.range.type, first=False)
-        self._variables.append(names)
-        loop = self.estimate(node.condition).cost + self.estimate(node.step).cost
-        self._variables.pop()
-        result = self.estimate(node.result)
-        self._variables.pop()
-        total = over.cost + init.cost + result.cost + over.size * loop
-        size = over.size if isinstance(node.init, (ListExpr, MapExpr)) else result.size
-        return Estimate(_cap(total), size)
+            self._push(node.var2, values)
+        loop = self.estimate(node.condition) + self.estimate(node.step)
+        self._locals[node.var].pop()
+        if node.var2:
+            self._locals[node.var2].pop()
+        total += self.estimate(node.result)
+        self._locals[node.accu].pop()
+        count = self._known(node.range)
+        if isinstance(node.init, Literal):
+            self._sizes[id(node)] = self._known(node.init)
+        elif isinstance(node.init, (ListExpr, MapExpr)):
+            self._sizes[id(node)] = count
+            if found := self.entries(node.step):
+                self._entries[id(node)] = found
+        return total + count * loop
 
 
-def _size_of_type(t: Type | None) -> int:
-    if t is None:
-        return UNBOUNDED
-    if t.name in _SCALARS:
-        return 1
-    if t.name == "google.protobuf.Any":
-        return MAX_VALUE
-    if t.name == "map" and t.params and t.params[0].name == "string":
-        return MAX_ENTRIES
-    return UNBOUNDED
+def _is_bind(node: Fold) -> bool:
+    return (
+        isinstance(node.range, ListExpr)
+        and not node.range.elements
+        and isinstance(node.condition, Literal)
+        and node.condition.value is False
+        and node.accu != ACCU
+    )
 
 
-def _element_size(t: Type | None, *, first: bool) -> int:
-    """The size of what a comprehension's variable stands for."""
-    if t is not None and t.name == "map":
-        return MAX_NAME if first else _size_of_type(t.params[1])
-    if t is not None and t.name == "list":
-        return _size_of_type(t.params[0])
-    return MAX_VALUE
-
-
-_SizeRule = Callable[[Sequence[int]], int]
-_COSTS: dict[str, _SizeRule] = {
-    "startsWith": lambda s: _text(s[1]),
-    "endsWith": lambda s: _text(s[1]),
-    "contains": lambda s: _cap(_text(s[0]) * _text(s[1])),
-    "matches": lambda s: _cap(_text(_cap(s[0] + 1)) * _scaled(s[1], 0.25)),
-    "find": lambda s: _cap(_text(_cap(s[0] + 1)) * _scaled(s[1], 0.25)),
-    "findAll": lambda s: _cap(_text(_cap(s[0] + 1)) * _scaled(s[1], 0.25)),
-    "lowerAscii": lambda s: _text(s[0]),
-    "upperAscii": lambda s: _text(s[0]),
-    "substring": lambda s: _text(s[0]),
-    "trim": lambda s: _text(s[0]),
-    "strings.quote": lambda s: _text(s[0]),
-    "format": lambda s: _text(s[0]),
-    "replace": lambda s: _scaled(s[0], 0.2),
-    "split": lambda s: _scaled(s[0], 0.2),
-    "join": lambda s: _text(UNBOUNDED),
-    "url": lambda s: _text(s[0]),
-    "quantity": lambda s: _text(s[0]),
-    "isQuantity": lambda s: _text(s[0]),
-    "semver": lambda s: _text(s[0]),
-    "isSemver": lambda s: _text(s[0]),
-    "ip": lambda s: _text(s[0]),
-    "isIP": lambda s: _text(s[0]),
-    "ip.isCanonical": lambda s: _text(s[0]),
-    "cidr": lambda s: _text(s[0]),
-    "isCIDR": lambda s: _text(s[0]),
-    "containsIP": lambda s: 4 + _text(s[1]) if s[1] != 1 else 4,
-    "containsCIDR": lambda s: 4 + _text(s[1]) if s[1] != 1 else 4,
-    "@in": lambda s: s[1],
-    "isSorted": lambda s: s[0],
-    "sum": lambda s: s[0],
-    "min": lambda s: s[0],
-    "max": lambda s: s[0],
-    "sort": lambda s: _cap(costs.LIST_CREATE + 2 * s[0] ** 2 + 1),
-    "@sortByAssociatedKeys": lambda s: _cap(costs.LIST_CREATE + 2 * s[0] ** 2 + 1),
-    "distinct": lambda s: _cap(costs.LIST_CREATE + 2 * s[0] ** 2 + 1),
-    "sets.contains": lambda s: _cap(s[0] * s[1] + 1),
-    "sets.intersects": lambda s: _cap(s[0] * s[1] + 1),
-    "sets.equivalent": lambda s: _cap(2 * s[0] * s[1] + 1),
-    "includes": lambda s: MAX_LIST,
-}
-_COMPARED = {"_==_", "_!=_", "_<_", "_>_", "_<=_", "_>=_"}
-_RESULT_SIZES: dict[str, _SizeRule] = {
-    "lowerAscii": lambda s: s[0],
-    "upperAscii": lambda s: s[0],
-    "substring": lambda s: s[0],
-    "trim": lambda s: s[0],
-    "replace": lambda s: UNBOUNDED,
-    "split": lambda s: s[0],
-    "findAll": lambda s: s[0],
-    "find": lambda s: s[0],
-    "charAt": lambda s: 1,
-    "sort": lambda s: s[0],
-    "reverse": lambda s: s[0],
-    "distinct": lambda s: s[0],
-}
-
-
-def _function(node: Call, sizes: Sequence[int]) -> tuple[int, int | None]:
-    """Own cost and, where it is known, the size of the result."""
-    name = node.function
-    operands = ([node.target] if node.target is not None else []) + node.args
-    if name in _COMPARED:
-        least = min(sizes)
-        return max(_text(least), 1 if least else 0), 1
-    if name == "_+_":
-        both = _cap(sum(sizes))
-        kinds = {o.type.name for o in operands if o.type is not None}
-        return (_text(both) if kinds & {"string", "bytes"} else 1), both
-    if name in {"indexOf", "lastIndexOf"}:
-        of_list = operands[0].type is not None and operands[0].type.name == "list"
-        return (sizes[0] if of_list else _text(sizes[0])), 1
-    if name in {"string", "bytes"} and not isinstance(operands[0], Literal):
-        kind = operands[0].type.name if operands[0].type is not None else ""
-        convertible = kind in {"bytes", "string", "google.protobuf.Any", "dyn"}
-        return (_text(sizes[0]) if convertible else 1), sizes[0] if convertible else None
-    if name == "@in" and operands[1].type is not None and operands[1].type.name == "map":
-        return 1, 1
-    rule = _COSTS.get(name)
-    result = _RESULT_SIZES.get(name)
-    return (rule(sizes) if rule else 1), result(sizes) if result else None
+def _is_scalar(t: Type) -> bool:
+    return _is_scalar(t.params[0]) if t.name == "optional_type" and t.params else t.name in _SCALARS

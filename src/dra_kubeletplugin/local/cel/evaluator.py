@@ -1,423 +1,369 @@
-"""Turns a checked tree into closures, folding constants, and counts cost as it evaluates.
+"""Turns a checked tree into a plan, folding constants, and counts the cost of each step as it evaluates.
 
-Cost and laziness follow cel-go: ``&&`` and ``||`` absorb errors, attributes cost one unit for the variable and one for
-every qualifier, list and map literals cost their creation unless they are constant.
+Cost follows cel-go's observer: a call costs what its rule says if all of its arguments were evaluated, and else nothing; an
+attribute costs one unit for its root and one for every qualifier; a branch of a conditional that is an attribute costs only its
+qualifiers. Errors are values here, as in cel-go: && and || absorb them, everything else hands them on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import costs
 from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
-from .library import FUNCTIONS, need
-from .values import (
-    NONE,
-    AttributeList,
-    CelError,
-    DefaultMap,
-    Optional,
-    ProgramError,
-    Type,
-    UInt,
-    equal,
-    is_number,
-)
+from .attributes import Attribute, AttributeKey, Conditional, ConstantKey, Qualifier
+from .costs import InternalError
+from .frame import Ended, Frame, Lazy
+from .library import FUNCTIONS, regex
+from .values import CelError, Optional, ProgramError, Type, same
 
-_FOLDED = {"int", "uint", "double", "bool", "string", "bytes", "duration", "timestamp", "dyn"}
-
-
-class Frame:
-    """State of one evaluation: variables, cost so far, and the budget."""
-
-    __slots__ = ("budget", "cost", "variables")
-
-    def __init__(self, variables: dict[str, Any], budget: int) -> None:
-        self.variables = variables
-        self.cost = 0
-        self.budget = budget
-
-    def spend(self, units: int) -> None:
-        self.cost += units
-        if self.cost > self.budget:
-            raise BudgetExceeded("operation cancelled: actual cost limit exceeded")
-
-
-class BudgetExceeded(Exception):
-    """Never absorbed by && and ||."""
-
-
+_CONVERSIONS = {"int", "uint", "double", "bool", "string", "bytes", "duration", "timestamp", "dyn", "type"}
+_MATCHED = {"matches", "find", "findAll"}
+_NO_OVERLOAD = "no such overload"
 Run = Callable[[Frame], Any]
 
 
-def compile_node(node: Node) -> Run:
+class Plan:
+    """A node that can be evaluated. ``run`` also accounts for the step."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+
+class Constant(Plan):
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(lambda frame: value)
+        self.value = value
+
+
+class AttributePlan(Plan):
+    """A variable or other value with qualifiers, to which more may be added."""
+
+    __slots__ = ("attribute",)
+
+    def __init__(self, attribute: Attribute, *, cost: int = 1) -> None:
+        def run(frame: Frame) -> Any:
+            value = attribute.resolve(frame)
+            frame.spend(cost)
+            return value
+
+        super().__init__(run)
+        self.attribute = attribute
+
+
+def plan(node: Node) -> Plan:
+    """The plan of a checked tree.
+
+    Raises :class:`ProgramError` when a constant part of it cannot work.
+    """
     match node:
         case Literal(value=value):
-            return lambda frame: value
-        case Ident() | Select():
-            return _attribute(node)
-        case Call(function="_[_]" | "_[?_]"):
-            return _attribute(node)
+            return Constant(value)
+        case Ident():
+            return _of_ident(node)
+        case Select():
+            return _of_select(node)
         case Call():
-            return _call(node)
+            return _of_call(node)
         case ListExpr():
-            return _list(node)
+            return _of_list(node)
         case MapExpr():
-            return _map(node)
+            return _of_map(node)
         case Fold():
-            return _fold(node)
+            return _of_fold(node)
     raise AssertionError(node)
 
 
-def is_constant(node: Node) -> bool:
-    if isinstance(node, ListExpr):
-        return not any(node.optional) and all(is_constant(e) for e in node.elements)
-    if isinstance(node, MapExpr):
-        return not any(node.optional) and all(is_constant(k) and is_constant(v) for k, v in node.entries)
-    if isinstance(node, Call) and node.function in _FOLDED:
-        return all(is_constant(a) for a in node.args)
-    return isinstance(node, Literal)
+# --- attributes -----------------------------------------------------------------------------------
 
 
-def fold_constant(node: Node) -> Any:
-    """The value of a constant node; conversions that fail are faults of the program."""
-    if isinstance(node, Literal):
-        return node.value
-    if isinstance(node, ListExpr):
-        return [fold_constant(e) for e in node.elements]
-    if isinstance(node, MapExpr):
-        return {fold_constant(k): fold_constant(v) for k, v in node.entries}
-    assert isinstance(node, Call)
+def _of_ident(node: Ident) -> Plan:
+    if node.type is not None and node.type.name == "type":
+        named = node.type.params[0].name if node.type.params else ""
+        if node.name != named:
+            raise ProgramError(f"program instantiation failed: reference to undefined type: {node.name}")
+        return Constant(Type(named))
+    name = node.name
+    return AttributePlan(Attribute(lambda frame: frame.variable(name)))
+
+
+def _as_attribute(inner: Plan) -> AttributePlan:
+    """The plan itself, if it is an attribute, else one relative to its value."""
+    return inner if isinstance(inner, AttributePlan) else AttributePlan(Attribute(inner.run))
+
+
+def _of_select(node: Select) -> Plan:
+    if node.type_name:
+        return Constant(Type(node.type_name))
+    found = _as_attribute(plan(node.operand))
+    found.attribute.add(ConstantKey(node.field, optional=node.optional, presence=node.test))
+    # A presence test is charged for the qualifiers only.
+    return AttributePlan(found.attribute, cost=0) if node.test else found
+
+
+def _of_index(node: Call) -> Plan:
+    found, index = _as_attribute(plan(node.args[0])), plan(node.args[1])
+    optional = node.function == "_[?_]"
+    key: Qualifier
+    if isinstance(index, Constant):
+        key = ConstantKey(index.value, optional=optional)
+    else:
+        key = AttributeKey(_as_attribute(index).attribute, optional=optional)
+    found.attribute.add(key)
+    return found
+
+
+def _of_conditional(node: Call) -> Plan:
+    test, yes, no = (plan(a) for a in node.args)
+    return AttributePlan(Conditional(test.run, _as_attribute(yes).attribute, _as_attribute(no).attribute), cost=0)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _of_call(node: Call) -> Plan:
+    match node.function:
+        case "_[_]" | "_[?_]":
+            return _of_index(node)
+        case "_?_:_":
+            return _of_conditional(node)
+    args = [plan(o) for o in node.operands()]
+    overload = node.overloads[0].id if len(node.overloads) == 1 else ""
+    match node.function:
+        case "_&&_" | "_||_":
+            return _logical(args, stop=node.function == "_||_")
+        case "or" | "orValue":
+            return _alternative(args, unwrap=node.function == "orValue")
+        case "@not_strictly_false":
+            return _counted(node, args, lambda a: a[0] is not False, overload, strict=False)
+        case "@in" if overload == "@in(A, list(A))" and isinstance(args[1], Constant):
+            if found := _membership(args[0], args[1].value):
+                return found
+        case name if name in _CONVERSIONS and len(args) == 1 and isinstance(args[0], Constant):
+            return Constant(_folded(lambda: FUNCTIONS[name](args[0].value)))  # type: ignore[attr-defined]
+    ordered = len(args) > 2
+    if node.function in _MATCHED and isinstance(args[1], Constant) and isinstance(args[1].value, str):
+        pattern = args[1].value
+        _folded(lambda: regex(pattern))
+        ordered = True
+    function = FUNCTIONS[node.function]
+    return _counted(node, args, lambda a: function(*a), overload, ordered=ordered)
+
+
+def _folded(compute: Callable[[], Any]) -> Any:
     try:
-        return FUNCTIONS[node.function](*(fold_constant(a) for a in node.args))
-    except CelError as e:
+        return compute()
+    except (CelError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as e:
         raise ProgramError(f"program instantiation failed: {e}") from None
 
 
-def _is_attribute(node: Node) -> bool:
-    return isinstance(node, (Ident, Select)) or (isinstance(node, Call) and node.function in {"_[_]", "_[?_]"})
-
-
-# --- attributes: a variable or any value, then fields and indexes -------------------------------
-
-
-def _attribute(node: Node) -> Run:
-    """Walks down to the root; the attribute as a whole costs one unit, each qualifier another."""
-    if isinstance(node, Ident):
-        name = node.name
-        if node.type is not None and node.type.name == "type":
-            found = node.type.params[0]
-            constant = Type({"list": "list", "map": "map"}.get(found.name, found.name))
-            return lambda frame: frame.variables.get(name, constant)
-
-        def read(frame: Frame) -> Any:
-            frame.spend(1)
-            value = frame.variables[name]
-            if isinstance(value, _Failed):
-                raise value.error
-            return value
-
-        return read
-    steps: list[Callable[[Frame, Any], Any]] = []
-    root = node
-    while _is_attribute(root) and not isinstance(root, Ident):
-        steps.append(_qualifier(root))
-        root = root.operand if isinstance(root, Select) else root.args[0]  # type: ignore[attr-defined]
-    steps.reverse()
-    base = compile_node(root)
-    relative = not isinstance(root, Ident)
-
-    def resolve(frame: Frame) -> Any:
-        try:
-            value = base(frame)
-        except CelError:
-            frame.spend(1 + len(steps) if relative else len(steps))
-            raise
-        if relative:
-            frame.spend(1)
-        for step in steps:
-            value = step(frame, value)
-        return value
-
-    return resolve
-
-
-def _qualifier(node: Node) -> Callable[[Frame, Any], Any]:
-    if isinstance(node, Select):
-        field = node.field
-        if node.test:
-            return lambda frame, value: _has(value, field)
-        key: Run = lambda frame: field  # noqa: E731
-        optional = node.optional
-    else:
-        assert isinstance(node, Call)
-        key = compile_node(node.args[1])
-        optional = node.function == "_[?_]"
-
-    def step(frame: Frame, value: Any) -> Any:
-        wrapped = isinstance(value, Optional)
-        if wrapped and not value.present:
-            return NONE
-        inner = value.value if wrapped else value
-        k = key(frame)
-        if optional or wrapped:
-            found = _lookup_optional(inner, k)
-            if found.present:
-                frame.spend(1)
-            return found
-        frame.spend(1)
-        return _lookup(inner, k)
-
-    return step
-
-
-def _has(value: Any, field: str) -> Any:
-    if isinstance(value, Optional):
-        return value.present and _has(value.value, field)
-    if isinstance(value, dict):
-        return field in value
-    if hasattr(value, "cel_fields"):
-        return field in value.cel_fields
-    raise CelError("no such overload")
-
-
-def _lookup_optional(value: Any, key: Any) -> Optional:
+def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:
     try:
-        return Optional(True, _lookup(value, key))
+        return function(args)
     except CelError as e:
-        if str(e).startswith(("no such key", "index out of bounds")):
-            return NONE
-        raise
+        return e
+    except (AttributeError, TypeError):
+        return CelError(_NO_OVERLOAD)
+    except (ArithmeticError, LookupError, ValueError) as e:
+        return CelError(str(e))  # a time out of range, a text that is too long
 
 
-def _lookup(value: Any, key: Any) -> Any:
-    if isinstance(value, DefaultMap):
-        return value.get(need(key, str), {})
-    if isinstance(value, dict):
-        if isinstance(key, (list, dict)) or (isinstance(key, float) and key != int(key)):
-            raise CelError(f"no such key: {key}")
-        for candidate in value:
-            if equal(candidate, key):
-                found = value[candidate]
-                return found.values if isinstance(found, AttributeList) else found
-        raise CelError(f"no such key: {_shown(key)}")
-    if isinstance(value, list):
-        if not is_number(key) or key != int(key):
-            raise CelError(f"unsupported index type '{type(key).__name__}' in list")
-        if not 0 <= key < len(value):
-            raise CelError(f"index out of bounds: {int(key)}")
-        return value[int(key)]
-    if hasattr(value, "cel_fields"):
-        if key in value.cel_fields:
-            return value.cel_fields[key]
-        raise CelError(f"no such key: {key}")
-    raise CelError("no such overload")
-
-
-def _shown(key: Any) -> str:
-    return {True: "true", False: "false"}.get(key, str(key)) if isinstance(key, bool) else str(key)
-
-
-# --- calls --------------------------------------------------------------------------------------
-
-
-def _call(node: Call) -> Run:
-    name = node.function
-    if name in _FOLDED and is_constant(node):
-        value = fold_constant(node)
-        return lambda frame: value
-    operands = ([node.target] if node.target is not None else []) + node.args
-    runs = [compile_node(o) for o in operands]
-    match name:
-        case "_&&_" | "_||_":
-            return _logical(runs[0], runs[1], stop=name == "_||_")
-        case "_?_:_":
-            return _ternary(node, runs)
-        case "@not_strictly_false":
-            return _not_strictly_false(runs[0])
-        case "or" | "orValue":
-            return _optional_or(name, runs)
-        case "@in" if isinstance(node.args[1], ListExpr) and is_constant(node.args[1]):
-            return _in_constants(runs[0], fold_constant(node.args[1]))
-    function = FUNCTIONS[name]
-    charge = costs.call
-    # Functions of many arguments stop at the first failed one, and are then not charged.
-    variadic = len(runs) > 2 or name == "findAll"
+def _counted(
+    node: Call,
+    args: list[Plan],
+    function: Callable[[Sequence[Any]], Any],
+    overload: str,
+    *,
+    strict: bool = True,
+    ordered: bool = False,
+) -> Plan:
+    """A function's call. ``ordered``: the first failed argument ends it, the others are not evaluated."""
+    rule = costs.rule_of(node.function, overload)
+    runs = [a.run for a in args]
 
     def run(frame: Frame) -> Any:
-        args: list[Any] = []
+        values: list[Any] = []
         failed: CelError | None = None
         for r in runs:
+            value = r(frame)
+            values.append(value)
+            if strict and isinstance(value, CelError):
+                failed = failed or value
+                if ordered:
+                    break
+        result = failed or _attempt(function, values)
+        if len(values) == len(runs):
             try:
-                args.append(r(frame))
-            except CelError as e:
-                if variadic and r is not runs[-1]:
-                    raise
-                failed = failed or e
-                args.append(costs.ERROR)
-        if failed:
-            frame.spend(charge(name, args, costs.ERROR))
-            raise failed
-        try:
-            result = function(*args)
-        except CelError:
-            frame.spend(charge(name, args, costs.ERROR))
-            raise
-        except (AttributeError, TypeError):
-            raise CelError("no such overload") from None
-        except (ArithmeticError, LookupError, ValueError) as e:
-            raise CelError(f"{name}: {e}") from None  # a time out of range, a text that is too long
-        frame.spend(charge(name, args, result))
+                cost = rule(values, result)
+            except InternalError as e:
+                raise Ended(CelError(f"internal error: {e}")) from None
+            frame.spend(cost)
         return result
 
+    if len(runs) == 2 and strict and not ordered and rule is costs.one_unit:
+        return Plan(_binary(runs[0], runs[1], function))
+    return Plan(run)
+
+
+def _binary(left: Run, right: Run, function: Callable[[Sequence[Any]], Any]) -> Run:
+    """A call of two arguments that always costs one unit: the most frequent kind."""
+
+    def run(frame: Frame) -> Any:
+        a, b = left(frame), right(frame)
+        frame.spend(1)
+        if isinstance(a, CelError):
+            return a
+        return b if isinstance(b, CelError) else _attempt(function, (a, b))
+
     return run
 
 
-def _in_constants(element: Run, values: list[Any]) -> Run:
+def _membership(element: Plan, values: list[Any]) -> Plan | None:
+    """Membership in a constant list of scalars, which costs nothing; None for other lists."""
     if not values:
-        return lambda frame: False
-    return lambda frame: FUNCTIONS["@in"](element(frame), values)
+        return Constant(False)
+    if not all(isinstance(v, (str, int, float)) for v in values):
+        return None
+
+    def run(frame: Frame) -> Any:
+        value = element.run(frame)
+        return value if isinstance(value, CelError) else any(same(value, v) for v in values)
+
+    return Plan(run)
 
 
-def _logical(left: Run, right: Run, *, stop: bool) -> Run:
+def _logical(terms: list[Plan], *, stop: bool) -> Plan:
     """``stop`` is the value that decides: True for ||, False for &&."""
+    left, right = (t.run for t in terms)
 
-    def run(frame: Frame) -> bool:
-        failed: CelError | None = None
-        for side in (left, right):
-            try:
-                value = side(frame)
-            except CelError as e:
-                failed = failed or e
-                continue
+    def run(frame: Frame) -> Any:
+        first = left(frame)
+        if first is stop:
+            return stop
+        second = right(frame)
+        if second is stop:
+            return stop
+        for value in (first, second):
             if not isinstance(value, bool):
-                failed = failed or CelError("no such overload")
-            elif value is stop:
-                return stop
-        if failed:
-            raise failed
+                return value if isinstance(value, CelError) else CelError(_NO_OVERLOAD)
         return not stop
 
-    return run
+    return Plan(run)
 
 
-def _ternary(node: Call, runs: list[Run]) -> Run:
-    test, yes, no = runs
-    # A branch that is an attribute is resolved as part of the conditional's own.
-    rebates = [int(_is_attribute(a)) for a in node.args[1:]]
+def _alternative(args: list[Plan], *, unwrap: bool) -> Plan:
+    """The value of an optional or, only if there is none, another."""
 
     def run(frame: Frame) -> Any:
-        chosen = need(test(frame), bool)
-        frame.cost -= rebates[0 if chosen else 1]
-        return yes(frame) if chosen else no(frame)
+        result = args[0].run(frame)
+        if isinstance(result, Optional):
+            if not result.present:
+                return args[1].run(frame)
+            return result.value if unwrap else result
+        return result
 
-    return run
-
-
-def _not_strictly_false(inner: Run) -> Run:
-    def run(frame: Frame) -> bool:
-        try:
-            value = inner(frame)
-        except CelError:
-            value = True
-        frame.spend(1)
-        return value is not False
-
-    return run
+    return Plan(run)
 
 
-def _optional_or(name: str, runs: list[Run]) -> Run:
-    def run(frame: Frame) -> Any:
-        value = need(runs[0](frame), Optional)
-        if value.present:
-            return value.value if name == "orValue" else value
-        return runs[1](frame)
-
-    return run
+# --- literals and comprehensions ------------------------------------------------------------------
 
 
-# --- literals and comprehensions ----------------------------------------------------------------
-
-
-def _list(node: ListExpr) -> Run:
-    if is_constant(node):
-        constant = fold_constant(node)
-        return lambda frame: constant
-    runs = [compile_node(e) for e in node.elements]
+def _of_list(node: ListExpr) -> Plan:
+    parts = [plan(e) for e in node.elements]
+    if all(isinstance(p, Constant) for p in parts):
+        return Constant([p.value for p in parts])  # type: ignore[attr-defined]
     optional = node.optional
 
-    def run(frame: Frame) -> list[Any]:
+    def evaluate(frame: Frame) -> Any:
         out = []
-        for r, maybe in zip(runs, optional, strict=True):
-            value = r(frame)
-            if not maybe:
-                out.append(value)
-            elif value.present:
-                out.append(value.value)
-        frame.spend(costs.LIST_CREATE)
+        for part, maybe in zip(parts, optional, strict=True):
+            value = part.run(frame)
+            if isinstance(value, CelError):
+                return value
+            if maybe:
+                if not isinstance(value, Optional):
+                    return CelError("cannot initialize optional list element from non-optional value")
+                if not value.present:
+                    continue
+                value = value.value
+            out.append(value)
         return out
 
-    return run
+    return _constructor(evaluate, costs.LIST_CREATE)
 
 
-def _map(node: MapExpr) -> Run:
-    if is_constant(node):
-        constant = fold_constant(node)
-        return lambda frame: constant
-    runs = [(compile_node(k), compile_node(v)) for k, v in node.entries]
+def _of_map(node: MapExpr) -> Plan:
     optional = node.optional
+    parts = [plan(p) for entry in node.entries for p in entry]
+    if all(isinstance(p, Constant) for p in parts):
+        values = [p.value for p in parts]  # type: ignore[attr-defined]
+        return Constant(_folded(lambda: dict(zip(values[::2], values[1::2], strict=True))))
 
-    def run(frame: Frame) -> dict[Any, Any]:
-        out = {}
-        for (k, v), maybe in zip(runs, optional, strict=True):
-            key, value = k(frame), v(frame)
-            if not isinstance(key, (str, int, UInt, bool)):
-                raise CelError(f"unsupported key type: {type(key).__name__}")
-            if not maybe:
-                out[key] = value
-            elif value.present:
-                out[key] = value.value
-        frame.spend(costs.MAP_CREATE)
+    def evaluate(frame: Frame) -> Any:
+        out: dict[Any, Any] = {}
+        for i, maybe in enumerate(optional):
+            key = parts[2 * i].run(frame)
+            if isinstance(key, CelError):
+                return key
+            value = parts[2 * i + 1].run(frame)
+            if isinstance(value, CelError):
+                return value
+            if not isinstance(key, (str, int, float)):
+                return CelError(f"unsupported key type: {type(key).__name__}")
+            if maybe:
+                if not isinstance(value, Optional):
+                    return CelError(f"cannot initialize optional entry '{key}' from non-optional value")
+                if not value.present:
+                    out.pop(key, None)
+                    continue
+                value = value.value
+            out[key] = value
         return out
 
-    return run
+    return _constructor(evaluate, costs.MAP_CREATE)
 
 
-def _fold(node: Fold) -> Run:
-    over, init = compile_node(node.range), compile_node(node.init)
-    condition, step, result = compile_node(node.condition), compile_node(node.step), compile_node(node.result)
+def _constructor(evaluate: Run, cost: int) -> Plan:
+    def run(frame: Frame) -> Any:
+        result = evaluate(frame)
+        frame.spend(cost)
+        return result
+
+    return Plan(run)
+
+
+def _of_fold(node: Fold) -> Plan:
+    over, init = plan(node.range), plan(node.init)
+    condition, step, result = plan(node.condition), plan(node.step), plan(node.result)
     first, second, accu = node.var, node.var2, node.accu
 
     def run(frame: Frame) -> Any:
-        values = over(frame)
-        if isinstance(values, AttributeList):
-            values = values.values
+        values = over.run(frame)
+        if isinstance(values, CelError):
+            return values
         if not isinstance(values, (list, dict)):
-            raise CelError("no such overload")
-        saved = dict(frame.variables)
+            return CelError("got a value that cannot be iterated, expected iterable type")
+        outer = frame.variables
+        # The accumulator starts when it is first read: a binding that is not used costs nothing.
+        inner = frame.variables = {**outer, accu: Lazy(init.run, outer)}
         try:
-            frame.variables[accu] = init(frame)
             pairs = values.items() if isinstance(values, dict) else enumerate(values)
             for k, v in pairs:
-                frame.variables[first] = k if second or isinstance(values, dict) else v
+                inner[first] = k if second or isinstance(values, dict) else v
                 if second:
-                    frame.variables[second] = v
-                if not condition(frame):
+                    inner[second] = v
+                if condition.run(frame) is False:
                     break
-                try:
-                    frame.variables[accu] = step(frame)
-                except CelError as e:
-                    frame.variables[accu] = _Failed(e)
-            return result(frame)
+                inner[accu] = step.run(frame)
+            # The result sees the accumulator and what is outside, not the loop's variables.
+            frame.variables = {**outer, accu: inner[accu]}
+            return result.run(frame)
         finally:
-            frame.variables = saved
+            frame.variables = outer
 
-    return run
-
-
-class _Failed:
-    """An accumulator whose last step failed; reading it raises, unless && or || absorb that."""
-
-    def __init__(self, error: CelError) -> None:
-        self.error = error
+    return Plan(run)

@@ -1,12 +1,13 @@
 """All functions of the environment, by name. Wrong run-time types raise ``no such overload``."""
 
-from . import library_core, library_kubernetes, library_lists, library_strings
+from . import formats, library_core, library_kubernetes, library_lists, library_strings, urls
 from .library_core import parse_duration, parse_timestamp
-from .library_strings import regex
+from .patterns import regex
 from .registry import FUNCTIONS, need
 
 __all__ = [
     "FUNCTIONS",
+    "formats",
     "library_core",
     "library_kubernetes",
     "library_lists",
@@ -15,4 +16,5 @@ __all__ = [
     "parse_duration",
     "parse_timestamp",
     "regex",
+    "urls",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from .registry import FUNCTIONS, define, need, no_overload
 from .values import (
@@ -17,10 +17,14 @@ from .values import (
     UINT_MAX,
     CelError,
     Duration,
+    Timestamp,
     UInt,
     equal,
+    find,
     is_number,
     less,
+    same,
+    show_scalar,
     type_of,
 )
 
@@ -48,9 +52,9 @@ def add(a: Any, b: Any) -> Any:
             return a + b  # type: ignore[operator]
     if isinstance(a, Duration) and isinstance(b, Duration):
         return Duration(_fit(a.nanoseconds + b.nanoseconds, 0))
-    if isinstance(a, datetime) and isinstance(b, Duration):
-        return a + timedelta(microseconds=b.nanoseconds / 1000)
-    if isinstance(a, Duration) and isinstance(b, datetime):
+    if isinstance(a, Timestamp) and isinstance(b, Duration):
+        return Timestamp(a.nanoseconds + b.nanoseconds, a.offset)
+    if isinstance(a, Duration) and isinstance(b, Timestamp):
         return add(b, a)
     raise no_overload()
 
@@ -61,10 +65,10 @@ def subtract(a: Any, b: Any) -> Any:
         return a - b if isinstance(a, float) else _fit(a - b, a)
     if isinstance(a, Duration) and isinstance(b, Duration):
         return Duration(_fit(a.nanoseconds - b.nanoseconds, 0))
-    if isinstance(a, datetime) and isinstance(b, Duration):
-        return a - timedelta(microseconds=b.nanoseconds / 1000)
-    if isinstance(a, datetime) and isinstance(b, datetime):
-        return Duration(int((a - b).total_seconds() * 1_000_000_000))
+    if isinstance(a, Timestamp) and isinstance(b, Duration):
+        return Timestamp(a.nanoseconds - b.nanoseconds, a.offset)
+    if isinstance(a, Timestamp) and isinstance(b, Timestamp):
+        return Duration(_fit(a.nanoseconds - b.nanoseconds, 0))
     raise no_overload()
 
 
@@ -106,22 +110,18 @@ def negate(a: Any) -> Any:
 
 FUNCTIONS["!_"] = lambda a: not need(a, bool)
 FUNCTIONS["_==_"] = equal
-FUNCTIONS["_!=_"] = lambda a, b: not equal(a, b)
+FUNCTIONS["_!=_"] = lambda a, b: not same(a, b)
 FUNCTIONS["_<_"] = less
 FUNCTIONS["_>_"] = lambda a, b: less(b, a)
-FUNCTIONS["_<=_"] = lambda a, b: less(a, b) or (not _nan(a, b) and not less(b, a))
-FUNCTIONS["_>=_"] = lambda a, b: less(b, a) or (not _nan(a, b) and not less(a, b))
-
-
-def _nan(*values: Any) -> bool:
-    return any(isinstance(v, float) and math.isnan(v) for v in values)
+FUNCTIONS["_<=_"] = lambda a, b: not less(b, a)
+FUNCTIONS["_>=_"] = lambda a, b: not less(a, b)
 
 
 @define("@in")
 def contains_element(a: Any, b: Any) -> bool:
     if isinstance(b, dict):
-        return a in b if not isinstance(a, (list, dict)) else False
-    return any(equal(a, x) for x in need(b, list))
+        return find(b, a).present
+    return any(same(a, x) for x in need(b, list))
 
 
 @define("size")
@@ -143,11 +143,11 @@ def to_int(a: Any) -> int:
             raise _conversion(a, "int")
         value = int(a)
     elif isinstance(a, float):
-        if math.isnan(a) or math.isinf(a):
+        if not INT_MIN < a < INT_MAX:
             raise CelError("integer overflow")
         value = int(a)
-    elif isinstance(a, datetime):
-        value = int(a.timestamp())
+    elif isinstance(a, Timestamp):
+        value = a.nanoseconds // _UNITS["s"]
     elif isinstance(a, Duration):
         value = a.nanoseconds
     else:
@@ -161,16 +161,25 @@ def to_uint(a: Any) -> UInt:
         if not re.fullmatch(r"\d+", a, re.ASCII):
             raise _conversion(a, "uint")
         return UInt(_fit(int(a), UInt(0)))
+    if isinstance(a, float) and not 0 <= a < UINT_MAX:
+        raise CelError("unsigned integer overflow")
     return UInt(_fit(int(need(a, int, float)), UInt(0)))
+
+
+_FLOAT = re.compile(
+    r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|0x(?:[\da-f]+\.?[\da-f]*|\.[\da-f]+)p[+-]?\d+|inf(?:inity)?|nan)", re.IGNORECASE | re.ASCII
+)  # fmt: skip
 
 
 @define("double")
 def to_double(a: Any) -> float:
     if isinstance(a, str):
-        try:
-            return float(a)
-        except ValueError:
-            raise _conversion(a, "double") from None
+        if not _FLOAT.fullmatch(a):
+            raise _conversion(a, "double")
+        value = float.fromhex(a) if "x" in a.lower() else float(a)
+        if math.isinf(value) and "i" not in a.lower():
+            raise _conversion(a, "double")
+        return value
     return float(need(a, int, float))
 
 
@@ -185,37 +194,7 @@ def to_bool(a: Any) -> bool:
     return bool(need(a, bool))
 
 
-@define("string")
-def to_string(a: Any) -> str:
-    match a:
-        case bool():
-            return "true" if a else "false"
-        case str():
-            return a
-        case int():
-            return str(int(a))
-        case float():
-            return show_double(a)
-        case bytes():
-            try:
-                return a.decode()
-            except UnicodeDecodeError:
-                raise CelError("invalid UTF-8 in bytes, cannot convert to string") from None
-        case Duration():
-            return f"{Decimal(a.nanoseconds) / 1_000_000_000:f}s"
-        case datetime():
-            return a.strftime("%Y-%m-%dT%H:%M:%SZ")
-        case ipaddress.IPv4Address() | ipaddress.IPv6Address() | ipaddress.IPv4Interface() | ipaddress.IPv6Interface():
-            return str(a)
-    raise no_overload()
-
-
-def show_double(v: float) -> str:
-    if math.isnan(v):
-        return "NaN"
-    if math.isinf(v):
-        return "+Inf" if v > 0 else "-Inf"
-    return str(int(v)) if v == int(v) and abs(v) < 1e21 else repr(v)
+FUNCTIONS["string"] = show_scalar
 
 
 @define("bytes")
@@ -223,7 +202,7 @@ def to_bytes(a: Any) -> bytes:
     return a.encode() if isinstance(a, str) else bytes(need(a, bytes))
 
 
-_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 
 
 def parse_duration(text: str) -> Duration:
@@ -234,37 +213,65 @@ def parse_duration(text: str) -> Duration:
     body = text[1:] if text[:1] in {"+", "-"} else text
     if body == "0":
         return Duration(0)
-    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", body, re.ASCII)
+    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|[µμ]s|ms|s|m|h)", body, re.ASCII)
     if not parts or "".join(a + b for a, b in parts) != body:
         raise ValueError(text)
     total = sum(int(Decimal(n) * _UNITS[u]) for n, u in parts)
+    if total > INT_MAX:
+        raise ValueError(text)
     return Duration(-total if text[0] == "-" else total)
 
 
-def parse_timestamp(text: str) -> datetime:
-    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", text):
+def parse_timestamp(text: str) -> Timestamp:
+    """A time such as 2026-01-02T03:04:05.6+01:00.
+
+    Raises ``ValueError`` for anything else.
+    """
+    match = _TIME.fullmatch(text)
+    if not match:
         raise ValueError(text)
-    return datetime.fromisoformat(text).astimezone(UTC)
+    seconds = (datetime.fromisoformat(match[1]).replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+        seconds=1
+    )
+    offset = 0
+    if match[3] != "Z":
+        hours, minutes = int(match[3][1:3]), int(match[3][4:6])
+        if hours > 24 or minutes > 59:
+            raise ValueError(text)
+        offset = (hours * 3600 + minutes * 60) * (-1 if match[3][0] == "-" else 1)
+    fraction = int((match[2] or "")[1:10].ljust(9, "0"))
+    try:
+        return Timestamp((seconds - offset) * _UNITS["s"] + fraction, offset)
+    except CelError as e:
+        raise ValueError(str(e)) from None
+
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)([.,]\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 @define("duration")
 def to_duration(a: Any) -> Duration:
     if isinstance(a, Duration):
         return a
+    if not isinstance(a, str):
+        raise _conversion(a, "google.protobuf.Duration")
     try:
-        return parse_duration(need(a, str))
+        found = parse_duration(a)
     except ValueError:
         raise _conversion(a, "google.protobuf.Duration") from None
+    return found
 
 
 @define("timestamp")
-def to_timestamp(a: Any) -> datetime:
-    if isinstance(a, datetime):
+def to_timestamp(a: Any) -> Timestamp:
+    if isinstance(a, Timestamp):
         return a
-    try:
-        return datetime.fromtimestamp(a, UTC) if isinstance(a, int) else parse_timestamp(need(a, str))
-    except ValueError:
-        raise _conversion(a, "google.protobuf.Timestamp") from None
+    if isinstance(a, str):
+        try:
+            return parse_timestamp(a)
+        except ValueError:
+            raise _conversion(a, "google.protobuf.Timestamp") from None
+    return Timestamp(need(a, int) * _UNITS["s"])
 
 
 FUNCTIONS["type"] = type_of
@@ -282,22 +289,37 @@ _PARTS: dict[str, Callable[[datetime], int]] = {
     "getSeconds": lambda t: t.second,
     "getMilliseconds": lambda t: t.microsecond // 1000,
 }
-_DURATION_PARTS = {
-    "getHours": _UNITS["h"],
-    "getMinutes": _UNITS["m"],
-    "getSeconds": _UNITS["s"],
-    "getMilliseconds": _UNITS["ms"],
-}
+_DURATION_PARTS = {"getHours": _UNITS["h"], "getMinutes": _UNITS["m"], "getSeconds": _UNITS["s"]}
 
 
-def _part(name: str) -> Callable[[Any], int]:
-    def get(a: Any) -> int:
-        if isinstance(a, Duration) and name in _DURATION_PARTS:
-            whole = abs(a.nanoseconds) // _DURATION_PARTS[name]
-            return whole if a.nanoseconds >= 0 else -whole
-        return _PARTS[name](need(a, datetime))
+def _zone(name: str) -> tzinfo:
+    """A zone by its name in the time zone database, or an offset such as -02:30."""
+    if name in {"", "UTC"}:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        pass
+    hours, colon, minutes = name.partition(":")
+    if not colon or not re.fullmatch(r"[+-]?\d+", hours, re.ASCII) or not re.fullmatch(r"[+-]?\d+", minutes, re.ASCII):
+        raise CelError(f"unknown time zone {name}")
+    east = int(hours) * 60 + (-int(minutes) if name[0] == "-" else int(minutes))
+    return timezone(timedelta(minutes=east))
+
+
+def _part(name: str) -> Callable[..., int]:
+    def get(a: Any, zone: Any = "UTC") -> int:
+        if isinstance(a, Duration):
+            if name == "getMilliseconds":
+                return _truncated(a.nanoseconds, _UNITS["ms"])
+            return _truncated(a.nanoseconds, _DURATION_PARTS[name])
+        return _PARTS[name](need(a, Timestamp).at(_zone(need(zone, str))))
 
     return get
+
+
+def _truncated(value: int, unit: int) -> int:
+    return abs(value) // unit * (1 if value >= 0 else -1)
 
 
 for _name in _PARTS:

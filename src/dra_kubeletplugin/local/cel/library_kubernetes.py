@@ -1,30 +1,27 @@
-"""What Kubernetes adds: quantities, versions, URLs, addresses, formats."""
+"""What Kubernetes adds: quantities, versions, addresses."""
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import re
-import urllib.parse
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
-from ...resources import names, quantity, version
-from ...resources.quantity import Quantity
+from ...resources import version
+from ...resources.quantity import QuantityError
 from ...resources.version import Version
+from . import quantities
+from .quantities import Amount
 from .registry import FUNCTIONS, define, need, no_overload
-from .values import (
-    NONE,
-    CelError,
-    Optional,
-)
+from .values import CelError
 
 
 @define("quantity")
-def to_quantity(a: Any) -> Quantity:
+def to_quantity(a: Any) -> Amount:
     try:
-        return quantity.parse(need(a, str))
-    except quantity.QuantityError as e:
+        return quantities.parse(need(a, str))
+    except QuantityError as e:
         raise CelError(e.reason) from None
 
 
@@ -41,27 +38,23 @@ def _parses(parse: Callable[..., Any]) -> Callable[..., bool]:
 
 
 FUNCTIONS["isQuantity"] = _parses(to_quantity)
-FUNCTIONS["isInteger"] = lambda a: need(a, Quantity).is_integer
-FUNCTIONS["asApproximateFloat"] = lambda a: float(need(a, Quantity).value)
+FUNCTIONS["isInteger"] = lambda a: need(a, Amount).integer is not None
+FUNCTIONS["asApproximateFloat"] = lambda a: float(need(a, Amount).value)
+FUNCTIONS["sign"] = lambda a: (need(a, Amount).value > 0) - (a.value < 0)
+FUNCTIONS["add"] = lambda a, b: need(a, Amount).plus(_amount(b))
+FUNCTIONS["sub"] = lambda a, b: need(a, Amount).plus(-_amount(b))
+
+
+def _amount(value: Any) -> Amount:
+    return value if isinstance(value, Amount) else Amount(Decimal(need(value, int)), 0)
 
 
 @define("asInteger")
 def as_integer(a: Any) -> int:
-    if not need(a, Quantity).is_integer:
+    value: int | None = need(a, Amount).integer
+    if value is None:
         raise CelError("cannot convert value to integer")
-    return int(a)
-
-
-def _quantity_sum(sign: int) -> Callable[[Any, Any], Quantity]:
-    def compute(a: Any, b: Any) -> Quantity:
-        other = b if isinstance(b, Quantity) else Quantity(need(b, int))
-        return Quantity(need(a, Quantity) + other * sign)
-
-    return compute
-
-
-FUNCTIONS["add"] = _quantity_sum(1)
-FUNCTIONS["sub"] = _quantity_sum(-1)
+    return value
 
 
 @define("semver")
@@ -79,7 +72,7 @@ FUNCTIONS["patch"] = lambda a: need(a, Version).patch
 
 
 def _pair(a: Any, b: Any) -> None:
-    if not isinstance(a, (Quantity, Version)) or type(a) is not type(b):
+    if not isinstance(a, (Amount, Version)) or type(a) is not type(b):
         raise no_overload()
 
 
@@ -101,39 +94,19 @@ def compare_to(a: Any, b: Any) -> int:
     return -1 if a < b else int(a > b)
 
 
-@define("url")
-def to_url(a: Any) -> urllib.parse.SplitResult:
-    try:
-        parsed: urllib.parse.SplitResult = urllib.parse.urlsplit(str(need(a, str)))
-        _ = parsed.port
-    except ValueError as e:
-        raise CelError(f"URL parse error during conversion from string: {e}") from None
-    if not (parsed.scheme or a.startswith("/")) or any(ord(c) <= 32 or ord(c) == 127 for c in a):
-        raise CelError(f'URL parse error during conversion from string: parse "{a}": invalid URI for request')
-    return parsed
-
-
-FUNCTIONS["isURL"] = _parses(to_url)
-FUNCTIONS["getScheme"] = lambda a: a.scheme
-FUNCTIONS["getHost"] = lambda a: a.netloc.rpartition("@")[2]
-FUNCTIONS["getHostname"] = lambda a: a.hostname or ""
-FUNCTIONS["getPort"] = lambda a: str(a.port or "")
-FUNCTIONS["getEscapedPath"] = lambda a: urllib.parse.quote(urllib.parse.unquote(a.path), safe="/:@!$&'()*+,;=~-._")
-FUNCTIONS["getQuery"] = lambda a: urllib.parse.parse_qs(a.query, keep_blank_values=True)
-
-
-def _ip_text(text: str) -> bool:
-    # Kubernetes refuses zones, leading zeros and IPv4-mapped IPv6.
-    return "%" not in text and not re.match(r"(?i)::ffff:\d+\.\d+", text)
-
-
 def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
-        if not _ip_text(need(text, str)):
+        found = ipaddress.ip_address(need(text, str))
+        # Kubernetes refuses zones and IPv4 addresses in IPv6 form.
+        if "%" in text or _is_mapped(found):
             raise ValueError(text)
-        return ipaddress.ip_address(text)
+        return found
     except ValueError:
         raise CelError(f'IP Address "{text}" parse error during conversion from string') from None
+
+
+def _is_mapped(a: Any) -> bool:
+    return isinstance(a, ipaddress.IPv6Address) and a.ipv4_mapped is not None
 
 
 @define("ip")
@@ -149,7 +122,7 @@ FUNCTIONS["family"] = lambda a: a.version
 FUNCTIONS["isUnspecified"] = lambda a: a.is_unspecified
 FUNCTIONS["isLoopback"] = lambda a: a.is_loopback
 FUNCTIONS["isLinkLocalMulticast"] = lambda a: (
-    a in (ipaddress.ip_network("224.0.0.0/24") if a.version == 4 else ipaddress.ip_network("ff02::/16"))
+    a in ipaddress.ip_network("224.0.0.0/24") if a.version == 4 else int(a) >> 112 & 0xFF0F == 0xFF02
 )
 FUNCTIONS["isLinkLocalUnicast"] = lambda a: a.is_link_local
 FUNCTIONS["isGlobalUnicast"] = lambda a: (
@@ -160,9 +133,12 @@ FUNCTIONS["isGlobalUnicast"] = lambda a: (
 @define("cidr")
 def to_cidr(a: Any) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
     try:
-        if not re.fullmatch(r"[0-9a-fA-F.:]+/\d+", need(a, str)) or not _ip_text(a):
+        if not re.fullmatch(r"[0-9a-fA-F.:]+/(?:0|[1-9]\d*)", need(a, str), re.ASCII):
             raise ValueError(a)
-        return ipaddress.ip_interface(a)
+        found = ipaddress.ip_interface(a)
+        if _is_mapped(found.ip):
+            raise ValueError(a)
+        return found
     except ValueError:
         raise CelError(f'network address parse error during conversion from string: "{a}"') from None
 
@@ -182,23 +158,3 @@ def contains_ip(a: Any, b: Any) -> bool:
 def contains_cidr(a: Any, b: Any) -> bool:
     other = to_cidr(b) if isinstance(b, str) else b
     return bool(other.version == a.version and other.network.subnet_of(a.network))
-
-
-_FORMATS: dict[str, Callable[[str], list[str]]] = {
-    "dns1123Label": names.label,
-    "dns1123Subdomain": names.subdomain,
-    "qualifiedName": names.qualified,
-    "labelValue": names.label_value,
-    "uuid": lambda v: (
-        []
-        if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", v)
-        else ["does not match the UUID format"]
-    ),
-    "dns1035Label": lambda v: (
-        [] if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", v) else ["a DNS-1035 label must start with a letter"]
-    ),
-}
-FUNCTIONS["format.named"] = lambda name: Optional(True, _FORMATS[name]) if name in _FORMATS else NONE
-for _name, _format in _FORMATS.items():
-    FUNCTIONS[f"format.{_name}"] = functools.partial(lambda f: f, _format)
-FUNCTIONS["validate"] = lambda f, text: Optional(True, faults) if (faults := f(need(text, str))) else NONE

@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from .formatting import show
 from .library_core import add
-from .library_strings import show
 from .registry import FUNCTIONS, define, need
 from .values import (
     NONE,
-    AttributeList,
     CelError,
     Optional,
-    equal,
     less,
+    same,
+    type_of,
 )
 
 
@@ -50,16 +50,21 @@ def _order(a: Any, b: Any) -> int:
     return -1 if less(a, b) else int(less(b, a))
 
 
-FUNCTIONS["sort"] = lambda a: sorted(need(a, list), key=functools.cmp_to_key(_order))
-
-
 @define("@sortByAssociatedKeys")
 def sort_by(a: Any, keys: Any) -> list[Any]:
+    if len({type_of(k) for k in need(keys, list)}) > 1:
+        raise CelError("list elements must have the same type")
+    if keys and isinstance(keys[0], (list, dict, Optional)):
+        raise CelError("list elements must be comparable")
+
     def by_key(x: tuple[Any, Any], y: tuple[Any, Any]) -> int:
         return _order(x[1], y[1])
 
-    pairs = sorted(zip(need(a, list), need(keys, list), strict=True), key=functools.cmp_to_key(by_key))
+    pairs = sorted(zip(need(a, list), keys, strict=True), key=functools.cmp_to_key(by_key))
     return [value for value, _ in pairs]
+
+
+FUNCTIONS["sort"] = lambda a: sort_by(a, a)
 
 
 @define("slice")
@@ -91,7 +96,7 @@ def flatten(a: Any, depth: Any = 1) -> list[Any]:
 def distinct(a: Any) -> list[Any]:
     out: list[Any] = []
     for x in need(a, list):
-        if not any(equal(x, y) for y in out):
+        if not any(same(x, y) for y in out):
             out.append(x)
     return out
 
@@ -100,8 +105,8 @@ FUNCTIONS["reverse"] = lambda a: list(reversed(need(a, list)))
 FUNCTIONS["first"] = lambda a: Optional(True, a[0]) if need(a, list) else NONE
 FUNCTIONS["last"] = lambda a: Optional(True, a[-1]) if need(a, list) else NONE
 FUNCTIONS["lists.range"] = lambda n: list(range(need(n, int)))
-FUNCTIONS["sets.contains"] = lambda a, b: all(any(equal(x, y) for y in need(a, list)) for x in need(b, list))
-FUNCTIONS["sets.intersects"] = lambda a, b: any(any(equal(x, y) for y in need(a, list)) for x in need(b, list))
+FUNCTIONS["sets.contains"] = lambda a, b: all(any(same(y, x) for y in need(a, list)) for x in need(b, list))
+FUNCTIONS["sets.intersects"] = lambda a, b: any(any(same(y, x) for y in need(a, list)) for x in need(b, list))
 FUNCTIONS["sets.equivalent"] = lambda a, b: FUNCTIONS["sets.contains"](a, b) and FUNCTIONS["sets.contains"](b, a)
 FUNCTIONS["optional.of"] = lambda a: Optional(True, a)
 FUNCTIONS["optional.none"] = lambda: NONE
@@ -109,6 +114,11 @@ FUNCTIONS["optional.ofNonZeroValue"] = lambda a: (
     NONE if a is None or a in ("", 0, False, [], {}, b"") else Optional(True, a)
 )
 FUNCTIONS["hasValue"] = lambda a: need(a, Optional).present
+
+
+@define("optional.unwrap", "unwrapOpt")
+def unwrap(a: Any) -> list[Any]:
+    return [x.value for x in need(a, list) if need(x, Optional).present]
 
 
 @define("value")
@@ -130,5 +140,4 @@ def map_insert(a: Any, key: Any, *value: Any) -> dict[Any, Any]:
 @define("includes")
 def includes(a: Any, b: Any) -> bool:
     """KEP-5491: a list attribute includes an element; a scalar includes itself."""
-    values = a.values if isinstance(a, AttributeList) else a
-    return any(equal(x, b) for x in values) if isinstance(values, list) else equal(values, b)
+    return any(same(x, b) for x in a) if isinstance(a, list) else same(a, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 
@@ -54,6 +55,7 @@ _PRECEDENCE = {
 }  # fmt: skip
 _MAX_DEPTH = 250
 ACCU = "@result"
+_SORTED = "@__sortBy_input__"
 
 
 @dataclass(frozen=True)
@@ -373,7 +375,7 @@ def expand(source: Source, name: str, target: Node | None, args: list[Node], pos
         )  # fmt: skip
     if name in {"optMap", "optFlatMap"} and len(args) == 2:
         variable = _name(source, args[0])
-        value = Call("value", target, [], pos=pos)
+        value = Call("value", copy.deepcopy(target), [], pos=pos)
         bound = Fold(
             ListExpr([], [], pos=pos), "#unused", None, variable, value,
             Literal(False, pos=pos), Ident(variable, pos=pos), args[1], pos=pos,
@@ -389,11 +391,13 @@ def expand(source: Source, name: str, target: Node | None, args: list[Node], pos
         return _collect(source, name, target, args, pos)
     if name in {"transformList", "transformMap", "transformMapEntry"} and len(args) in {3, 4}:
         return _transform(source, name, target, args, pos)
-    if name == "sortBy" and len(args) == 2:
-        variable = _name(source, args[0])
-        keys = _collect(source, "map", target, [args[0], args[1]], pos)
-        del variable
-        return Call("@sortByAssociatedKeys", target, [keys], pos=pos)
+    if name == "sortBy" and len(args) == 2 and not isinstance(target, (Literal, MapExpr)):
+        keys = _collect(source, "map", Ident(_SORTED, pos=pos), args, pos)
+        ordered = Call("@sortByAssociatedKeys", Ident(_SORTED, pos=pos), [keys], pos=pos)
+        return Fold(
+            ListExpr([], [], pos=pos), "#unused", None, _SORTED, target,
+            Literal(False, pos=pos), Ident(_SORTED, pos=pos), ordered, pos=pos,
+        )  # fmt: skip
     return None
 
 
@@ -437,14 +441,13 @@ def _transform(source: Source, name: str, target: Node, args: list[Node], pos: i
     first, second = _name(source, args[0]), _name(source, args[1])
     test = args[2] if len(args) == 4 else None
     body = args[-1]
-    accu = Ident(ACCU, pos=pos)
     init: Node = ListExpr([], [], pos=pos)
     if name == "transformList":
-        step: Node = Call("_+_", None, [accu, ListExpr([body], [False], pos=pos)], pos=pos)
+        step: Node = Call("_+_", None, [Ident(ACCU, pos=pos), ListExpr([body], [False], pos=pos)], pos=pos)
     else:
         init = MapExpr([], [], pos=pos)
-        args = [accu, Ident(first, pos=pos), body] if name == "transformMap" else [accu, body]
-        step = Call("cel.@mapInsert", None, args, pos=pos)
+        args = [Ident(first, pos=pos), body] if name == "transformMap" else [body]
+        step = Call("cel.@mapInsert", None, [Ident(ACCU, pos=pos), *args], pos=pos)
     if test is not None:
         step = Call("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
     result = Ident(ACCU, pos=pos)

@@ -6,13 +6,15 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ...resources import quantity, version
+from ...resources import version
+from . import quantities
 from .checker import Checker, boolean_fault
 from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator
-from .evaluator import BudgetExceeded, Frame, compile_node
+from .evaluator import plan
+from .frame import Ended, Frame
 from .parser import Parser, Source
-from .values import AttributeList, CelError, CompileError, DefaultMap
+from .values import CelError, CompileError, DefaultMap, type_of
 
 COST_LIMIT = 1_000_000
 
@@ -38,8 +40,8 @@ class Device:
         capacity: DefaultMap = DefaultMap()
         for name, value in (device.get("capacity") or {}).items():
             domain, key = _split(name, driver)
-            capacity.setdefault(domain, {})[key] = quantity.parse(value["value"])
-        self.cel_fields = {
+            capacity.setdefault(domain, {})[key] = quantities.parse(value["value"])
+        self.value = {
             "driver": driver,
             "attributes": attributes,
             "capacity": capacity,
@@ -60,9 +62,9 @@ def _attribute(value: Mapping[str, Any]) -> Any:
             return value[kind]
     for kind in ("strings", "ints", "bools"):
         if kind in value:
-            return AttributeList(list(value[kind]))
+            return list(value[kind])
     if "versions" in value:
-        return AttributeList([version.parse(v) for v in value["versions"]])
+        return [version.parse(v) for v in value["versions"]]
     raise CelError("unsupported attribute value")
 
 
@@ -77,30 +79,36 @@ class Selector:
         if fault := boolean_fault(result):
             raise CompileError(fault)
         self.expression = expression
-        self.max_cost = Estimator().estimate(tree).cost
-        self._run = compile_node(tree)
+        self.max_cost = Estimator().estimate(tree).most
+        self._plan = plan(tree)
 
     def evaluate(self, device: Device) -> tuple[bool, int]:
         """Whether the device matches, and the cost.
 
-        Raises :class:`CelError`, which carries ``cost`` as an attribute.
+        Raises :class:`CelError`, which carries the cost until then.
         """
-        frame = Frame({"device": device}, COST_LIMIT)
+        frame = Frame({"device": device.value}, COST_LIMIT)
         try:
-            value = self._run(frame)
-            if not isinstance(value, bool):
-                raise CelError("CEL result could not be converted to bool")
-        except BudgetExceeded as e:
-            error = CelError(str(e))
-            error.cost = frame.cost  # type: ignore[attr-defined]
-            raise error from None
-        except CelError as e:
-            e.cost = frame.cost  # type: ignore[attr-defined]
-            raise
+            value = self._plan.run(frame)
+        except Ended as e:
+            value = e.reason
+        if not isinstance(value, bool):
+            error = CelError(str(value)) if isinstance(value, CelError) else _no_bool(value)
+            error.cost = frame.cost
+            raise error
         return value, frame.cost
 
     def matches(self, device: Device) -> bool:
         return self.evaluate(device)[0]
+
+
+def _no_bool(value: Any) -> CelError:
+    name = type_of(value).name
+    why = {
+        "int": "unsupported type conversion from 'int' to bool",
+        "string": "unsupported native conversion from string to 'bool'",
+    }.get(name, f"type conversion error from '{name.rpartition('.')[2]}' to 'bool'")
+    return CelError(f"CEL result of type {name} could not be converted to bool: {why}")
 
 
 @functools.lru_cache(maxsize=1024)

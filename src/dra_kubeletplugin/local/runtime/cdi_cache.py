@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ...cdi.spec import spec_faults
 from ...host import described
+from .spec_files import SpecFileError, read_spec
 
 DEFAULT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
@@ -47,9 +46,11 @@ class CdiCache:
 
     def _load(self, path: Path, priority: int, conflicts: set[str]) -> None:
         try:
-            spec = _decode(path)
-        except Exception as e:
-            self._fault(path, f"failed to load CDI Spec failed to read CDI Spec {path}: {e}")
+            spec = read_spec(path)
+        except (SpecFileError, OSError) as e:
+            self._fault(
+                path, f'failed to load CDI Spec failed to parse CDI Spec "{path}": failed to unmarshal CDI Spec: {e}'
+            )
             return
         if fault := spec_faults(spec):
             self._fault(path, f"failed to load CDI Spec invalid CDI Spec: {fault}")
@@ -93,14 +94,6 @@ class CdiCache:
         return out
 
 
-def _decode(path: Path) -> Any:
-    if path.suffix == ".json":
-        return msgspec.json.decode(path.read_bytes())
-    import yaml
-
-    return yaml.safe_load(path.read_text())
-
-
 def _process(oci: dict[str, Any]) -> dict[str, Any]:
     process: dict[str, Any] = oci.setdefault("process", {"user": {"uid": 0, "gid": 0}, "cwd": ""})
     return process
@@ -110,8 +103,8 @@ def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]], dev: Pat
     def gathered(key: str) -> list[Any]:
         return [item for edits in all_edits for item in edits.get(key) or []]
 
-    for entry in gathered("env"):
-        _set_env(_process(oci).setdefault("env", []), entry)
+    if entries := gathered("env"):
+        _add_env(_process(oci).setdefault("env", []), entries)
     for node in gathered("deviceNodes"):
         _add_node(oci, node, dev)
     for net in gathered("netDevices"):
@@ -132,13 +125,16 @@ def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]], dev: Pat
                 gids.append(gid)
 
 
-def _set_env(env: list[str], entry: str) -> None:
-    key = entry.partition("=")[0]
-    for i, existing in enumerate(env):
-        if existing.partition("=")[0] == key:
-            env[i] = entry
-            return
-    env.append(entry)
+def _add_env(env: list[str], entries: Sequence[str]) -> None:
+    """Appends; only what the devices themselves set is replaced by later devices, as in the Go library."""
+    places = {entry: i for i, entry in enumerate(env)}
+    for entry in entries:
+        name = entry.partition("=")[0]
+        if name in places:
+            env[places[name]] = entry
+        else:
+            places[name] = len(env)
+            env.append(entry)
 
 
 def _add_mounts(oci: dict[str, Any], mounts: Sequence[Mapping[str, Any]]) -> None:
@@ -177,25 +173,38 @@ def _add_node(oci: dict[str, Any], node: Mapping[str, Any], dev: Path) -> None:
 def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
     """Type, numbers and mode from the host, where the spec leaves them out."""
     out = dict(node)
-    if out.get("type") and (out.get("major") or out["type"] == "p"):
-        return out
+    complete = bool(out.get("type") and (out.get("major") or out["type"] == "p"))
     source = out.get("hostPath") or out["path"]
-    seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
-    if dev != Path("/dev") and (numbers := described.device_numbers(seen)):
-        return out | {"type": numbers[0], "major": numbers[1], "minor": numbers[2]}
     try:
-        found = seen.stat()
+        kind, major, minor, mode = _on_host(source, dev)
     except OSError as e:
-        raise InjectError(f'failed to stat CDI host device "{source}": {(e.strerror or "").lower()}') from None
-    kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
-    kind = kinds.get(stat.S_IFMT(found.st_mode))
-    if kind is None:
-        raise InjectError(f'failed to stat CDI host device "{source}": not a device node')
+        if complete:
+            return out
+        why = (e.strerror or str(e)).lower()
+        raise InjectError(f'failed to stat CDI host device "{source}": {why}') from None
+    if out.get("fileMode") is None and mode is not None:
+        out["fileMode"] = mode
+    if complete:
+        return out
     if out.get("type") and out["type"] != kind:
         raise InjectError(f'CDI device ("{out["path"]}", "{source}"), host type mismatch ({out["type"]}, {kind})')
     out["type"] = kind
     if kind != "p" and not out.get("major"):
-        out["major"], out["minor"] = os.major(found.st_rdev), os.minor(found.st_rdev)
-    if out.get("fileMode") is None:
-        out["fileMode"] = stat.S_IMODE(found.st_mode)
+        out["major"], out["minor"] = major, minor
     return out
+
+
+def _on_host(source: str, dev: Path) -> tuple[str, int, int, int | None]:
+    """Type, major, minor and mode of a device node; a described one has no mode.
+
+    Raises ``OSError`` where there is none. A link is none.
+    """
+    seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
+    if dev != Path("/dev") and (numbers := described.device_numbers(seen)):
+        return *numbers, None
+    found = seen.lstat()
+    kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
+    kind = kinds.get(stat.S_IFMT(found.st_mode))
+    if kind is None:
+        raise OSError("not a device node")
+    return kind, os.major(found.st_rdev), os.minor(found.st_rdev), stat.S_IMODE(found.st_mode)

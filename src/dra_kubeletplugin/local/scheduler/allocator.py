@@ -1,8 +1,4 @@
-"""The structured allocator: devices for all claims of a pod together, on one node.
-
-A depth-first search over claims, requests, alternatives and devices in published order, with backtracking: first fit, as in
-Kubernetes. Source: KEP-4381, 4815, 5004, 5007, 5055, 5075 and the recorded answers.
-"""
+"""The structured allocator: devices for all claims of a pod together, on one node."""
 
 from __future__ import annotations
 
@@ -11,22 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...resources.quantity import Quantity, parse
-from .. import cel
-from . import capacity, constraints
-from .pools import Candidate, DeviceId, Pool, gather
-from .results import Pick, PickedRequest, allocation_result
+from .pools import DeviceId, gather
+from .results import allocation_result
+from .search import AllocationError, AllocationTimeout, Search, State, plus
 
 JSON = Mapping[str, Any]
-MAX_RESULTS = 32
-__all__ = ["AllocationError", "Allocator"]
-
-
-class AllocationError(Exception):
-    """The claims can never be allocated as they are; the text is for the pod's event."""
-
-
-class _TooMany(Exception):
-    """The result limit would be exceeded; another alternative may ask for less."""
+TIME_LIMIT = 10.0  # seconds for one node, as the scheduler's Filter has
+__all__ = ["TIME_LIMIT", "AllocationError", "AllocationTimeout", "Allocator"]
 
 
 class Allocator:
@@ -37,6 +24,7 @@ class Allocator:
         classes: all DeviceClasses.
         allocated: claims that hold devices.
         share_id: makes share ids.
+        time_limit: seconds that the search for one node may take.
     """
 
     def __init__(
@@ -45,37 +33,26 @@ class Allocator:
         classes: Iterable[JSON],
         allocated: Iterable[JSON],
         share_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        time_limit: float = TIME_LIMIT,
     ) -> None:
-        self.slices = list(slices)
-        self.classes = {c["metadata"]["name"]: c for c in classes}
-        self.share_id = share_id
-        self.in_use: set[DeviceId] = set()
-        self.shares: dict[DeviceId, dict[str, Quantity]] = {}
+        self._slices = list(slices)
+        by_name = {c["metadata"]["name"]: c for c in classes}
+        self._state = State(by_name, set(), {}, share_id, time_limit)
         for claim in allocated:
             for result in _results(claim):
-                self._occupy(result)
-
-    def _occupy(self, result: JSON) -> None:
-        if result.get("adminAccess"):
-            return
-        device = DeviceId(result["driver"], result["pool"], result["device"])
-        if result.get("shareID"):
-            used = self.shares.setdefault(device, {})
-            for name, amount in (result.get("consumedCapacity") or {}).items():
-                used[name] = _plus(used.get(name), parse(amount))
-        else:
-            self.in_use.add(device)
+                _occupy(self._state, result)
 
     def allocate(self, node: JSON, claims: Sequence[JSON]) -> list[dict[str, Any]] | None:
         """One AllocationResult a claim, in order; None where they do not fit on ``node``.
 
-        Raises :class:`AllocationError` where no node can help.
+        Raises :class:`AllocationError` where no node can help, :class:`AllocationTimeout` where the time is up. Pure but for
+        the clock: may run in a thread.
         """
-        search = _Search(self, gather(self.slices, node), claims)
+        search = Search(self._state, gather(self._slices, node), claims)
         if not search.run():
             return None
         return [
-            allocation_result(node, claim, picks, self.classes)
+            allocation_result(node, claim, picks, self._state.classes)
             for claim, picks in zip(claims, search.picks, strict=True)
         ]
 
@@ -85,304 +62,14 @@ def _results(claim: JSON) -> list[JSON]:
     return list((allocation.get("devices") or {}).get("results") or [])
 
 
-def _plus(a: Quantity | None, b: Quantity) -> Quantity:
-    return b if a is None else a + b
-
-
-class _Search:
-    def __init__(self, state: Allocator, pools: list[Pool], claims: Sequence[JSON]) -> None:
-        self.state = state
-        self.pools = pools
-        self.by_pool = {(p.driver, p.name): p for p in pools}
-        # A pool that is being updated, or contradicts itself, is passed over.
-        self.candidates = [c for p in pools if not (p.invalid or p.incomplete) for c in p.candidates]
-        self.claims = claims
-        self.picks: list[list[Pick]] = [[] for _ in claims]
-        self.taken: dict[DeviceId, list[int]] = {}  # which of the claims took a device
-        self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
-        self._selectable: dict[tuple[int, str, int], bool] = {}
-        self._cel: dict[int, cel.Device] = {}
-        self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
-        self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
-        self.constraints = [constraints.build(c) for c in claims]
-
-    # --- before the search ----------------------------------------------------------------------
-
-    def _claim_requests(self, index: int, claim: JSON) -> list[list[PickedRequest]]:
-        out = []
-        least = 0
-        for request in claim["spec"].get("devices", {}).get("requests") or []:
-            if request.get("exactly") is not None:
-                options = [self._request(index, claim, request["name"], "", request["exactly"])]
-            else:
-                options = [
-                    self._request(index, claim, sub["name"], request["name"], sub) for sub in request["firstAvailable"]
-                ]
-            out.append(options)
-            least += min(o.count for o in options)
-        if least > MAX_RESULTS:
-            name = _name(claim)
-            raise AllocationError(
-                f"claim {name}: number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
-            )
-        return out
-
-    def _request(self, index: int, claim: JSON, name: str, parent: str, spec: JSON) -> PickedRequest:
-        where = f"claim {_name(claim)}, request {name}"
-        class_name = spec["deviceClassName"]
-        device_class = self.state.classes.get(class_name)
-        if device_class is None:
-            missing = f'deviceclass "{class_name}" not found'
-            raise AllocationError(f"{where}: could not retrieve device class {class_name}: {missing}")
-        request = PickedRequest(name, parent, spec, device_class)
-        if spec.get("allocationMode", "ExactCount") != "All":
-            request.count = spec.get("count", 1)
-            return request
-        request.all = []
-        for pool in self.pools:
-            if pool.incomplete:
-                raise AllocationError(
-                    f"{where}: asks for all devices, but resource pool {pool} is currently being updated"
-                )
-            if pool.invalid:
-                raise AllocationError(
-                    f"{where}: asks for all devices, but resource pool {pool} is currently invalid: {pool.invalid}"
-                )
-            request.all += [c for c in pool.candidates if self._is_selectable(index, claim, request, c)]
-        request.count = len(request.all)
-        return request
-
-    def _is_selectable(self, index: int, claim: JSON, request: PickedRequest, candidate: Candidate) -> bool:
-        key = (index, request.full_name, id(candidate))
-        if key not in self._selectable:
-            name = f"class {request.device_class['metadata']['name']}"
-            of_class = request.device_class["spec"].get("selectors") or []
-            self._selectable[key] = (
-                self._match(name, of_class, candidate)
-                and self._match(f"claim {_name(claim)}", request.spec.get("selectors") or [], candidate)
-                and self._large_enough(request, candidate)
-            )
-        return self._selectable[key]
-
-    def _large_enough(self, request: PickedRequest, candidate: Candidate) -> bool:
-        if candidate.multiple:
-            return capacity.consumed(candidate.device, request.spec.get("capacity")) is not None
-        return capacity.fits(candidate.device, request.spec.get("capacity"))
-
-    def _match(self, owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
-        for i, selector in enumerate(selectors):
-            where = f"{owner}: selector #{i}"
-            try:
-                compiled = cel.compile_selector(selector["cel"]["expression"])
-            except cel.CompileError as e:
-                raise AllocationError(f"{where}: CEL compile error: {e}") from None
-            device = self._cel.get(id(candidate))
-            if device is None:
-                device = self._cel[id(candidate)] = cel.Device(candidate.id.driver, candidate.device)
-            try:
-                if not compiled.matches(device):
-                    return False
-            except cel.CelError as e:
-                raise AllocationError(f"{where}: CEL runtime error: {e}") from None
-        return True
-
-    # --- the search -----------------------------------------------------------------------------
-
-    def run(self) -> bool:
-        if self._claim(0):
-            return True
-        if any(p.invalid for p in self.pools):
-            raise AllocationError("invalid resource pools were encountered")
-        return False
-
-    def _claim(self, index: int) -> bool:
-        if index >= len(self.claims):
-            return True
-        return self._next_request(index, 0)
-
-    def _next_request(self, index: int, position: int) -> bool:
-        options = self.requests[index]
-        if position >= len(options):
-            try:
-                return self._claim(index + 1)
-            except _TooMany:
-                return False
-        alternatives = options[position]
-        if not alternatives[0].parent:
-            return self._devices(index, position, alternatives[0], 0)
-        for alternative in alternatives:
-            try:
-                if self._devices(index, position, alternative, 0):
-                    return True
-            except _TooMany:
-                continue
-        return False
-
-    def _devices(self, index: int, position: int, request: PickedRequest, n: int, start: int = 0) -> bool:
-        """Finds device number ``n`` of ``request`` and everything after it.
-
-        The devices of one request are tried in published order only, from ``start`` on: another order of the same
-        devices would be the same answer.
-        """
-        if request.all is not None and not request.all:
-            return False
-        if n >= request.count:
-            return self._next_request(index, position + 1)
-        if len(self.picks[index]) + request.count - n > MAX_RESULTS:
-            raise _TooMany
-        if request.all is not None:
-            undo = self._take(index, request, request.all[n], must=True)
-            if undo is None:
-                return False
-            if self._devices(index, position, request, n + 1):
-                return True
-            undo()
-            return False
-        claim = self.claims[index]
-        for place in range(start, len(self.candidates)):
-            candidate = self.candidates[place]
-            if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
-                continue
-            undo = self._take(index, request, candidate, must=False)
-            if undo is None:
-                continue
-            if self._devices(index, position, request, n + 1, place):
-                return True
-            undo()
-        return False
-
-    def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
-        """Admin access shares a device with everybody but its own claim."""
-        takers = self.taken.get(candidate.id)
-        if request.admin:
-            return not takers or index not in takers
-        return not takers and candidate.id not in self.state.in_use
-
-    def _take(
-        self, index: int, request: PickedRequest, candidate: Candidate, *, must: bool
-    ) -> Callable[[], None] | None:
-        """Takes a device tentatively; answers how to give it back, or None where it cannot be had."""
-        if not self._free(index, request, candidate):
-            return None
-        pick = Pick(request, candidate)
-        if candidate.multiple and not request.admin:
-            amounts = capacity.consumed(candidate.device, request.spec.get("capacity"))
-            if amounts is None or not self._capacity_left(candidate, amounts):
-                return None
-            pick.consumed = amounts
-        if candidate.multiple:
-            pick.share = self.state.share_id()
-        shared_before = self._is_shared_already(candidate)
-        if not request.admin and not shared_before and not self._counters_left(candidate):
-            return None
-        if not _tolerated(candidate.device, request.spec):
-            return None
-        base, sub = (request.parent, request.name) if request.parent else (request.name, "")
-        done: list[constraints._Constraint] = []
-        for constraint in self.constraints[index]:
-            if not constraint.add(base, sub, candidate):
-                for c in reversed(done):
-                    c.remove(base, sub)
-                if must:
-                    raise AllocationError(
-                        f"claim {_name(self.claims[index])}, request {request.name}: cannot add device "
-                        f"{candidate.id} because a claim constraint would not be satisfied"
-                    )
-                return None
-            done.append(constraint)
-        return self._commit(index, pick, done, base, sub, counted=not request.admin and not shared_before)
-
-    def _commit(
-        self, index: int, pick: Pick, done: list[constraints._Constraint], base: str, sub: str, *, counted: bool
-    ) -> Callable[[], None]:
-        device, admin = pick.candidate.id, pick.request.admin
-        self.picks[index].append(pick)
-        if not pick.share:
-            self.taken.setdefault(device, []).append(index)
-        elif not admin:
-            self.taken_shares.setdefault(device, []).append(pick.consumed)
-        if counted:
-            self._count(pick.candidate, 1)
-
-        def undo() -> None:
-            self.picks[index].pop()
-            if not pick.share:
-                self.taken[device].pop()
-            elif not admin:
-                self.taken_shares[device].pop()
-            if counted:
-                self._count(pick.candidate, -1)
-            for c in reversed(done):
-                c.remove(base, sub)
-
-        return undo
-
-    def _is_shared_already(self, candidate: Candidate) -> bool:
-        return candidate.id in self.state.shares or bool(self.taken_shares.get(candidate.id))
-
-    def _capacity_left(self, candidate: Candidate, wanted: Mapping[str, Quantity]) -> bool:
-        used = dict(self.state.shares.get(candidate.id, {}))
-        for taken in self.taken_shares.get(candidate.id, []):
-            for name, amount in taken.items():
-                used[name] = _plus(used.get(name), amount)
-        capacities = candidate.device.get("capacity") or {}
-        return all(_plus(used.get(n), q) <= parse(capacities[n]["value"]) for n, q in wanted.items())
-
-    # --- shared counters ------------------------------------------------------------------------
-
-    def _available(self, pool: Pool) -> dict[tuple[str, str], Quantity]:
-        """What is left of a pool's counters; computed once, then kept while the search goes on."""
-        key = (pool.driver, pool.name)
-        if key not in self._counters:
-            left = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
-            for device in pool.devices:
-                device_id = DeviceId(pool.driver, pool.name, device["name"])
-                if device_id in self.state.in_use or device_id in self.state.shares:
-                    _consume(left, device, 1)
-            self._counters[key] = left
-        return self._counters[key]
-
-    def _counters_left(self, candidate: Candidate) -> bool:
-        if not candidate.device.get("consumesCounters"):
-            return True
-        left = self._available(self.by_pool[candidate.id.driver, candidate.id.pool])
-        return all(
-            (c["counterSet"], name) in left and left[c["counterSet"], name] >= parse(amount["value"])
-            for c in candidate.device["consumesCounters"]
-            for name, amount in c["counters"].items()
-        )
-
-    def _count(self, candidate: Candidate, sign: int) -> None:
-        if candidate.device.get("consumesCounters"):
-            _consume(self._available(self.by_pool[candidate.id.driver, candidate.id.pool]), candidate.device, sign)
-
-
-def _consume(left: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> None:
-    for c in device.get("consumesCounters") or []:
-        for name, amount in c["counters"].items():
-            key = (c["counterSet"], name)
-            if key in left:
-                left[key] -= parse(amount["value"]) * sign
-
-
-def _tolerated(device: JSON, spec: JSON) -> bool:
-    """Whether every taint that keeps new claims away is tolerated."""
-    return all(
-        any(_tolerates(t, taint) for t in spec.get("tolerations") or [])
-        for taint in device.get("taints") or []
-        if taint["effect"] in {"NoSchedule", "NoExecute"}
-    )
-
-
-def _tolerates(toleration: JSON, taint: JSON) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
-        return False
-    if toleration.get("key") and toleration["key"] != taint["key"]:
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
-    return bool(toleration.get("value", "") == taint.get("value", ""))
-
-
-def _name(claim: JSON) -> str:
-    return f"{claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"
+def _occupy(state: State, result: JSON) -> None:
+    """Takes what a claim holds; admin access holds nothing."""
+    if result.get("adminAccess"):
+        return
+    device = DeviceId(result["driver"], result["pool"], result["device"])
+    if result.get("shareID"):
+        used: dict[str, Quantity] = state.shares.setdefault(device, {})
+        for name, amount in (result.get("consumedCapacity") or {}).items():
+            used[name] = plus(used.get(name), parse(amount))
+    else:
+        state.in_use.add(device)

@@ -122,7 +122,8 @@ class Scheduler:
             if not all(_allocation_fits(c, node) for c in have):
                 continue
             try:
-                results = allocator.allocate(node, missing)
+                # In a thread: a search for what cannot be had takes up to its time limit.
+                results = await asyncio.to_thread(allocator.allocate, node, missing)
             except AllocationError as e:
                 raise Unschedulable(str(e)) from None
             if results is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,11 +35,13 @@ class Candidate:
 
 @dataclass(eq=False)
 class Pool:
+    """A pool as one node sees it. ``slices`` has those that matter for the node; ``others`` are elsewhere."""
+
     driver: str
     name: str
-    generation: int
-    slices: list[JSON] = field(default_factory=list)  # of the newest generation, on any node
-    candidates: list[Candidate] = field(default_factory=list)  # on this node
+    slices: list[JSON]
+    others: list[JSON] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     incomplete: bool = False
     invalid: str = ""
 
@@ -52,62 +54,84 @@ class Pool:
 
     @property
     def devices(self) -> Iterable[JSON]:
-        return (d for sl in self.slices for d in sl["spec"].get("devices") or [])
+        """All devices, also those of other nodes: they consume the same counters."""
+        return (d for sl in [*self.slices, *self.others] for d in sl["spec"].get("devices") or [])
 
     @property
     def binding(self) -> bool:
-        return any(c.device.get("bindingConditions") for c in self.candidates)
+        return any(d.get("bindingConditions") for sl in self.slices for d in sl["spec"].get("devices") or [])
 
 
-def gather(slices: Iterable[JSON], node: JSON) -> list[Pool]:
-    """Pools with a slice for ``node``: those that need no binding first, then by name, slices by name."""
-    newest: dict[tuple[str, str], Pool] = {}
+def gather(slices: Sequence[JSON], node: JSON) -> list[Pool]:
+    """Pools with a slice for ``node``: those that need no binding first, then by name, slices by name.
+
+    What a pool is, is decided by its slices for the node: their newest generation counts. Only where they are not all
+    that the pool has, the slices of other nodes are looked at.
+    """
+    relevant: dict[tuple[str, str], list[JSON]] = {}
     for sl in slices:
-        spec = sl["spec"]
-        key = (spec["driver"], spec["pool"]["name"])
-        generation = spec["pool"].get("generation", 0)
-        pool = newest.get(key)
-        if pool is None or generation > pool.generation:
-            pool = newest[key] = Pool(key[0], key[1], generation)
-        if generation == pool.generation:
-            pool.slices.append(sl)
-    out = []
-    for pool in newest.values():
-        pool.slices.sort(key=lambda s: s["metadata"]["name"])
-        if _fill(pool, node):
-            out.append(pool)
-    return sorted(out, key=lambda p: (p.binding, p.driver, p.name))
+        if _is_relevant(sl["spec"], node):
+            found = relevant.setdefault(_key(sl), [])
+            if found and _generation(sl) > _generation(found[0]):
+                found.clear()
+            if not found or _generation(sl) == _generation(found[0]):
+                found.append(sl)
+    pools = [p for here in relevant.values() if (p := _pool(here, slices, node))]
+    return sorted(pools, key=lambda p: (p.binding and not p.incomplete and not p.invalid, p.driver, p.name))
 
 
-def _fill(pool: Pool, node: JSON) -> bool:
-    """Completes ``pool``; False where none of it is for ``node``."""
-    relevant = False
+def _key(sl: JSON) -> tuple[str, str]:
+    return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
+
+
+def _generation(sl: JSON) -> int:
+    return int(sl["spec"]["pool"].get("generation", 0))
+
+
+def _is_relevant(spec: JSON, node: JSON) -> bool:
+    """Whether a slice has a device for the node, or counters that all nodes share."""
+    if spec.get("sharedCounters"):
+        return True
+    if spec.get("perDeviceNodeSelection"):
+        return any(_is_here(d, node) for d in spec.get("devices") or [])
+    return _is_here(spec, node)
+
+
+def _is_here(owner: JSON, node: JSON) -> bool:
+    return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
+
+
+def _pool(here: list[JSON], everywhere: Sequence[JSON], node: JSON) -> Pool | None:
+    """The pool of the slices for a node; None where a newer generation is being published elsewhere."""
+    key, generation = _key(here[0]), _generation(here[0])
+    count = here[0]["spec"]["pool"]["resourceSliceCount"]
+    pool = Pool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
+    if len(here) != count:
+        same = [s for s in everywhere if _key(s) == key]
+        if any(_generation(s) > generation for s in same):
+            return None
+        current = [s for s in same if _generation(s) == generation]
+        if len(current) != count:
+            return Pool(key[0], key[1], [], incomplete=True)
+        names = {s["metadata"]["name"] for s in here}
+        pool.others = [s for s in current if s["metadata"]["name"] not in names]
+    pool.invalid = _fault(pool)
     for sl in pool.slices:
-        spec = sl["spec"]
-        per_device = bool(spec.get("perDeviceNodeSelection"))
-        here = per_device or nodes.matches(node, spec.get("nodeName"), spec.get("allNodes"), spec.get("nodeSelector"))
-        for device in spec.get("devices") or []:
-            on_node = here
-            if per_device:
-                on_node = nodes.matches(
-                    node, device.get("nodeName"), device.get("allNodes"), device.get("nodeSelector")
-                )
-            if on_node:
+        per_device = bool(sl["spec"].get("perDeviceNodeSelection"))
+        for device in sl["spec"].get("devices") or []:
+            if not per_device or _is_here(device, node):
                 pool.candidates.append(Candidate(DeviceId(pool.driver, pool.name, device["name"]), device, sl))
-        relevant = relevant or bool(pool.candidates) or (here and not per_device)
-    pool.incomplete = any(s["spec"]["pool"]["resourceSliceCount"] != len(pool.slices) for s in pool.slices)
-    if not pool.incomplete:
-        pool.invalid = _fault(pool)
-    return relevant
+    return pool
 
 
 def _fault(pool: Pool) -> str:
-    """Why a complete pool cannot be used; empty when it can."""
+    """Why a complete pool cannot be used; empty when it can. Names are looked at on this node only."""
     seen: set[str] = set()
-    for device in pool.devices:
-        if device["name"] in seen:
-            return f"duplicate device name {device['name']}"
-        seen.add(device["name"])
+    for sl in pool.slices:
+        for device in sl["spec"].get("devices") or []:
+            if device["name"] in seen:
+                return f"duplicate device name {device['name']}"
+            seen.add(device["name"])
     sets: dict[str, JSON] = {}
     for sl in pool.slices:
         for counter_set in sl["spec"].get("sharedCounters") or []:
@@ -118,8 +142,8 @@ def _fault(pool: Pool) -> str:
         for consumed in device.get("consumesCounters") or []:
             counters = sets.get(consumed["counterSet"])
             if counters is None:
-                return f"device {device['name']} references unknown counter set {consumed['counterSet']}"
+                return f"counter set {consumed['counterSet']} not found"
             for name in consumed["counters"]:
                 if name not in counters:
-                    return f"device {device['name']} references unknown counter {name} in {consumed['counterSet']}"
+                    return f"counter {name} not found in counter set {consumed['counterSet']}"
     return ""

@@ -64,18 +64,21 @@ def _config(claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> list
     for class_name, names in by_class.items():
         for config in classes[class_name]["spec"].get("config") or []:
             out.append({"source": "FromClass", "requests": names, **config})
-    parents = {r.parent for r in chosen.values() if r.parent}
+    requests = claim["spec"].get("devices", {}).get("requests") or []
     for config in claim["spec"].get("devices", {}).get("config") or []:
         names = config.get("requests") or []
-        known = set(chosen) | parents
-        subrequests = [n for n in names if "/" in n]
-        if names and subrequests and not any(n in known for n in names):
-            continue
         entry = {"source": "FromClaim", **{k: v for k, v in config.items() if k != "requests"}}
-        if names:
-            entry["requests"] = names
-        out.append(entry)
+        if not names:
+            out.append(entry)
+            continue
+        # Kubernetes repeats an entry for each of the requests that it is for.
+        out += [{**entry, "requests": names} for r in requests if _is_for(names, r["name"], chosen)]
     return out
+
+
+def _is_for(names: list[str], request: str, chosen: Mapping[str, PickedRequest]) -> bool:
+    alternative = next((full for full, r in chosen.items() if r.parent == request), None)
+    return request in names or alternative in names
 
 
 def _device_result(pick: Pick) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""From what the driver says to what the API server has: time, writes, and whether the kubelet is answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.apiserver import Api
+from bench.deployed import Deployed, deployed
+from bench.drivers import TOLD
+from dra_kubeletplugin._proto import registration_v1_pb2 as pb
+from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
+from dra_kubeletplugin.kube import Reflector
+from dra_kubeletplugin.local.kubelet.plugins import dial
+
+IDLE = 10.0  # seconds
+_QUIET = 1.0  # seconds without a write after which a publication has ended
+_LOADED = 5.0  # the same where fewer writes than expected were seen
+_LONGEST = 60.0
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds; ``most`` is the aim of ``writes``, ``slowest`` the longest time for GetInfo."""
+
+    what: str
+    seconds: float
+    aim: float
+    cpu: float
+    writes: int
+    most: int
+    slowest: float
+
+
+class Scene:
+    """A plugin whose driver is told what there is, and a watch of its slices."""
+
+    def __init__(self, plugin: Deployed, api: Api) -> None:
+        self.plugin = plugin
+        self.root = Path(plugin.socket).parents[2]
+        self.changes: list[float] = []
+        self._reflector = Reflector(api.client, "resourceslices", fields=f"spec.driver={plugin.driver}", copies=False)
+        self._slowest = 0.0
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[Scene]:
+        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._ask())]
+        try:
+            await asyncio.sleep(_QUIET)
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _watch(self) -> None:
+        async for event in self._reflector.events():
+            if event.type != "SYNCED":
+                self.changes.append(time.monotonic())
+
+    async def _ask(self) -> None:
+        """The kubelet gives a plugin one second to say who it is."""
+        (path,) = (p for p in (self.root / "plugins_registry").iterdir() if not p.name.startswith("."))
+        channel = dial(path)
+        try:
+            stub = pb_grpc.RegistrationStub(channel)
+            while True:
+                began = time.monotonic()
+                await stub.GetInfo(pb.InfoRequest(), timeout=10)
+                self._slowest = max(self._slowest, time.monotonic() - began)
+                await asyncio.sleep(0.01)
+        finally:
+            await channel.close()
+
+    async def tell(self, what: str, aim: float, most: int, **told: int) -> Row:
+        """Writes the file of which the driver reads its devices, and waits until no more is written."""
+        self.changes.clear()
+        self._slowest, cpu, began = 0.0, self._cpu(), time.monotonic()
+        file = self.root / TOLD
+        file.with_suffix(".new").write_text(json.dumps(told))
+        file.with_suffix(".new").replace(file)
+        while time.monotonic() - max(self.changes, default=began + _LONGEST) < (
+            _QUIET if len(self.changes) >= most else _LOADED
+        ):
+            await asyncio.sleep(0.05)
+            if not self.changes and time.monotonic() - began > _LONGEST:
+                raise TimeoutError(f"nothing was published of {told}")
+        used, slowest = self._cpu() - cpu, self._slowest
+        return Row(what, self.changes[-1] - began, aim, used, len(self.changes), most, slowest)
+
+    def _cpu(self) -> float:
+        fields = Path(f"/proc/{self.plugin.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+async def rows(api: Api, state: Path, python: str) -> AsyncIterator[Row]:
+    async with deployed("bench.drivers:Told", api, state, python) as p, Scene(p, api).watched() as scene:
+        yield await scene.tell("2,048 devices that were not there", 0.5, 16, count=2048)
+        yield await scene.tell("one of 2,048 changed", 0.5, 1, count=2048, changed=1000)
+        yield await scene.tell("8,192 devices after 2,048", 2.0, 64, count=8192)
+    async with deployed("bench.drivers:ToldOfHealth", api, state, python) as p, Scene(p, api).watched() as scene:
+        yield await scene.tell("2,048 devices of a driver that reports health", 0.5, 32, count=2048)
+        yield await scene.tell("the first taint of 2,048", 0.5, 2, count=2048, tainted=1000)
+
+
+async def idle(api: Api, state: Path, python: str) -> str:
+    """What is asked of the server while nothing happens; a watch is no request here."""
+    async with deployed("bench.drivers:Told", api, state, python) as p, Scene(p, api).watched() as scene:
+        await scene.tell("", 0, 0, count=2048)
+        before = await api.counts()
+        await asyncio.sleep(IDLE)
+        asked = (await api.counts()).since(before).requests
+        return ", ".join(f"{n} x {what}" for what, n in asked.items())

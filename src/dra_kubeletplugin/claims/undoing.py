@@ -1,0 +1,239 @@
+"""Takes back what is on record of claims: CDI file, hardware, record, in this order; for whoever asks.
+
+The kubelet's unprepare, a prepare that failed, holds that stand in another's way, and what recovery and reconciling find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from sqlite3 import Connection
+from typing import Any
+
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
+from ..observe.metrics import Metrics
+from . import rows
+from .files import Files
+from .flights import Flights, Work, own
+from .judge import Judge, Nothing, Repeat, Undo, Undone, Verdict
+from .record import Fence, InFlight, Record
+from .store import Job, Mode, Operation, Store
+from .undo import has_undo, run_undo
+
+log = logging.getLogger(__name__)
+
+
+class Undoing:
+    """The undo half of the engine, for the claims of one driver in one process.
+
+    ``changed`` is called when a claim's devices were freed.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        store: Store,
+        files: Files,
+        judge: Judge,
+        flights: Flights,
+        in_flight: InFlight,
+        metrics: Metrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self.driver = driver
+        self.calls = calls
+        self.store = store
+        self.files = files
+        self.judge = judge
+        self.flights = flights
+        self.in_flight = in_flight
+        self.metrics = metrics
+        self.changed = changed
+
+    async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
+        """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
+        return await self.store.do(judge, mode, then=self._without_spec)
+
+    async def unprepare(self, uid: str) -> Verdict:
+        """As :meth:`judged`, for a claim that the kubelet has unprepared. All is done at one go where the driver has no part in it.
+
+        Raises :class:`DraError`.
+        """
+
+        def end(db: Connection) -> Verdict:
+            verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
+            if isinstance(verdict, Nothing):
+                # Should the driver tell of this claim later, it is known to be over.
+                self.judge.remember_end(db, uid)
+            return verdict
+
+        def then(verdict: Verdict) -> Verdict | Job:
+            if isinstance(verdict, Nothing):
+                self.files.remove_all(uid)
+            verdict = self._without_spec(verdict)
+            if not isinstance(verdict, Undo) or verdict.fault or has_undo(self.driver, verdict.record.steps):
+                return verdict
+            fence, undone = verdict.record.fence, Undone(verdict.record)
+            return Job(lambda db: self._drop(db, fence), then=lambda _: undone)
+
+        try:
+            verdict = await self.store.do(end, then=then)
+        except DraError:
+            self.in_flight.drop(uid)  # marked or not, its record tells; the kubelet tries again
+            raise
+        if isinstance(verdict, Undone):
+            self._undone(verdict.record)
+        return verdict
+
+    def _without_spec(self, verdict: Verdict) -> Verdict:
+        if not isinstance(verdict, Undo):
+            return verdict
+        self.in_flight.put(verdict.record)
+        try:
+            self.files.remove(verdict.record.uid)
+        except DraError as e:
+            return dataclasses.replace(verdict, fault=e)
+        return verdict
+
+    async def undo(self, marked: Undo) -> None:
+        """The hardware, then the record, after the CDI spec.
+
+        Raises :class:`DraError` and keeps the record, with the reason, where anything fails.
+        """
+        record = marked.record
+        fence = record.fence
+        try:
+            if marked.fault:
+                raise marked.fault
+            await run_undo(
+                self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
+            )
+            await self.store.do(lambda db: self._drop(db, fence))
+        except Exception as e:
+            self.metrics.inc("undo_failures_total")
+            error = own(e)
+            record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
+            await self.store.do(lambda db: rows.update(db, record, fence))
+            self.in_flight.drop(record.uid)
+            log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
+            raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
+        self._undone(record)
+
+    def _undone(self, record: Record) -> None:
+        self.in_flight.drop(record.uid)
+        self.changed()
+
+    def _drop(self, db: Connection, fence: Fence) -> bool:
+        """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
+        self.files.forget(fence.uid)
+        dropped = rows.delete(db, fence)
+        if dropped:
+            self.judge.remember_end(db, fence.uid)
+        return dropped
+
+    # --- for a prepare --------------------------------------------------------------------------
+
+    async def take_back(self, record: Record, error: DraError) -> Record | None:
+        """Undoes a prepare that failed with ``error``. Answers the record where it turns out to be complete after all."""
+        try:
+            match await self.judged(lambda db: self.judge.take_back(db, record)):
+                case Undo() as marked:
+                    await self.undo(marked)
+                case Repeat(found):
+                    self.in_flight.drop(record.uid)
+                    return found
+                case _:
+                    self.in_flight.drop(record.uid)
+        except DraError as e:
+            # The record keeps the devices held, and says why; the next try begins with the undo.
+            log.error("claim %s: prepare failed (%s), and undoing it failed too: %s", record.shown, error, e)
+        return None
+
+    async def free(self, holders: Sequence[Record]) -> None:
+        """Undoes all holds that stand in the way, side by side.
+
+        Raises :class:`DeviceHeldError` for one that cannot be undone.
+        """
+
+        async def one(holder: Record) -> None:
+            log.info("claim %s holds a device from before a reboot or a crash: undoing it", holder.shown)
+            try:
+                await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid))
+            except DraError as e:
+                raise DeviceHeldError(
+                    f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+                ) from None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_caught(one(h))) for h in holders]
+        for task in tasks:
+            if error := task.result():
+                raise error
+
+    # --- for recovery and reconciling -----------------------------------------------------------
+
+    async def tidy(self, uid: str) -> bool:
+        """Undoes what a dead process left, or an undo that failed; True where there was something."""
+        return await self._tidy(uid, lambda db: self.judge.tidy(db, uid))
+
+    async def reclaim(self, seen: Record) -> bool:
+        """Unprepares a claim that the API server does not have any more, if it is still as it was seen."""
+        return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen))
+
+    async def _tidy(self, uid: str, judge: Callable[[Connection], Verdict]) -> bool:
+        async def work() -> bool:
+            verdict = await self.judged(judge)
+            if isinstance(verdict, Undo):
+                await self.undo(verdict)
+            return isinstance(verdict, Undo)
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def mend_file(self, uid: str) -> bool:
+        """Writes a prepared claim's CDI file again where it is not as it should be; True where it was not."""
+
+        async def work() -> bool:
+            row = await self.store.get(uid)
+            return (
+                isinstance(row, Record)
+                and self.judge.answers(row)
+                and await self.store.aside(lambda: self.files.mend(row))
+            )
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def remove_orphan(self, uid: str) -> bool:
+        """Removes a CDI file that no record knows; True where it did."""
+
+        async def work() -> bool:
+            if await self.store.get(uid) is not None:
+                return False
+            await self.store.aside(lambda: self.files.remove_all(uid))
+            return True
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def _run(self, uid: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        if self.flights.ending:
+            raise StoppingError("the plugin is shutting down: the next start goes on")
+        task, _ = self.flights.start(uid, Work.TIDY, work)
+        try:
+            return await asyncio.shield(task)
+        except Exception as e:  # one claim's fault is not the others'
+            raise own(e) from e
+
+
+async def _caught(work: Awaitable[None]) -> DraError | None:
+    try:
+        await work
+    except DraError as e:
+        return e
+    return None

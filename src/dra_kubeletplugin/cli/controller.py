@@ -1,0 +1,38 @@
+"""``dra controller``: a driver's controller, until a signal, a failure, or the loss of its Lease.
+
+Exit codes are those of ``dra run``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ..controller import Controller
+from ..settings import ControllerSettings, load
+from .serving import FAILED, found, made, serve
+from .stopping import Stop
+
+
+def controller(target: str, options: Mapping[str, Any]) -> NoReturn:
+    """Ends the process.
+
+    Raises :class:`DraError` for what the user has to correct, before anything is started.
+    """
+    stop = Stop()
+    stop.handle()
+    driver = found(target)
+    settings = load(options, None, ControllerSettings)
+    if not settings.driver_name:
+        settings = dataclasses.replace(settings, driver_name=driver.name)
+    serve(lambda: Controller(made(driver.__name__, driver), settings), settings, stop, _cut_when_lost)
+
+
+async def _cut_when_lost(process: Controller, stop: Stop) -> None:
+    """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too."""
+    try:
+        await process.elector.lost.wait()
+    finally:
+        if process.elector.lost.is_set():
+            stop.cut_ending(FAILED, process.times.slack)

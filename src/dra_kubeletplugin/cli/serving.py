@@ -1,0 +1,132 @@
+"""A process that serves until a signal or a failure: what ``dra run`` and ``dra controller`` have in common.
+
+Exit codes: 0 after a signal, 1 after a failure, 2 for what the user has to correct before a start, 3 where a stop hung and was
+cut, or a second signal came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import NoReturn, Protocol, TypeVar
+
+from ..driver import Driver, load_driver
+from ..errors import DraError, DriverError, describe
+from ..observe.log import configure
+from ..settings import Settings
+from .stopping import STOPPED, Stop
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+FAILED, WRONG = 1, 2  # exit codes
+
+
+class Process(Protocol):
+    """What has one lifespan."""
+
+    def running(self) -> AbstractAsyncContextManager[object]: ...
+
+
+P = TypeVar("P", bound=Process)
+
+
+def found(target: str | type[Driver]) -> type[Driver]:
+    """A driver's class. Raises :class:`DriverError`."""
+    return made(target, lambda: load_driver(target)) if isinstance(target, str) else target
+
+
+def made(what: str, make: Callable[[], T]) -> T:
+    """What an author's code makes, which must not end the process as if all were well. Raises :class:`DriverError`."""
+    try:
+        return make()
+    except SystemExit as e:
+        raise DriverError(
+            f"{what} raised {describe(e)} before it could be started: only a signal ends a plugin"
+        ) from None
+
+
+def serve(
+    build: Callable[[], P], settings: Settings, stop: Stop, beside: Callable[[P, Stop], Awaitable[object]]
+) -> NoReturn:
+    """Ends the process. ``beside`` runs while the process serves.
+
+    Raises :class:`DraError` for what the user has to correct, before anything is started.
+    """
+    configure(settings.log_format, settings.log_level)
+    settings.check()
+    stop.grace = settings.stop_grace
+    process = build()
+    try:
+        code = asyncio.run(_until_signal(process, stop, beside))
+    except (SystemExit, KeyboardInterrupt) as e:
+        log.critical("ended by %s: only a signal ends a plugin", describe(e))
+        code = FAILED
+    if settings.kubeconfig:
+        from ..kube.kubeconfig import remove_files  # where none is given, it is never needed
+
+        remove_files()
+    # Threads of plain driver methods that still block must not keep the process.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _until_signal(process: P, stop: Stop, beside: Callable[[P, Stop], Awaitable[object]]) -> int:
+    """The exit code."""
+    stop.attach()
+    serving, leave = asyncio.Event(), asyncio.Event()
+    body = asyncio.create_task(_serve(process, stop, serving, leave, beside), name="plugin")
+    asked = asyncio.create_task(stop.wait(body), name="signals")
+    await asyncio.wait({body, asked}, return_when=asyncio.FIRST_COMPLETED)
+    leave.set()
+    if not serving.is_set() and not body.done():
+        log.info("stopped while it starts")
+        body.cancel()  # what was started is stopped in reverse
+    await asyncio.wait({body})
+    asked.cancel()
+    code = _code(body, serving=serving.is_set(), asked=stop.asked)
+    stop.cut_ending(code)  # asyncio.run waits for whatever is left, threads too
+    return code
+
+
+async def _serve(
+    process: P,
+    stop: Stop,
+    serving: asyncio.Event,
+    leave: asyncio.Event,
+    beside: Callable[[P, Stop], Awaitable[object]],
+) -> None:
+    async with process.running():
+        serving.set()
+        other = asyncio.ensure_future(beside(process, stop))
+        try:
+            await leave.wait()
+            log.info("stopping")
+        finally:
+            stop.leave()
+            other.cancel()
+
+
+def _code(body: asyncio.Task[None], *, serving: bool, asked: bool) -> int:
+    error = asyncio.CancelledError() if body.cancelled() else body.exception()
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if error is None or (asked and isinstance(error, asyncio.CancelledError)):
+        log.info("stopped")
+        return STOPPED
+    if isinstance(error, DraError) and not serving:
+        _report(error)
+        return WRONG
+    log.critical("ended: %s", describe(error), exc_info=None if isinstance(error, DraError) else error)
+    return FAILED
+
+
+def _report(e: DraError) -> None:
+    from . import report  # the command line imports this module when it is needed
+
+    report(e)

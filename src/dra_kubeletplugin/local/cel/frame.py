@@ -1,0 +1,53 @@
+"""State of one evaluation: variables, cost so far, and the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .values import CelError
+
+
+class Ended(Exception):
+    """The evaluation ended at once: neither && nor || absorbs it."""
+
+    def __init__(self, reason: CelError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+@dataclass
+class Lazy:
+    """A variable whose value is computed when it is first read."""
+
+    run: Callable[[Frame], Any]
+    scope: dict[str, Any]
+
+
+class Frame:
+    __slots__ = ("budget", "cost", "variables")
+
+    def __init__(self, variables: dict[str, Any], budget: int) -> None:
+        self.variables = variables
+        self.cost = 0
+        self.budget = budget
+
+    def variable(self, name: str) -> Any:
+        found = self.variables[name]
+        if isinstance(found, Lazy):
+            scope, self.variables = self.variables, found.scope
+            value = found.run(self)
+            self.variables = scope
+            scope[name] = value
+            return value
+        return found
+
+    def spend(self, units: int) -> None:
+        """Accounts for a step.
+
+        Raises :class:`Ended` when the budget is exceeded.
+        """
+        self.cost += units
+        if self.cost > self.budget:
+            raise Ended(CelError("operation cancelled: actual cost limit exceeded"))

@@ -1,0 +1,48 @@
+"""Plugins and controllers of a local cluster with several nodes, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ..controller import Controller
+from ..driver import Driver
+from ..local.cluster import LocalCluster
+from ..plugin import Plugin
+from ..settings import ControllerSettings, Settings
+
+_READY = 20.0  # seconds
+
+
+@contextlib.asynccontextmanager
+async def plugin_on(cluster: LocalCluster, driver: type[Driver], node: str, **settings: Any) -> AsyncIterator[Plugin]:
+    """The driver's plugin on one node, registered and published. ``settings`` are fields of :class:`Settings`."""
+    at = cluster.nodes[node]
+    given: dict[str, Any] = {
+        "driver_name": driver.name,
+        "node_name": node,
+        "kubelet_root": at.kubelet_root,
+        "cdi_root": at.cdi_root,
+        "local_cluster": True,
+    }
+    async with Plugin(driver(), Settings(**given | settings), cluster.config).running() as plugin:
+        await plugin.ready(_READY)
+        yield plugin
+
+
+@contextlib.asynccontextmanager
+async def controller_on(cluster: LocalCluster, driver: type[Driver], **settings: Any) -> AsyncIterator[Controller]:
+    """The driver's controller, leading and published. ``settings`` are fields of :class:`ControllerSettings`."""
+    given: dict[str, Any] = {
+        "driver_name": driver.name,
+        "namespace": "default",
+        "sysfs_root": Path("/nonexistent"),  # a controller has no machine
+        "lease_duration": 2.0,
+        "renew_deadline": 1.5,
+        "retry_period": 0.2,
+    }
+    async with Controller(driver(), ControllerSettings(**given | settings), cluster.config).running() as controller:
+        await controller.ready(_READY)
+        yield controller

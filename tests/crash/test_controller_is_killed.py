@@ -1,0 +1,188 @@
+"""Controllers that are killed: at every step of binding and unbinding, while they lead, and while they are stopped for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.kube.lease import LEASES
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.informer import CLAIMS, PODS
+from dra_kubeletplugin.testing import device_class, pod
+
+pytestmark = pytest.mark.crash
+HERE = Path(__file__).parent
+Fabric: Any = load_driver(str(HERE.parents[1] / "drivers/fabric_example/driver.py"))
+FabricManager: Any = vars(sys.modules[Fabric.__module__])["FabricManager"]
+LEASE = f"{Fabric.name}-controller"
+_STEPS = 20  # more than there are: the last kills nobody
+
+
+class Controllers:
+    """Processes, ended with the test."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, kill_at: int = 0) -> subprocess.Popen[bytes]:
+        name = f"replica-{len(self.started)}"
+        env = {
+            **os.environ,
+            "KILL_AT": str(kill_at),
+            "KUBECONFIG": str(self.cluster.kubeconfig),
+            "FABRIC_STATE": str(self.folder / "fabric.db"),
+            "POD_NAMESPACE": "default",
+            "POD_NAME": name,
+            "LEASE_DURATION": "1s",
+            "RENEW_DEADLINE": "700ms",
+            "RETRY_PERIOD": "100ms",
+            "STOP_GRACE": "2s",
+        }
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.crash.controller_process"], env=env, stdout=log, stderr=log
+            )
+        self.started.append(process)
+        return process
+
+    def log(self) -> str:
+        return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.folder.glob("*.log")))
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Any:
+    manager = FabricManager(tmp_path / "fabric.db")
+    manager.add("gpu-0", "a100")
+    return manager
+
+
+@contextlib.asynccontextmanager
+async def cluster_and_controllers(folder: Path) -> AsyncIterator[tuple[LocalCluster, Controllers]]:
+    async with LocalCluster() as cluster:
+        await cluster.apply(device_class("fabric", Fabric.name))
+        controllers = Controllers(cluster, folder)
+        with _shown(controllers):
+            yield cluster, controllers
+
+
+@contextlib.contextmanager
+def _shown(controllers: Controllers) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        print(controllers.log())
+        raise
+    finally:
+        controllers.end()
+
+
+def claim(name: str) -> dict[str, Any]:
+    request = {"name": "device", "exactly": {"deviceClassName": "fabric"}}
+    spec = {"devices": {"requests": [request]}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
+
+
+async def bound(cluster: LocalCluster, name: str) -> None:
+    async def check() -> bool:
+        found = await cluster.pod(name)
+        return bool((found or {}).get("spec", {}).get("nodeName"))
+
+    await cluster.wait(f"pod {name} to be bound", check, timeout=30)
+
+
+async def holder(cluster: LocalCluster, other_than: str = "") -> str:
+    async def check() -> str:
+        for lease in cluster.api.storage.list("leases.coordination.k8s.io", "default"):
+            found = str(lease["spec"].get("holderIdentity") or "")
+            if found and found != other_than:
+                return found
+        return ""
+
+    return str(await cluster.wait("a leader", check, timeout=30))
+
+
+async def clean(cluster: LocalCluster, fabric: Any) -> None:
+    async def check() -> bool:
+        records = [c for c in cluster.api.storage.list("configmaps") if c["metadata"]["name"].startswith(Fabric.name)]
+        return fabric.attached("gpu-0") is None and not records
+
+    await cluster.wait("everything to be undone", check, timeout=30)
+
+
+@pytest.mark.parametrize("at", range(2, _STEPS + 1, 2))  # after each; nothing happens between that and before the next
+async def test_a_controller_killed_at_any_step_leaves_nothing_undone(fabric: Any, tmp_path: Path, at: int) -> None:
+    async with cluster_and_controllers(tmp_path) as (cluster, controllers):
+        first = controllers.start(kill_at=at)
+        await cluster.apply(claim("c"), pod("p", claims=["c"]))
+        await holder(cluster)
+        controllers.start()
+        await bound(cluster, "p")
+        uid = (await cluster.client.get(CLAIMS, "c", "default"))["metadata"]["uid"]
+        found = fabric.attached("gpu-0")
+        assert (found.node, found.owner) == ("node-1", uid)
+        await cluster.client.delete(PODS, "p", "default", grace=0)
+        await clean(cluster, fabric)
+        if at == _STEPS:
+            assert first.poll() is None, "there are more steps than this test kills at"
+
+
+async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric: Any, tmp_path: Path) -> None:
+    fabric.add("gpu-0", "a100", seconds=30)
+    async with cluster_and_controllers(tmp_path) as (cluster, controllers):
+        first = controllers.start()
+        leader = await holder(cluster)
+        controllers.start()
+        await cluster.apply(claim("c"), pod("p", claims=["c"]))
+
+        async def attaching() -> bool:
+            return "before attach" in controllers.log()
+
+        await cluster.wait("the leader to attach", attaching)
+        fabric.add("gpu-0", "a100")
+        first.kill()
+        await bound(cluster, "p")
+        assert await holder(cluster) != leader
+        lease = await cluster.client.get(LEASES, LEASE, "default")
+        assert lease["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any, tmp_path: Path) -> None:
+    async with cluster_and_controllers(tmp_path) as (cluster, controllers):
+        first = controllers.start()
+        leader = await holder(cluster)
+        controllers.start()
+        first.send_signal(signal.SIGSTOP)
+        await holder(cluster, other_than=leader)
+        first.send_signal(signal.SIGCONT)
+        assert await asyncio.to_thread(first.wait, 20) == 1
+        assert "leads no more" in controllers.log()
+        await cluster.apply(claim("c"), pod("p", claims=["c"]))
+        await bound(cluster, "p")
+
+
+async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fabric: Any, tmp_path: Path) -> None:
+    async with cluster_and_controllers(tmp_path) as (cluster, controllers):
+        first = controllers.start()
+        leader = await holder(cluster)
+        controllers.start()
+        first.terminate()
+        assert await asyncio.to_thread(first.wait, 20) == 0
+        assert await holder(cluster, other_than=leader)

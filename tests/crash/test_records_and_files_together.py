@@ -1,0 +1,210 @@
+"""A claim's record and its files are worked on at one go; what fails of one claim is not the others', and the order stays."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.claims import rows
+from dra_kubeletplugin.claims.batch import Batcher
+from dra_kubeletplugin.claims.store import Job
+from dra_kubeletplugin.errors import DraError, RecordsError
+from tests.crash.rooms import Api, room, until
+from tests.crash.stores import DRIVER, a_record, add, instance
+
+
+class Plain(Driver):
+    name = DRIVER
+
+    def devices(self) -> list[Any]:
+        return []
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"D": d.name})) for d in claim.devices]
+
+
+class Careful(Plain):
+    """Looks at what is there when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[str]] = []
+        self.folder = Path()
+
+    async def unprepare(self, claim: PreparedClaim) -> None:
+        self.seen.append(sorted(p.suffix for p in self.folder.iterdir()))
+
+
+async def test_an_operation_that_fails_after_it_wrote_takes_back_its_own_part_alone(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+
+        def twice(db: sqlite3.Connection) -> None:
+            rows.insert(db, store.driver, a_record("bad", "d-9"))
+            rows.insert_unheld(db, a_record("bad", "d-9"))
+
+        found = await asyncio.gather(
+            add(store, a_record("first", "d-0")),
+            store.do(twice),
+            add(store, a_record("held", "d-0")),
+            add(store, a_record("last", "d-1")),
+            return_exceptions=True,
+        )
+        assert [type(f) for f in found] == [type(None), sqlite3.IntegrityError, rows.HeldByError, type(None)]
+        assert {r.uid for r in await store.all()} == {"first", "last"}
+        assert {device for _, device in await store.held()} == {"d-0", "d-1"}
+
+
+async def test_what_fails_before_the_transaction_keeps_its_operation_and_no_other_from_being_done(
+    tmp_path: Path,
+) -> None:
+    def full() -> None:
+        raise RecordsError("the folder is full")
+
+    async with instance(tmp_path) as store:
+        await store.all()
+        before = store.transactions
+        bad, good = await asyncio.gather(
+            store.do(lambda db: rows.insert(db, store.driver, a_record("bad", "d-0")), first=full),
+            add(store, a_record("good", "d-1")),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, RecordsError)
+        assert good is None
+        assert store.transactions == before + 1
+        assert {r.uid for r in await store.all()} == {"good"}
+
+
+async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store, instance(tmp_path) as other:
+
+        def seen_elsewhere() -> list[str]:
+            db = sqlite3.connect(other.path)
+            try:
+                return [r[0] for r in db.execute("SELECT uid FROM claims")]
+            finally:
+                db.close()
+
+        def go_on(_: object) -> Job:
+            between = seen_elsewhere()
+            return Job(lambda db: rows.forget(db, "a"), then=lambda _: between)
+
+        found: object = await store.do(
+            lambda db: rows.insert(db, store.driver, a_record("a", "d-0")),
+            then=go_on,  # type: ignore[arg-type]
+        )
+        assert found == ["a"]
+        assert await store.all() == []
+
+
+async def test_a_claim_takes_two_hops_to_prepare_and_one_or_two_to_unprepare(tmp_path: Path) -> None:
+    for driver, hops in ((Plain(), 1), (Careful(), 2)):
+        api, folder = Api(), tmp_path / type(driver).__name__
+        refs = [api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER) for i in range(8)]
+        async with room(folder, driver, api) as one:
+            if isinstance(driver, Careful):
+                driver.folder = one.settings.cdi_root
+            store = one.claims.store
+            before = store.transactions
+            await one.claims.prepare(refs)
+            assert store.transactions - before == 2
+            before = store.transactions
+            await one.claims.unprepare(refs)
+            assert store.transactions - before == hops
+
+
+async def test_the_cdi_spec_is_gone_before_the_driver_unprepares(tmp_path: Path) -> None:
+    api, driver = Api(), Careful()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, driver, api) as one:
+        driver.folder = one.settings.cdi_root
+        await one.prepare(ref)
+        await until(one.claims.files.specs.note_path("a").exists)
+        assert await one.unprepare(ref) == ()
+        assert driver.seen == [[".record"]]
+        assert list(driver.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("driver", [Plain(), Careful()], ids=["nothing to undo", "unprepare"])
+async def test_a_spec_that_cannot_be_removed_keeps_its_record_and_its_device(
+    tmp_path: Path, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("stuck", "fine"))]
+    async with room(tmp_path, driver, api) as one:
+        if isinstance(driver, Careful):
+            driver.folder = one.settings.cdi_root
+        await one.claims.prepare(refs)
+        specs = one.claims.files.specs
+        remove = specs.remove
+
+        def fails(uid: str) -> None:
+            if uid == "stuck":
+                raise PermissionError(1, "Operation not permitted")
+            remove(uid)
+
+        monkeypatch.setattr(specs, "remove", fails)
+        answers = await one.claims.unprepare(refs)
+        assert isinstance(answers["stuck"], DraError)
+        assert answers["fine"] == ()
+        (left,) = await one.claims.store.all()
+        assert (left.uid, left.state, left.attempts) == ("stuck", "Unpreparing", 1)
+        assert "Operation not permitted" in left.error
+        assert set(await one.claims.held()) == {("node", "d-0")}
+        monkeypatch.undo()
+        assert await one.unprepare(refs[0]) == ()
+        assert await one.claims.store.all() == []
+
+
+async def test_a_note_that_is_due_is_not_written_once_its_claim_is_unprepared(tmp_path: Path) -> None:
+    api = Api()
+    ref, other = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("ab"))
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(ref)
+        await one.unprepare(ref)
+        await one.prepare(other)
+        specs = one.claims.files.specs
+        await until(specs.note_path("b").exists)
+        assert not specs.note_path("a").exists()
+
+
+async def test_notes_are_written_before_a_lost_database_is_rebuilt_from_them(tmp_path: Path) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(ref)
+        assert not one.claims.files.specs.note_path("a").exists()
+        path = one.settings.records_path
+        with path.open("r+b") as file:
+            file.write(b"no database at all")
+        path.with_name(path.name + "-wal").unlink()
+        one.claims.store._drop()
+        assert await one.records() == {"a": "Prepared"}
+
+
+async def test_notes_are_written_at_the_end(tmp_path: Path) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(ref)
+    assert one.claims.files.specs.note_path("a").exists()
+
+
+async def test_what_nobody_waits_for_is_done_once_a_second_also_where_batches_never_pause() -> None:
+    rests = 0
+
+    def rest() -> None:
+        nonlocal rests
+        rests += 1
+
+    batcher: Batcher[int] = Batcher("test", lambda items: [None for _ in items], rest)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 2.5
+    while loop.time() < end:
+        await asyncio.gather(*(batcher.submit(i) for i in range(2)))
+    await batcher.close(5)
+    assert 1 <= rests <= 3

@@ -1,0 +1,95 @@
+"""A publisher alone, before a local API server that can answer otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from dra_kubeletplugin import Device, Pool
+from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.local.informer import NODES
+from dra_kubeletplugin.observe.http import Request, Response
+from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.slices import NodeScope, Publisher, Scope
+
+DRIVER = "d.example.com"
+SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+class Odd(ApiServer):
+    """Answers as ``instead`` says; None lets the real one answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instead: Callable[[Request], Response | None] = lambda request: None
+        self.written: list[tuple[str, str]] = []
+
+    async def _handle(self, request: Request) -> Response:
+        if request.method != "GET" and "resourceslices" in request.path and "dryRun" not in request.query:
+            self.written.append((request.method, request.path))
+        return self.instead(request) or await super()._handle(request)
+
+    def writes(self) -> list[tuple[str, str]]:
+        return self.written
+
+    def slices(self, pool: str = "node") -> list[dict[str, Any]]:
+        """By name, as the allocator looks at them."""
+        found = self.storage.list("resourceslices.resource.k8s.io")
+        return sorted((s for s in found if s["spec"]["pool"]["name"] == pool), key=lambda s: str(s["metadata"]["name"]))
+
+    def devices(self) -> list[str]:
+        found = self.storage.list("resourceslices.resource.k8s.io")
+        return sorted(d["name"] for s in found for d in s["spec"].get("devices", []))
+
+
+def json(value: object, status: int = 200) -> Response:
+    return Response(status, msgspec.json.encode(value))
+
+
+@contextlib.asynccontextmanager
+async def api() -> AsyncIterator[Odd]:
+    server = Odd()
+    await server.start()
+    async with KubeClient(ApiConfig(server.url)) as client:
+        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def inventory_of(*devices: Device | str) -> Inventory:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [Device(d) if isinstance(d, str) else d for d in devices])])
+    return inventory
+
+
+@contextlib.asynccontextmanager
+async def publishing(
+    server: ApiServer,
+    inventory: Inventory,
+    leader: Callable[[], bool] = lambda: True,
+    scope: Scope | None = None,
+    **more: Any,
+) -> AsyncIterator[Publisher]:
+    async with KubeClient(ApiConfig(server.url)) as client:
+        publisher = Publisher(client, inventory, scope or NodeScope(DRIVER, "node"), Metrics(), leader, **more)
+        task = asyncio.create_task(publisher.run())
+        try:
+            yield publisher
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def until(check: Callable[[], bool], timeout: float = 15) -> None:
+    async with asyncio.timeout(timeout):
+        while not check():
+            await asyncio.sleep(0.02)

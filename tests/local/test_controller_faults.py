@@ -1,0 +1,130 @@
+"""Faults between any two calls of binding and unbinding: a request that never leaves, or one whose answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.controller import Controller
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.informer import PODS
+from dra_kubeletplugin.resources.defaults import now
+
+from .test_controller import (
+    ATTACHED,
+    FAILED,
+    NAME,
+    QUICK,
+    Fabric,
+    claim_and_pod,
+    controlled,
+    records,
+    scheduled,
+    settings,
+    until,
+)
+
+JSON = dict[str, Any]
+_STEPS = 40  # more requests than one claim takes
+
+
+class Lost(Enum):
+    REQUEST = "the request"
+    ANSWER = "the answer"
+
+
+class Wire:
+    """Breaks the n-th request about claims and records, once it is told to."""
+
+    def __init__(self, controller: Controller, lost: Lost) -> None:
+        self._lost = lost
+        self._at = 0
+        self._request: Callable[..., Awaitable[Any]] = controller.client.transport.request
+        controller.client.transport.request = self.request  # type: ignore[method-assign]
+
+    @property
+    def broke(self) -> bool:
+        return self._at <= 0
+
+    def arm(self, at: int) -> None:
+        self._at = at
+
+    async def request(self, method: str, target: str, *args: Any) -> Any:
+        if "/leases" in target or "/resourceslices" in target or self.broke:
+            return await self._request(method, target, *args)
+        self._at -= 1
+        if self._at == 0 and self._lost is Lost.REQUEST:
+            raise ConnectionResetError("cut on purpose")
+        answer = await self._request(method, target, *args)
+        if self._at == 0:
+            raise ConnectionResetError("cut on purpose, after the server had answered")
+        return answer
+
+
+@pytest.mark.parametrize("lost", Lost)
+async def test_a_fault_at_any_request_leaves_nothing_undone_and_nothing_done_twice_at_once(lost: Lost) -> None:
+    async with LocalCluster() as cluster:
+        driver = Fabric()
+        async with controlled(cluster, driver, lease_duration=15.0, renew_deadline=10.0) as controller:
+            await controller.ready(10)
+            wire = Wire(controller, lost)
+            device_class = claim_and_pod()[0]
+            await cluster.apply(device_class)
+            for step in itertools.count(1):
+                assert step < _STEPS, "a claim takes more requests than this test breaks"
+                wire.arm(step)
+                name = f"c{step}"
+                await cluster.apply(*claim_and_pod(name)[1:])
+                await scheduled(cluster, f"pod-{name}")
+                assert len(driver.ports) == 1
+                await cluster.client.delete(PODS, f"pod-{name}", "default", grace=0)
+                await until(cluster, "unbind", lambda: not driver.ports)
+
+                async def nothing_left() -> bool:
+                    return not await records(cluster)
+
+                await cluster.wait(f"the record to go, with {lost.value} {step} lost", nothing_left)
+                if not wire.broke:
+                    break
+            assert driver.most_under_way == 1
+            assert not any(e.startswith("FailedScheduling: device") for e in cluster.events())
+            assert step > 6, "create, read, report, read, conditions, delete at the least"
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> None:
+    server = ApiServer()
+    server.faults.served = {version}
+    config = ApiConfig(await server.start())
+    driver = Fabric()
+    try:
+        async with KubeClient(config) as client, Controller(driver, settings(), config, QUICK).running() as controller:
+            await controller.ready(10)
+            claims = await client.dra("resourceclaims")
+            assert claims.version == version
+            exactly = {"deviceClassName": "fabric"}
+            request = {"name": "r", **exactly} if version == "v1beta1" else {"name": "r", "exactly": exactly}
+            made = {"metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": {"requests": [request]}}}
+            await client.create(claims, made)
+            result = {"request": "r", "driver": NAME, "pool": "fabric", "device": "d0"}
+            result |= {"bindingConditions": [ATTACHED], "bindingFailureConditions": [FAILED]}
+            node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
+            allocation = {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [node]}}
+            allocation["allocationTimestamp"] = now()
+            await client.patch(claims, "c", {"status": {"allocation": allocation}}, "default", "status")
+            async with asyncio.timeout(20):
+                while not (device := (await client.get(claims, "c", "default"))["status"].get("devices")):
+                    await asyncio.sleep(0.02)
+            assert device[0]["device"] == "d0"
+            async with asyncio.timeout(20):
+                while not driver.ports:
+                    await asyncio.sleep(0.02)
+    finally:
+        await server.close()

@@ -1,0 +1,299 @@
+"""What becomes of devices where the server drops fields, what is told of them, and what is remembered of taints."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
+from dra_kubeletplugin.errors import NotReadyError
+from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.local.informer import SLICES
+from dra_kubeletplugin.observe.http import Request, Response
+from dra_kubeletplugin.testing import node_with
+
+from .publishing import Odd, api, inventory_of, json, publishing, until
+
+LISTS = {"ints", "bools", "strings", "versions"}
+NOEXECUTE = Taint(key="example.com/sick", effect="NoExecute")
+
+
+async def current(publisher: Any) -> Any:
+    return await asyncio.wait_for(publisher.current(), 15)
+
+
+def sent(server: Odd) -> dict[str, dict[str, Any]]:
+    return {d["name"]: d for s in server.slices() for d in s["spec"].get("devices") or []}
+
+
+async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> None:
+    """The server is asked first, with a slice that it does not keep."""
+    parts = [Device(f"p{i}", consumes_counters={"gpu": {"c": 1}}) for i in range(3)]
+    seen: list[set[str]] = []
+
+    def look(request: Request) -> Response | None:
+        seen.append(set(sent(server)))
+        return None
+
+    async with api() as server:
+        server.faults.dropped |= {
+            "sharedCounters",
+            "consumesCounters",
+            "taints",
+            "bindingConditions",
+            "bindingFailureConditions",
+        }
+        server.instead = look
+        inventory = Inventory("node")
+        bound = Device("bound", binding_conditions=["example.com/a"], binding_failure_conditions=["example.com/b"])
+        devices = [*parts, Device("tainted", taints=[NOEXECUTE]), bound, Device("plain")]
+        await inventory.update([Pool("node", devices, [CounterSet("gpu", {"c": 3})])])
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+        assert set().union(*seen) <= {"plain"}
+        assert set(sent(server)) == {"plain"}
+        assert status.gates_off == {Gate.PARTITIONS, Gate.TAINTS, Gate.BINDING}
+        assert set(status.left_out) == {"p0", "p1", "p2", "tainted", "bound"}
+        assert b'dra_gate_off{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
+        assert b"dra_devices_left_out 5.0" in publisher.metrics.text()
+
+
+async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer_to_a_write() -> None:
+    def no_dry_run(request: Request) -> Response | None:
+        return json({"kind": "Status", "code": 403, "message": "no"}, 403) if "dryRun" in request.query else None
+
+    async with api() as server:
+        server.faults.dropped.add("taints")
+        server.instead = no_dry_run
+        inventory = await inventory_of(Device("a", taints=[NOEXECUTE]), "b")
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+        assert set(sent(server)) == {"b"}
+        assert status.gates_off == {Gate.TAINTS}
+
+
+async def test_attributes_with_several_values_are_left_out_where_the_server_refuses_them() -> None:
+    async with api() as server:
+        server.faults.dropped |= LISTS
+        inventory = await inventory_of(Device("a", {"x": ["1", "2"], "y": 3}), "b")
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+        assert sent(server)["a"]["attributes"] == {"y": {"int": 3}}
+        assert (status.gates_off, dict(status.left_out)) == ({Gate.LISTS}, {})
+
+
+async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_comes_back_when_it_is_well() -> None:
+    async with api() as server:
+        server.faults.dropped.add("taints")
+        inventory = await inventory_of("a", "b")
+        async with publishing(server, inventory) as publisher:
+            await current(publisher)
+            await inventory.set_health({"a": Health(False, "hot", taint=NOEXECUTE)}, at=1.0)
+            await until(lambda: set(sent(server)) == {"b"})
+            await until(lambda: set(inventory.left_out) == {"a"})
+            await inventory.set_health({}, at=2.0)
+            await until(lambda: set(sent(server)) == {"a", "b"})
+            assert inventory.left_out == {}
+
+
+async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none_asks_none() -> None:
+    asked: list[str] = []
+
+    def look(request: Request) -> Response | None:
+        asked.extend(["dry"] * ("dryRun" in request.query))
+        return None
+
+    async with api() as server:
+        server.instead = look
+        inventory = await inventory_of("a")
+        async with publishing(server, inventory) as publisher:
+            await current(publisher)
+            assert asked == []
+            for value in range(3):
+                await inventory.update([Pool("node", [Device("a", {"v": value}, taints=[NOEXECUTE])])])
+                await current(publisher)
+        assert asked == ["dry"]
+
+
+async def test_a_misspelt_key_of_a_policy_is_not_taken_for_a_gate() -> None:
+    """As a real server does with what it does not know; ours refuses it."""
+
+    def forgiving(request: Request) -> Response | None:
+        if request.method == "POST" and "fieldValidation" not in request.query:
+            request.query["fieldValidation"] = "Warn"
+        return None
+
+    async with api() as server:
+        server.instead = forgiving
+        inventory = await inventory_of(Device("a", extra={"madeUp": {"x": 1}}))
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+            assert (status.gates_off, status.dropped) == (frozenset(), {"spec.devices[].madeUp"})
+            assert len(server.written) == 1
+
+
+# --- times of taints --------------------------------------------------------------------------------
+
+
+def time_of(server: Odd) -> str:
+    return str(sent(server)["a"]["taints"][0]["timeAdded"])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bool) -> None:
+    file = tmp_path / "times.json"
+    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+
+        async def wipe() -> None:
+            for obj in (await client.list(SLICES))["items"]:
+                await client.delete(SLICES, obj["metadata"]["name"])
+
+        inventory = await inventory_of(Device("a", taints=[NOEXECUTE]))
+        async with publishing(server, inventory, times=file) as publisher:
+            await current(publisher)
+            (found,) = (await client.list(SLICES))["items"]
+            found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
+            await client.update(SLICES, found)  # no difference to us, and noticed
+            await until(lambda: b"2026-01-01" in (file.read_bytes() if file.exists() else b""))
+            if not restarted:
+                await wipe()
+                await until(lambda: "a" in sent(server))
+        if restarted:
+            await wipe()
+            async with publishing(server, inventory, times=file) as publisher:
+                await current(publisher)
+        assert time_of(server) == "2026-01-01T00:00:00Z"
+        # A taint that goes and comes again is a new one.
+        async with publishing(server, inventory, times=file) as publisher:
+            for taints in ([], [NOEXECUTE]):
+                await inventory.update([Pool("node", [Device("a", taints=taints)])])
+                await current(publisher)
+                await until(lambda taints=taints: bool(taints) == ("taints" in sent(server)["a"]))  # type: ignore[misc]
+                await asyncio.sleep(0.2)
+        assert time_of(server) != "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"node": {"a": 5}}'])
+async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "times.json"
+    file.write_bytes(content)
+    async with api() as server, publishing(server, await inventory_of("a"), times=file) as publisher:
+        assert (await current(publisher)).current
+
+
+# --- owners -----------------------------------------------------------------------------------------
+
+
+async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new_generation() -> None:
+    async with (
+        api() as server,
+        KubeClient(ApiConfig(server.url)) as client,
+        publishing(server, await inventory_of("a")) as publisher,
+    ):
+        await current(publisher)
+        (found,) = (await client.list(SLICES))["items"]
+        before = found["metadata"]["ownerReferences"]
+        await client.update(SLICES, {**found, "metadata": {**found["metadata"], "ownerReferences": []}})
+        await until(lambda: server.slices()[0]["metadata"].get("ownerReferences") == before, 20)
+        assert server.slices()[0]["spec"]["pool"]["generation"] == 1
+
+
+# --- the whole plugin -------------------------------------------------------------------------------
+
+
+class Split(Driver):
+    """Two pools on a node: partitions where the server knows them, else the whole; and one that is the controller's."""
+
+    name = "split.example.com"
+
+    def pools(self) -> list[Pool]:
+        node = self.settings.node_name
+        gpus = Pool(node, [Device("gpu-0")])
+        if Gate.PARTITIONS not in self.gates_off:
+            parts = [Device(f"gpu-0-{i}", consumes_counters={"gpu-0": {"slices": 1}}) for i in range(2)]
+            gpus = Pool(node, parts, [CounterSet("gpu-0", {"slices": 2})])
+        return [
+            gpus,
+            Pool(f"{node}/nic", [Device("nic", {"kind": "nic"})]),
+            Pool("fabric", [Device("f")], nodes=Nodes.all()),
+        ]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+
+
+def devices_of(node: Any) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for s in node.cluster.slices(Split.name):
+        out.setdefault(s["spec"]["pool"]["name"], []).extend(d["name"] for d in s["spec"].get("devices") or [])
+    return out
+
+
+async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_prepared() -> None:
+    async with node_with(Split) as node:
+        name = node.cluster.node.name
+        status = await node.plugin.published(20)
+        assert devices_of(node) == {name: ["gpu-0-0", "gpu-0-1"], f"{name}/nic": ["nic"]}
+        assert [(p.name, p.slices, p.devices) for p in status.pools] == [(name, 2, 2), (f"{name}/nic", 1, 1)]
+        assert (status.current, status.fault, status.leads) == (True, "", True)
+        await node.run_pod("one", selector='"kind" in device.attributes["split.example.com"]')
+        held = await node.plugin.claims.held()
+        assert set(held) == {(f"{name}/nic", "nic")}
+
+
+async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate_off() -> None:
+    async with node_with(Split) as node:
+        name = node.cluster.node.name
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        assert node.driver.gates_off == {Gate.PARTITIONS}
+        await until(lambda: not node.plugin.inventory.left_out)
+
+
+class Odds(Driver):
+    name = "odds.example.com"
+    bad = True
+
+    def devices(self) -> list[Device]:
+        odd = Device("odd", consumes_counters={"nowhere": {"c": 1}})
+        return [odd, Device("fine")] if self.bad else [Device("fine")]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return []
+
+
+async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_readiness() -> None:
+    async with node_with(Odds) as node:
+        name = node.cluster.node.name
+        await until(lambda: node.cluster.events(name) != [])
+        (event,) = node.cluster.events(name)
+        assert event.startswith("DeviceNotPublished: odd is not published: it draws from counter set 'nowhere'")
+        assert any(line.startswith("odd is not published") for line in await node.plugin.notes())
+        await node.restart()
+        await node.plugin.published(20)
+        await asyncio.sleep(0.5)
+        assert node.cluster.events(name) == [event], "the same for the same fault"
+
+
+async def test_a_driver_says_that_it_changed_from_any_thread() -> None:
+    async with node_with(Odds, rescan_interval=3600.0) as node:
+        await node.plugin.published(20)
+        node.driver.bad = False
+        await asyncio.to_thread(node.driver.changed)
+        await until(lambda: not node.plugin.inventory.left_out)
+
+
+async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
+    async with node_with(Odds) as node:
+        node.cluster.api.faults.down = True
+        node.driver.bad = False
+        await node.rescan()
+        with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
+            await node.plugin.published(1)
+        node.cluster.api.faults.down = False
+        assert (await node.plugin.published(20)).current

@@ -1,0 +1,111 @@
+"""A driver with device nodes of its own runs in `dra dev --host`: the nodes are described, and follow their function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
+from dra_kubeletplugin.host import described
+from dra_kubeletplugin.testing import node_with
+
+DRIVER = """
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
+
+class Fpga(Driver):
+    name = "fpga.example.com"
+
+    async def devices(self) -> list[Device]:
+        return [fn.device() for fn in self.host.pci(vendor=0x10EE)]
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(device_nodes=d.device.data.nodes("fpga"))) for d in claim.devices]
+"""
+HOST = """
+functions:
+- {address: 0000:17:00.0, vendor: 0x10ee, device: 0x5000, driver: xclmgmt, classes: {fpga: {fpga0: {dev: "240:0"}}}}
+- {address: 0000:18:00.0, vendor: 0x10ee, device: 0x5000, driver: xclmgmt, classes: {fpga: {fpga1: {dev: "240:1"}}}}
+"""
+MANIFESTS = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: fpga}
+spec: {selectors: [{cel: {expression: 'device.driver == "fpga.example.com"'}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: one, namespace: default}
+spec: {devices: {requests: [{name: fpga, exactly: {deviceClassName: fpga}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: pod, namespace: default}
+spec:
+  resourceClaims: [{name: fpga, resourceClaimName: one}]
+  containers: [{name: main, image: busybox, resources: {claims: [{name: fpga}]}}]
+"""
+
+
+class Fpga(Driver):
+    """Names and nodes by the function, not by its place in a list."""
+
+    name = "fpga.example.com"
+
+    async def devices(self) -> list[Device]:
+        return [fn.device() for fn in self.host.pci(vendor=0x10EE)]
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(device_nodes=d.device.data.nodes("fpga"))) for d in claim.devices]
+
+
+@pytest.fixture
+async def files(tmp_path: Path) -> AsyncIterator[Path]:
+    for name, text in (("driver.py", DRIVER), ("host.yaml", HOST), ("all.yaml", MANIFESTS)):
+        (tmp_path / name).write_text(text)
+    yield tmp_path
+
+
+async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) -> None:
+    """Numbered by position, the second would have become the first, with the first's node."""
+    async with node_with(Fpga, host=files / "host.yaml") as node:
+        described.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
+        assert not (node.plugin.host.dev / "fpga0").exists()
+        await node.rescan()
+        await node.plugin.published(20)
+        pod = await node.run_pod()
+        assert [(d["path"], d["minor"]) for d in node.oci(pod)["linux"]["devices"]] == [("/dev/fpga1", 1)]
+        await node.delete_pod()
+
+
+async def test_dev_runs_it_and_prints_where_the_described_host_is(files: Path) -> None:
+    command = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", str(files / "driver.py")]
+    command += ["--host", str(files / "host.yaml"), "--apply", str(files / "all.yaml")]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    try:
+        async with asyncio.timeout(60):
+            assert process.stdout
+            told = ""
+            while "Ctrl-C ends it" not in told:
+                line = await process.stdout.readline()
+                assert line, told
+                told += line.decode()
+            folder = Path(told.partition(" is at ")[2].partition(":")[0])
+            assert (folder / "dev/fpga0").read_text() == "c 240:0\n", told
+            state = Path(told.partition("KUBECONFIG=")[2].split()[0]).parent
+            while not any("/dev/fpga0" in p.read_text() for p in state.rglob("*-claim_*.json")):
+                await asyncio.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+    assert not folder.exists(), "a described host goes with the command"

@@ -1,0 +1,137 @@
+"""The whole plugin against servers that have only one version of resource.k8s.io, and one that changes while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import (
+    Capacity,
+    Claim,
+    CounterSet,
+    Device,
+    Driver,
+    Health,
+    Pool,
+    PreparedDevice,
+    RequestPolicy,
+    Taint,
+)
+from dra_kubeletplugin.kube import ApiConfig
+from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.testing import node_with
+
+SLICES = "resourceslices.resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+
+
+class Everything(Driver):
+    """Devices with every field, so that each is converted."""
+
+    name = "everything.example.com"
+    sick: frozenset[str] = frozenset()
+
+    def pools(self) -> list[Pool]:
+        policy = RequestPolicy(default="1Gi", min="1Gi", step="1Gi")
+        memory = {"memory": Capacity("8Gi", policy=policy)}
+        parts = [Device(f"part-{i}", consumes_counters={"gpu": {"c": 1}}) for i in range(2)]
+        shared = Device("shared", {"kind": "shared"}, memory, allow_multiple_allocations=True)
+        return [
+            Pool(
+                self.settings.node_name,
+                [Device("plain", {"kind": "plain"}), shared, *parts],
+                [CounterSet("gpu", {"c": 2})],
+            )
+        ]
+
+    def health(self) -> dict[str, Health]:
+        return {
+            name: Health(False, "hot", taint=Taint(key="example.com/hot", effect="NoSchedule")) for name in self.sick
+        }
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+
+
+def published(node: Any) -> dict[str, Any]:
+    return {d["name"]: d for s in node.cluster.slices(Everything.name) for d in s["spec"].get("devices") or []}
+
+
+async def story(node: Any) -> None:
+    """Publish, prepare, taint, wipe, unprepare."""
+    await node.plugin.published(20)
+    assert set(published(node)) == {"plain", "shared", "part-0", "part-1"}
+    assert published(node)["shared"]["capacity"]["memory"]["requestPolicy"]["default"] == "1Gi"
+    assert published(node)["part-0"]["consumesCounters"][0]["counterSet"] == "gpu"
+    await node.run_pod("pod")
+    node.driver.sick = frozenset({"part-1"})
+
+    async def tainted() -> bool:
+        return "taints" in published(node).get("part-1", {})
+
+    await node.cluster.wait("the taint", tainted)
+    generation = {s["spec"]["pool"]["generation"] for s in node.cluster.slices(Everything.name)}
+    assert generation == {1}, "slices that may have taints from the start: one write"
+    for found in node.cluster.slices(Everything.name):
+        node.cluster.api.storage.remove(SLICES, "", found["metadata"]["name"])
+
+    async def back() -> bool:
+        return len(published(node)) == 4
+
+    await node.cluster.wait("slices after a wipe", back)
+    node.driver.sick = frozenset()
+    await node.delete_pod("pod")
+
+    async def well() -> bool:
+        return "taints" not in published(node).get("part-1", {"taints": 1})
+
+    await node.cluster.wait("no taint", well)
+    assert (await node.leftovers())["held"] == []
+
+
+@contextlib.asynccontextmanager
+async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
+    """A node whose plugin finds only these versions; the other components of the cluster stay with all."""
+    async with node_with(Everything, health_interval=0.2) as node:
+        await node.stop()
+        for found in node.cluster.slices(Everything.name):
+            node.cluster.api.storage.remove(SLICES, "", found["metadata"]["name"])
+        front = ApiServer(storage=node.cluster.api.storage)
+        front.faults.served = set(versions)
+        await front.start()
+        try:
+            node.plugin = Plugin(Everything(), node.settings, ApiConfig(front.url))
+            async with node.plugin.running():
+                await node.plugin.ready(20)
+                yield node, front
+        finally:
+            await front.close()
+
+
+def asked(front: ApiServer) -> set[str]:
+    """The versions in which slices were written."""
+    return {path.split("/")[3] for method, path in front.faults.calls if "resourceslices" in path and method != "GET"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_whole_plugin_works_with_a_server_that_has_one_version_only(version: str) -> None:
+    async with plugin_before(version) as (node, front):
+        await story(node)
+        assert asked(front) == {version}
+        assert node.plugin.publisher.status.gates_off == frozenset()
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(VERSIONS, 2)))
+async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_followed(before: str, after: str) -> None:
+    async with plugin_before(before) as (node, front):
+        await node.plugin.published(20)
+        front.faults.calls.clear()
+        front.faults.served = {after}
+        front.drop_connections()
+        await story(node)
+        assert asked(front) == {after}

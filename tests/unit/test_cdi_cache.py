@@ -1,0 +1,125 @@
+"""Spec files as the Go library reads them, beyond the recorded ones: one that is broken harms no other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.cdi import minimum_version
+from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
+
+JSON = dict[str, Any]
+
+
+def spec(kind: str = "v.com/c", edits: JSON | None = None, version: str = "0.6.0") -> JSON:
+    devices = [{"name": "d", "containerEdits": edits or {"env": ["A=1"]}}]
+    return {"cdiVersion": version, "kind": kind, "devices": devices}
+
+
+def cache(folder: Path, *texts: str) -> CdiCache:
+    for i, text in enumerate(texts):
+        (folder / f"{i}.json").write_text(text)
+    return CdiCache([folder])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "# only a comment",
+            "null",
+            "[]",
+            "word",
+            "{",
+            "\t",
+            "\0",
+            "---\n...\n",
+            "a: &x [*x]",
+            '{"devices": [null]}',
+        ),
+        json.dumps(spec()).replace('"kind"', '"kind": "x", "kind"'),
+        json.dumps({**spec(), "kinds": "x"}),
+    ],
+)
+def test_a_broken_file_is_told_and_the_others_are_used(text: str, tmp_path: Path) -> None:
+    found = cache(tmp_path, text, json.dumps(spec("w.com/c")))
+    assert found.listed == ["w.com/c=d"]
+    assert [Path(p).name for p in found.errors] == ["0.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# of the vendor\n" + json.dumps(spec()),
+        json.dumps(spec()) + "\n---\nanother: [",
+        "CDIVersion: 0.6.0\nKIND: v.com/c\ndevices:\n- Name: d\n  containeredits: {env: [A=1]}\n",
+    ],
+    ids=["a comment", "more documents", "field names in other case"],
+)
+def test_a_file_named_json_is_read_as_yaml(text: str, tmp_path: Path) -> None:
+    found = cache(tmp_path, text)
+    assert found.listed == ["v.com/c=d"], found.errors
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60))
+def test_no_file_whatever_it_holds_takes_the_cache_down(text: str) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "a.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+        assert CdiCache([Path(folder)]).listed == []
+
+
+def test_the_environment_of_the_container_stays_and_that_of_devices_is_replaced_by_later_ones(tmp_path: Path) -> None:
+    devices = [{"name": n, "containerEdits": {"env": [f"A={n}"]}} for n in ("d0", "d1")]
+    found = cache(tmp_path, json.dumps({**spec(), "devices": devices}))
+    out = found.inject({"process": {"env": ["A=0", "B=0"]}}, ["v.com/c=d0", "v.com/c=d1"])
+    assert out["process"]["env"] == ["A=0", "B=0", "A=d1"]
+
+
+def test_a_device_node_that_is_described_whole_gets_its_mode_if_it_is_there(tmp_path: Path) -> None:
+    whole = {"path": "/dev/null", "type": "c", "major": 1, "minor": 3}
+    out = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [whole]}))).inject(None, ["v.com/c=d"])
+    assert out["linux"]["devices"][0]["fileMode"] == os.lstat("/dev/null").st_mode & 0o7777
+    gone = {**whole, "path": "/dev/not-there"}
+    out = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [gone]}))).inject(None, ["v.com/c=d"])
+    assert "fileMode" not in out["linux"]["devices"][0]
+
+
+def test_a_link_is_no_device_node(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/null")
+    found = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [{"path": str(tmp_path / "link")}]})))
+    with pytest.raises(InjectError, match="not a device node"):
+        found.inject(None, ["v.com/c=d"])
+
+
+MOUNT = {"mounts": [{"hostPath": "/a", "containerPath": "/a", "type": "bind"}]}
+
+
+@pytest.mark.parametrize(
+    ("edits", "least"),
+    [
+        ([{"mounts": [{"hostPath": "/a", "containerPath": "/a", "type": ""}]}], "0.3.0"),
+        ([MOUNT], "0.4.0"),
+        ([MOUNT, {"env": ["A=1"]}], "0.3.0"),
+        ([{"env": ["A=1"]}, MOUNT], "0.4.0"),
+        ([{"intelRdt": {"schemata": []}}], "1.1.0"),
+        ([{"intelRdt": {"closID": "/"}}], "0.7.0"),
+    ],
+)
+def test_the_least_version_is_that_of_the_go_library(edits: list[JSON], least: str) -> None:
+    devices = [{"name": f"d{i}", "containerEdits": e} for i, e in enumerate(edits)]
+    assert minimum_version({"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": devices}) == least
+
+
+def test_the_root_group_is_a_valid_clos_id(tmp_path: Path) -> None:
+    found = cache(tmp_path, json.dumps(spec(edits={"intelRdt": {"closID": "/"}}, version="0.7.0")))
+    assert found.listed == ["v.com/c=d"], found.errors
