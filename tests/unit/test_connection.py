@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,36 +13,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.kube.connection import KEEPALIVE, Connection, Lines
 from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
+from tests.wire import Wire
 
 MIB = 1024 * 1024
-
-
-class Wire(asyncio.Transport):
-    """Remembers what a connection does to it."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        super().__init__({"socket": peer})
-        self.sent: list[bytes] = []
-        self.reading = [True]
-        self.ended = ""
-
-    def write(self, data: Any) -> None:
-        self.sent.append(bytes(data))
-
-    def pause_reading(self) -> None:
-        self.reading.append(False)
-
-    def resume_reading(self) -> None:
-        self.reading.append(True)
-
-    def is_closing(self) -> bool:
-        return bool(self.ended)
-
-    def close(self) -> None:
-        self.ended = self.ended or "closed"
-
-    def abort(self) -> None:
-        self.ended = "aborted"
 
 
 @contextlib.asynccontextmanager
