@@ -1,4 +1,4 @@
-"""Rules of the API server for slices and claims that no recorded answer shows alone; each was measured on a 1.36.2 server."""
+"""Rules of the API server for slices and claims that no recorded answer shows alone, as its source has them."""
 
 from __future__ import annotations
 
