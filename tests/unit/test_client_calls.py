@@ -138,6 +138,7 @@ OPTIONS = {"kind": "DeleteOptions", "apiVersion": "v1"}
     ("do", "method", "target", "kind", "body"),
     [
         (lambda c: c.get(CLAIMS, "n", "ns"), "GET", f"{C}/n", "", None),
+        (lambda c: c.get(CLAIMS, "n"), "GET", "/apis/resource.k8s.io/v1/resourceclaims/n", "", None),
         (lambda c: c.get(SLICES, "n"), "GET", f"{S}/n", "", None),
         (lambda c: c.list(CLAIMS), "GET", "/apis/resource.k8s.io/v1/resourceclaims", "", None),
         (lambda c: c.list(CLAIMS, "ns", fields="a=b", labels="c=d", limit=5, cont="e"), "GET", f"{C}?fieldSelector=a%3Db&labelSelector=c%3Dd&limit=5&continue=e", "", None),
@@ -150,6 +151,8 @@ OPTIONS = {"kind": "DeleteOptions", "apiVersion": "v1"}
         (lambda c: c.update(SLICES, {"metadata": {"name": "n"}}, "status"), "PUT", f"{S}/n/status", PLAIN, {"metadata": {"name": "n"}}),
         (lambda c: c.patch(CLAIMS, "n", {"a": 1}, "ns", "status"), "PATCH", f"{C}/n/status", "application/merge-patch+json", {"a": 1}),
         (lambda c: c.patch(SLICES, "n", [{"op": "test"}]), "PATCH", f"{S}/n", "application/json-patch+json", [{"op": "test"}]),
+        (lambda c: c.patch(CLAIMS, "n", {}), "PATCH", "/apis/resource.k8s.io/v1/resourceclaims/n", "application/merge-patch+json", {}),
+        (lambda c: c.delete(CLAIMS, "n"), "DELETE", "/apis/resource.k8s.io/v1/resourceclaims/n", PLAIN, OPTIONS),
         (lambda c: c.delete(CLAIMS, "n", "ns"), "DELETE", f"{C}/n", PLAIN, OPTIONS),
         (lambda c: c.delete(SLICES, "n", uid="u", grace=0), "DELETE", f"{S}/n", PLAIN, {**OPTIONS, "preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}),
         (lambda c: c.delete(SLICES, "n", uid="u", version="5"), "DELETE", f"{S}/n", PLAIN, {**OPTIONS, "preconditions": {"uid": "u", "resourceVersion": "5"}}),
@@ -189,6 +192,22 @@ async def test_a_client_closes_what_it_has_opened(sent: Sent) -> None:
     async with client():
         pass
     assert sent.done == ["closed"]
+
+
+async def test_a_question_for_versions_ends_with_the_client(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*args: Any) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(sent, "request", never)
+    c = client()
+    waiting = asyncio.ensure_future(c.dra_version())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await c.close()
+    with pytest.raises(ApiError, match="the client was closed"):
+        async with asyncio.timeout(2):
+            await waiting
 
 
 # --- what is sent again -------------------------------------------------------------------------------------

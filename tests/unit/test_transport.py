@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -361,16 +362,70 @@ async def test_a_stream_has_a_connection_of_its_own_that_ends_with_it(network: N
     await transport.close()
 
 
-async def test_unused_connections_are_closed_but_for_one(network: Network) -> None:
-    transport = Transport("http://x", connections=4, idle_seconds=0.02)
-    await done(asking(transport, *"abcd"))
-    await done(asking(transport, "e"))
-    async with asyncio.timeout(5):
-        while len(network.open()) > 1:
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
-    assert network.open() == [3], "the one that was used last"
+class Clock:
+    """The time, and what is to be called later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        names = {n: getattr(asyncio, n) for n in ("sleep", "wait", "CancelledError")}
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: self, **names))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    def call_later(self, seconds: float, what: Callable[[], None]) -> Any:
+        timer = (self.now + seconds, what)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
+
+    async def until(self, at: float) -> None:
+        while self.timers and self.timers[0][0] <= at:
+            self.now, what = self.timers.pop(0)
+            what()
+            await settled()
+        self.now = at
+
+
+async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    network.replies = None
+    transport = Transport("http://x", connections=4, idle_seconds=90)
+    tasks = asking(transport, *"abcd")
+    await settled()
+    for number in (0, 1, 2, 3):  # at 1000, 1010, 1020, 1030
+        network.lines[number].answer(GOOD)
+        await settled()
+        clock.now += 10
+        assert [at for at, _ in clock.timers] == ([] if number == 0 else [1100]), "one timer, from two connections on"
+    assert await done(tasks) == ["200"] * 4
+    for at, opened in ((1099.9, [0, 1, 2, 3]), (1100, [2, 3]), (1109.9, [2, 3]), (1110, [3]), (2000, [3])):
+        await clock.until(at)
+        assert network.open() == opened
+        assert transport.load == "0 of 4 connections in use, 0 requests waiting"
+    assert clock.timers == []
     assert [line.ended for line in network.lines[:3]] == ["closed"] * 3
+    network.replies = GOOD
+    assert await done(asking(transport, *"abcdefg")) == ["200"] * 7
+    assert len(clock.timers) == 1
+    await transport.close()
+    assert clock.timers == [], "nothing is left to happen after a close"
+
+
+async def test_a_connection_that_is_used_meanwhile_is_kept(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    transport = Transport("http://x", connections=2, idle_seconds=90)
+    await done(asking(transport, *"ab"))
+    await clock.until(1050)
+    await done(asking(transport, *"cd"))
+    await clock.until(1139)
+    assert network.open() == [0, 1]
+    assert [at for at, _ in clock.timers] == [1140]
+    await clock.until(1140)
+    assert len(network.open()) == 1
     await transport.close()
 
 
