@@ -251,9 +251,12 @@ async def test_a_wait_beyond_the_time_of_the_call_is_an_answer_now(timeout: floa
     assert len(sent.requests) == requests
 
 
-async def test_a_401_is_tried_once_with_what_proves_us_read_again(sent: Sent) -> None:
+async def test_a_401_is_tried_once_with_what_proves_us_read_again(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     sent.answers = [answer({}, 401), answer(OBJECT)]
-    await client("old", "new").call("GET", "/x")
+    c = client("old", "new")
+    monkeypatch.setattr(c.config.tls, "rejected", lambda: sent.done.append("certificates read again"))
+    await c.call("GET", "/x")
+    assert sent.done.pop(0) == "certificates read again"
     assert [h["Authorization"] for _, _, h, _ in sent.requests] == ["old", "new"]
     assert sent.done == ["idle connections closed"]
     sent.answers = [answer({}, 401)]
@@ -369,6 +372,9 @@ async def test_a_server_without_the_group_has_no_version_and_another_fault_is_it
 async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="lists no versions"):
         await Discovery(lambda: asyncio.sleep(0, body)).version()
+    with pytest.raises(ApiError) as e:
+        await Discovery(lambda: asyncio.sleep(0, {**body, "x": "x" * 1000})).version()
+    assert len(str(e.value)) == len("/apis/resource.k8s.io: the answer lists no versions: ") + 300
 
 
 async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobody() -> None:
@@ -392,7 +398,20 @@ async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobo
     assert asked == 2
 
 
+async def test_a_server_that_changes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    versions = ["v1beta1", "v1beta1", "v1", "v1"]
+    discovery = Discovery(lambda: asyncio.sleep(0, {"versions": [{"version": versions.pop(0)}]}))
+    for _ in range(4):
+        await discovery.refresh()
+    assert [r.getMessage() for r in caplog.records] == [
+        "the API server has v1 of resource.k8s.io now, before it was v1beta1"
+    ]
+
+
 async def test_a_question_that_fails_leaves_what_was_known_and_a_close_ends_it() -> None:
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
     answers: list[Any] = [{"versions": [{"version": "v1"}]}, ApiError("away"), asyncio.Event()]
 
     async def ask() -> dict[str, Any]:
@@ -412,8 +431,10 @@ async def test_a_question_that_fails_leaves_what_was_known_and_a_close_ends_it()
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
         await discovery.close()
+        assert not [t for t in asyncio.all_tasks() if t.get_name() == "discovery"]
         with pytest.raises(ApiError, match="the client was closed"):
             await waiting
+    assert unseen == []
 
 
 # --- streams ------------------------------------------------------------------------------------------------
@@ -479,6 +500,7 @@ def test_a_good_answer_is_an_object_or_nothing() -> None:
     ("given", "status", "says"),
     [
         (answer(status=300, location="http://x"), 0, "w: 300, a redirect to 'http://x'"),
+        (answer(LIST, 300), 0, "w: 300, a redirect"),
         (answer({"message": "m"}, 399), 0, "w: 399, a redirect"),
         (answer({"message": "m"}, 400), 400, "w: 400 m"),
         (answer({"reason": "r"}, 409), 409, "w: 409 r"),

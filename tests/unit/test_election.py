@@ -35,6 +35,7 @@ class Api:
         self.faults: list[Exception | None] = []
         self.writes: list[tuple[float, JSON]] = []
         self.calls: list[tuple[float, str]] = []
+        self.elector: Elector | None = None
         self.at: dict[float, Any] = {}  # second → what somebody else does then
 
     def _call(self, what: str) -> None:
@@ -98,6 +99,7 @@ def elect(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *ends: ends[chance]))
         monkeypatch.setattr(module, "_now", lambda: f"t{next(stamps)}")
         elector = Elector(cast(KubeClient, api), "ns", "driver", "me", times, lambda: api.now)
+        api.elector = elector
         with contextlib.suppress(Done):
             await elector.run()
         return elector
@@ -180,6 +182,23 @@ async def test_who_cannot_renew_leads_for_the_deadline_after_the_last_success_an
     assert elector.fault == "leader election by lease ns/driver: away"
 
 
+async def test_who_leads_says_so_from_its_first_write_to_its_end(elect: Any) -> None:
+    api = Api(until=30, lease=held("other"))
+    seen: list[bool] = []
+    for at in (19, 21, 25):
+        api.at[at] = lambda: seen.append(api.elector is not None and api.elector.leader.is_set())
+    elector = await elect(api)
+    assert (seen, elector.leader.is_set()) == ([False, True, True], False)
+
+
+async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
+    api = Api(until=100)
+    api.faults = [None, None, None] + [ApiError("away")] * 50
+    await elect(api, times=LeaseTimes(duration=15, renew_deadline=10, retry=3))
+    assert [at for at, what in api.calls if what == "update"] == [0, 3, 6, 9]
+    assert api.now == 10
+
+
 @pytest.mark.parametrize("failures", [4, 5])
 async def test_a_renewal_at_the_last_retry_before_the_deadline_counts(elect: Any, failures: int) -> None:
     api = Api(until=15)
@@ -229,10 +248,10 @@ async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pyte
 async def test_why_there_is_no_election_is_told_once_until_there_is_one(
     elect: Any, fault: Exception, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = Api(until=5)
-    api.faults = [fault] * 2
+    api = Api(until=7)
+    api.faults = [fault] * 3
     elector = await elect(api)
-    assert [at for at, _ in api.writes] == [4, 4]
+    assert [at for at, _ in api.writes] == [6, 6]
     assert elector.fault == ""
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert told == [f"leader election by lease ns/driver: {says}"]
