@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,36 +13,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.kube.connection import KEEPALIVE, Connection, Lines
 from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
+from tests.wire import Wire
 
 MIB = 1024 * 1024
-
-
-class Wire(asyncio.Transport):
-    """Remembers what a connection does to it."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        super().__init__({"socket": peer})
-        self.sent: list[bytes] = []
-        self.reading = [True]
-        self.ended = ""
-
-    def write(self, data: Any) -> None:
-        self.sent.append(bytes(data))
-
-    def pause_reading(self) -> None:
-        self.reading.append(False)
-
-    def resume_reading(self) -> None:
-        self.reading.append(True)
-
-    def is_closing(self) -> bool:
-        return bool(self.ended)
-
-    def close(self) -> None:
-        self.ended = self.ended or "closed"
-
-    def abort(self) -> None:
-        self.ended = "aborted"
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +39,8 @@ def said(body: bytes, headers: bytes = b"") -> bytes:
 
 async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_last() -> None:
     async with wired() as (connection, wire):
-        assert connection.usable()
+        assert (connection.usable(), connection.heard) == (True, False)
+        connection.eof_received()
         for body in (b"one", b"", b"three"):
             task = await asking(connection)
             assert (connection.usable(), connection.heard) == (False, False)
@@ -79,6 +52,28 @@ async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_
             answer = await task
             assert (answer.status, answer.body, wire.ended) == (200, body, "")
         assert wire.sent == [b"GET /x HTTP/1.1\r\n\r\n"] * 3
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+async def test_the_pieces_of_a_body_are_one(cut: int) -> None:
+    async with wired() as (connection, _):
+        task = await asking(connection)
+        whole = said(b"hello")
+        connection.data_received(whole[:-cut])
+        connection.data_received(whole[-cut:])
+        assert (await task).body == b"hello"
+
+
+async def test_what_the_kernel_holds_of_the_peer_s_is_seen_before_it_is_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        connection = Connection(lambda connection: None)
+        connection.connection_made(Wire(ours))
+        assert not connection.unread()
+        theirs.close()
+        async with asyncio.timeout(5):
+            while not connection.unread():
+                await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("before", [b"", said(b"x")], ids=["before any request", "after an answer"])

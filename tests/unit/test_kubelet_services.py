@@ -189,6 +189,7 @@ async def test_a_refusal_is_told_with_what_to_do(error: str, hint: str, caplog: 
 
 async def test_who_we_are_is_what_was_given() -> None:
     r = Registration("d.example.com", Path("/x"), ("v1.DRAPlugin", "v1beta1.DRAPlugin"), Metrics())
+    assert added(r.add_to) == ["pluginregistration.Registration"]
     info = await r.GetInfo(pb.InfoRequest(), cast(Any, None))
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "d.example.com", "/x")
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
@@ -370,8 +371,9 @@ def test_files_without_a_name_of_the_dead_are_removed_and_nothing_else(tmp_path:
 
     def alive(token: str) -> bool:
         asked.append(token)
+        (tmp_path / f".y.lock.{OTHER}").unlink(missing_ok=True)  # by another instance, meanwhile
         return token == INSTANCE
 
     remove_temporary(tmp_path, alive)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
-    assert sorted(asked) == [INSTANCE, OTHER, OTHER]
+    assert set(asked) == {INSTANCE, OTHER}

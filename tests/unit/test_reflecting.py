@@ -82,6 +82,7 @@ class Server:
             for found in lines:
                 if isinstance(found, ApiError):
                     raise found
+                self.now += 0.5
                 yield found
 
         yield read()
@@ -256,6 +257,9 @@ async def test_heard_and_fault_tell_how_it_stands(follow: Any) -> None:
     server = Server(listing(), ([], 9), ([], 20))
     reflector, _ = await follow(server)
     assert (reflector.heard, reflector.fault) == (1009.0, ""), "when the last watch was granted"
+    server = Server(listing(), ([line("ADDED", obj(n)) for n in "abc"], 0))
+    reflector, _ = await follow(server)
+    assert reflector.heard == 1001.5, "when the last line came"
 
 
 async def test_without_copies_only_what_tells_objects_apart_is_kept(follow: Any) -> None:

@@ -82,8 +82,8 @@ class Page(msgspec.Struct):
 
 def page_of(answer: HttpResponse, what: str) -> Page:
     """Raises :class:`ApiError` as :func:`object_of` does, and where an item is no object of an API server."""
-    if answer.status >= 300 or not answer.body:
-        object_of(answer, what)
+    if answer.status >= 300:
+        object_of(answer, what)  # which raises
     try:
         page = msgspec.json.decode(answer.body, type=Page)
         for item in page.items or []:

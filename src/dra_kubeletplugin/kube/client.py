@@ -186,7 +186,7 @@ class KubeClient:
         body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
+        content_type: str = "",
         timeout: float | None = None,
     ) -> T:
         target = _target(path, query)

@@ -49,7 +49,7 @@ class PathLock:
     def __init__(self, path: Path, token: str) -> None:
         self.path = path
         self._temporary = path.with_name(f".{path.name}.{token}")
-        self._fd = -1
+        self._fd: int | None = None
 
     def acquire(self) -> bool:
         """Takes the lock, a dead one's too; False where a living process has it.
@@ -103,11 +103,11 @@ class PathLock:
 
     def release(self) -> None:
         """Gives the lock up, and removes its file."""
-        if self._fd < 0:
+        fd, self._fd = self._fd, None
+        if fd is None:
             return
         try:
-            if self._names(self._fd):
+            if self._names(fd):
                 self.path.unlink(missing_ok=True)
         finally:
-            os.close(self._fd)
-            self._fd = -1
+            os.close(fd)

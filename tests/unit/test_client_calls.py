@@ -1,0 +1,605 @@
+"""What the client sends for each call, when it sends it again, and what it makes of every kind of answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
+from dra_kubeletplugin.kube import client as module
+from dra_kubeletplugin.kube.boundary import identity, listed, object_of, page_of, refusal, translated
+from dra_kubeletplugin.kube.credentials import Credentials
+from dra_kubeletplugin.kube.discovery import Discovery
+from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
+
+CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", namespaced=True)
+SLICES = Resource("resource.k8s.io", "v1", "resourceslices")
+PODS = Resource("", "v1", "pods", namespaced=True)
+OBJECT = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}}
+LIST = {"metadata": {"resourceVersion": "1"}, "items": [OBJECT]}
+
+
+def answer(body: Any = None, status: int = 200, **headers: str) -> HttpResponse:
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HttpResponse(status, {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}, data)
+
+
+class Sent:
+    """A transport that remembers requests, and gives the answers one after the other, the last one for ever."""
+
+    server = "http://server"
+    load = "the load"
+
+    def __init__(self) -> None:
+        self.answers: list[HttpResponse] = [answer(OBJECT)]
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.done: list[str] = []
+        self.slept: list[float] = []
+        self.lines: list[bytes | Exception] = []
+        self.closed_lines = False
+
+    def _next(self) -> HttpResponse:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    async def request(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> HttpResponse:
+        self.requests.append((method, target, dict(headers), body))
+        return self._next()
+
+    @contextlib.asynccontextmanager
+    async def stream(self, target: str, headers: dict[str, str]) -> AsyncIterator[tuple[HttpResponse, Any]]:
+        self.requests.append(("GET", target, dict(headers), b""))
+        yield self._next(), self
+        self.done.append("stream")
+
+    async def read(self, silence: float) -> AsyncIterator[bytes]:
+        self.silence = silence
+        try:
+            for line in self.lines:
+                if isinstance(line, Exception):
+                    raise line
+                yield line
+        finally:
+            self.closed_lines = True
+
+    def forget_idle(self) -> None:
+        self.done.append("idle connections closed")
+
+    async def close(self) -> None:
+        self.done.append("closed")
+
+
+class Who(Credentials):
+    def __init__(self, *headers: str) -> None:
+        self.headers = list(headers)
+
+    async def header(self) -> str:
+        return self.headers[0] if self.headers else ""
+
+    def rejected(self) -> None:
+        if len(self.headers) > 1:
+            self.headers.pop(0)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    made = Sent()
+
+    async def sleep(seconds: float) -> None:
+        made.slept.append(seconds)
+
+    monkeypatch.setattr(module, "Transport", lambda *args, **kwargs: made)
+    names = {n: getattr(asyncio, n) for n in ("timeout", "get_running_loop")}
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep, **names))
+    monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda low, high: low))
+    return made
+
+
+def client(*headers: str, **more: Any) -> KubeClient:
+    return KubeClient(ApiConfig("http://server", credentials=Who(*headers)), **more)
+
+
+# --- what is sent -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resource", "place", "path"),
+    [
+        (CLAIMS, ("ns", "n"), "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/n"),
+        (CLAIMS, ("ns", "n", "status"), "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/n/status"),
+        (CLAIMS, (), "/apis/resource.k8s.io/v1/resourceclaims"),
+        (SLICES, ("ns", "n"), "/apis/resource.k8s.io/v1/resourceslices/n"),
+        (PODS, ("a/b", "c?d"), "/api/v1/namespaces/a%2Fb/pods/c%3Fd"),
+    ],
+)
+def test_paths(resource: Resource, place: tuple[str, ...], path: str) -> None:
+    assert resource.path(*place) == path
+
+
+def test_versions_as_objects_name_them() -> None:
+    assert (CLAIMS.api_version, PODS.api_version) == ("resource.k8s.io/v1", "v1")
+    assert not Resource("g", "v", "p").namespaced
+
+
+C = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
+S = "/apis/resource.k8s.io/v1/resourceslices"
+PLAIN = "application/json"
+NAMED = {"metadata": {"name": "n", "namespace": "ns"}}
+OPTIONS = {"kind": "DeleteOptions", "apiVersion": "v1"}
+
+
+@pytest.mark.parametrize(
+    ("do", "method", "target", "kind", "body"),
+    [
+        (lambda c: c.get(CLAIMS, "n", "ns"), "GET", f"{C}/n", "", None),
+        (lambda c: c.get(CLAIMS, "n"), "GET", "/apis/resource.k8s.io/v1/resourceclaims/n", "", None),
+        (lambda c: c.get(SLICES, "n"), "GET", f"{S}/n", "", None),
+        (lambda c: c.list(CLAIMS), "GET", "/apis/resource.k8s.io/v1/resourceclaims", "", None),
+        (lambda c: c.list(CLAIMS, "ns", fields="a=b", labels="c=d", limit=5, cont="e"), "GET", f"{C}?fieldSelector=a%3Db&labelSelector=c%3Dd&limit=5&continue=e", "", None),
+        (lambda c: c.page(CLAIMS), "GET", "/apis/resource.k8s.io/v1/resourceclaims", "", None),
+        (lambda c: c.page(CLAIMS, "ns", fields="a=b", labels="c=d", limit=5, cont="e"), "GET", f"{C}?fieldSelector=a%3Db&labelSelector=c%3Dd&limit=5&continue=e", "", None),
+        (lambda c: c.create(CLAIMS, NAMED), "POST", C, PLAIN, NAMED),
+        (lambda c: c.create(CLAIMS, {"metadata": {}}, "ns"), "POST", C, PLAIN, {"metadata": {}}),
+        (lambda c: c.create(SLICES, {"metadata": {}}), "POST", S, PLAIN, {"metadata": {}}),
+        (lambda c: c.update(CLAIMS, NAMED), "PUT", f"{C}/n", PLAIN, NAMED),
+        (lambda c: c.update(SLICES, {"metadata": {"name": "n"}}, "status"), "PUT", f"{S}/n/status", PLAIN, {"metadata": {"name": "n"}}),
+        (lambda c: c.patch(CLAIMS, "n", {"a": 1}, "ns", "status"), "PATCH", f"{C}/n/status", "application/merge-patch+json", {"a": 1}),
+        (lambda c: c.patch(SLICES, "n", [{"op": "test"}]), "PATCH", f"{S}/n", "application/json-patch+json", [{"op": "test"}]),
+        (lambda c: c.patch(CLAIMS, "n", {}), "PATCH", "/apis/resource.k8s.io/v1/resourceclaims/n", "application/merge-patch+json", {}),
+        (lambda c: c.delete(CLAIMS, "n"), "DELETE", "/apis/resource.k8s.io/v1/resourceclaims/n", PLAIN, OPTIONS),
+        (lambda c: c.delete(CLAIMS, "n", "ns"), "DELETE", f"{C}/n", PLAIN, OPTIONS),
+        (lambda c: c.delete(SLICES, "n", uid="u", grace=0), "DELETE", f"{S}/n", PLAIN, {**OPTIONS, "preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}),
+        (lambda c: c.delete(SLICES, "n", uid="u", version="5"), "DELETE", f"{S}/n", PLAIN, {**OPTIONS, "preconditions": {"uid": "u", "resourceVersion": "5"}}),
+        (lambda c: c.call("GET", "/x", query={"a": "", "b": "1"}), "GET", "/x?b=1", "", None),
+        (lambda c: c.call("GET", "/x", query={"a": ""}), "GET", "/x", "", None),
+        (lambda c: c.call("POST", "/x", {}), "POST", "/x", PLAIN, {}),
+        (lambda c: c.call("POST", "/x", [], content_type="a/b"), "POST", "/x", "a/b", []),
+    ],
+)  # fmt: skip
+async def test_each_call_s_request(
+    do: Callable[[KubeClient], Any], method: str, target: str, kind: str, body: Any, sent: Sent
+) -> None:
+    if "list" in do.__code__.co_names or "page" in do.__code__.co_names:
+        sent.answers = [answer(LIST)]
+    found = await do(client("Bearer t"))
+    assert found if isinstance(found, dict) else found.items
+    ((m, t, headers, data),) = sent.requests
+    assert (m, t) == (method, target)
+    wanted = {"Accept": "application/json", "User-Agent": "dra-kubeletplugin", "Authorization": "Bearer t"}
+    assert headers == (wanted | {"Content-Type": kind} if kind else wanted)
+    assert (json.loads(data) if data else None) == body
+
+
+async def test_headers_follow_the_credentials() -> None:
+    who = Who("Bearer a", "Bearer b", "")
+    c = KubeClient(ApiConfig("http://server", credentials=who))
+    seen = []
+    for _ in range(3):
+        seen.append([(await c.headers()).get("Authorization") for _ in range(2)])
+        who.rejected()
+    assert seen == [["Bearer a"] * 2, ["Bearer b"] * 2, [None, None]]
+    assert await c.headers() is await c.headers(), "the same object, which is made into bytes once"
+    await c.close()
+
+
+async def test_a_client_closes_what_it_has_opened(sent: Sent) -> None:
+    async with client():
+        pass
+    assert sent.done == ["closed"]
+
+
+async def test_a_question_for_versions_ends_with_the_client(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*args: Any) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(sent, "request", never)
+    c = client()
+    waiting = asyncio.ensure_future(c.dra_version())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await c.close()
+    with pytest.raises(ApiError, match="the client was closed"):
+        async with asyncio.timeout(2):
+            await waiting
+
+
+# --- what is sent again -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_wait_that_the_server_asks_for_is_waited_four_times(status: int, sent: Sent) -> None:
+    sent.answers = [answer({}, status, retry_after="2")]
+    with pytest.raises(ApiError) as e:
+        await client(timeout=1000).call("GET", "/x")
+    assert e.value.status == status
+    assert len(sent.requests) == 5
+    assert sent.slept[:4] == [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "waited"),
+    [("0", 0.0), ("1.5", 1.5), ("30", 30.0), ("31", 30.0), ("1e9", 30.0), ("-1", 1.0), ("Wed, 21 Oct 2015", 1.0), ("nan", 1.0)],
+)  # fmt: skip
+async def test_how_long_is_waited(asked: str, waited: float, sent: Sent) -> None:
+    sent.answers = [answer({}, 429, retry_after=asked), answer(OBJECT)]
+    await client(timeout=1000).call("GET", "/x")
+    assert sent.slept == [waited]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"), [(429, {}), (503, {}), (500, {"retry_after": "1"}), (409, {"retry_after": "1"})]
+)
+async def test_without_a_wait_nothing_is_sent_again(status: int, headers: dict[str, str], sent: Sent) -> None:
+    sent.answers = [answer({}, status, **headers)]
+    with pytest.raises(ApiError):
+        await client().call("GET", "/x")
+    assert (len(sent.requests), sent.slept) == (1, [])
+
+
+@pytest.mark.parametrize(("timeout", "requests"), [(5, 1), (60, 2)])
+async def test_a_wait_beyond_the_time_of_the_call_is_an_answer_now(timeout: float, requests: int, sent: Sent) -> None:
+    sent.answers = [answer({"message": "busy"}, 429, retry_after="10"), answer(OBJECT)]
+    with pytest.raises(ApiError, match="busy") if requests == 1 else contextlib.nullcontext():
+        await client(timeout=7).call("GET", "/x", timeout=timeout)
+    assert len(sent.requests) == requests
+
+
+async def test_a_401_is_tried_once_with_what_proves_us_read_again(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent.answers = [answer({}, 401), answer(OBJECT)]
+    c = client("old", "new")
+    monkeypatch.setattr(c.config.tls, "rejected", lambda: sent.done.append("certificates read again"))
+    await c.call("GET", "/x")
+    assert sent.done.pop(0) == "certificates read again"
+    assert [h["Authorization"] for _, _, h, _ in sent.requests] == ["old", "new"]
+    assert sent.done == ["idle connections closed"]
+    sent.answers = [answer({}, 401)]
+    with pytest.raises(ApiError) as e:
+        await client("old", "new").call("GET", "/x")
+    assert e.value.status == 401
+    assert len(sent.requests) == 4
+
+
+async def test_a_401_after_a_wait_is_final(sent: Sent) -> None:
+    sent.answers = [answer({}, 429, retry_after="0"), answer({}, 401)]
+    with pytest.raises(ApiError) as e:
+        await client().call("GET", "/x")
+    assert (e.value.status, len(sent.requests)) == (401, 2)
+
+
+async def test_no_answer_in_time_says_what_was_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*args: Any) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(sent, "request", never)
+    for c, more in ((client(timeout=0.01), {}), (client(), {"timeout": 0.01})):
+        with pytest.raises(ApiError, match=r"GET /x: no answer from http://server within 0.01s \(the load\)") as e:
+            await c.call("GET", "/x", **more)
+        assert e.value.unreachable
+
+
+# --- versions -----------------------------------------------------------------------------------------------
+
+
+def group(*versions: str) -> HttpResponse:
+    return answer({"versions": [{"version": v} for v in versions]})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("/apis/resource.k8s.io/v1/resourceslices", {}, 2),
+        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {}}, 2),
+        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {"name": ""}}, 2),
+        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": "n"}, 2),
+        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {"name": "n"}}, 1),
+        ("/apis/apps/v1/deployments", {}, 1),
+        ("/apis/resource.k8s.io", {}, 1),
+    ],
+)
+async def test_a_404_of_a_whole_resource_makes_the_client_ask_for_versions_again(
+    path: str, body: Any, asked: int, sent: Sent
+) -> None:
+    c = client()
+    sent.answers = [group("v1"), answer(body, 404), group("v1beta1")]
+    assert await c.dra_version() == "v1"
+    with pytest.raises(ApiError):
+        await c.call("GET", path)
+    assert await c.dra_version() == ("v1beta1" if asked == 2 else "v1")
+    assert sum(t == "/apis/resource.k8s.io" for _, t, _, _ in sent.requests) == asked + (
+        path == "/apis/resource.k8s.io"
+    )
+
+
+async def test_other_refusals_do_not_forget_the_version(sent: Sent) -> None:
+    c = client()
+    sent.answers = [group("v1"), answer({}, 403), group("v1beta1")]
+    await c.dra_version()
+    with pytest.raises(ApiError):
+        await c.call("GET", "/apis/resource.k8s.io/v1/resourceslices")
+    assert await c.dra_version() == "v1"
+    assert await c.refresh_version() == "v1beta1"
+    c.forget_version()
+    assert await c.dra_version() == "v1beta1"
+    assert len(sent.requests) == 4
+
+
+@pytest.mark.parametrize("plural", ["resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates"])
+async def test_resources_in_the_server_s_version(plural: str, sent: Sent) -> None:
+    sent.answers = [group("v1beta1", "v1beta2")]
+    found = await client().dra(plural)
+    assert found == Resource("resource.k8s.io", "v1beta2", plural, plural.startswith("resourceclaim"))
+
+
+@pytest.mark.parametrize(
+    ("versions", "best"),
+    [(["v1", "v1beta1"], "v1"), (["v1beta1"], "v1beta1"), (["v9", "v1beta2"], "v1beta2"), (["v9"], "v9"), ([], "none")],
+)
+async def test_the_best_version_that_both_know(versions: list[str], best: str) -> None:
+    async def ask() -> dict[str, Any]:
+        return {"versions": [*({"version": v} for v in versions), "odd"]}
+
+    discovery = Discovery(ask)
+    if best in {"v9", "none"}:
+        with pytest.raises(ApiError, match=f"served: {best}") as e:
+            await discovery.version()
+        assert e.value.status == 404
+    else:
+        assert await discovery.version() == best
+
+
+@pytest.mark.parametrize("status", [0, 403, 404, 500])
+async def test_a_server_without_the_group_has_no_version_and_another_fault_is_itself(status: int) -> None:
+    async def ask() -> dict[str, Any]:
+        raise ApiError("asked", status=status, details={"a": 1})
+
+    discovery = Discovery(ask)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="served: none" if status == 404 else "asked") as e:
+            await discovery.version()
+        assert e.value.status == status
+    await discovery.close()
+
+
+@pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": {"version": "v1"}}])
+async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="lists no versions"):
+        await Discovery(lambda: asyncio.sleep(0, body)).version()
+    with pytest.raises(ApiError) as e:
+        await Discovery(lambda: asyncio.sleep(0, {**body, "x": "x" * 1000})).version()
+    assert len(str(e.value)) == len("/apis/resource.k8s.io: the answer lists no versions: ") + 300
+
+
+async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobody() -> None:
+    asked, go_on = 0, asyncio.Event()
+
+    async def ask() -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        await go_on.wait()
+        return {"versions": [{"version": "v1"}]}
+
+    discovery = Discovery(ask)
+    tasks = [asyncio.create_task(discovery.version()) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*tasks[1:]) == ["v1", "v1"]
+    assert asked == 1
+    assert await discovery.refresh() == "v1"
+    assert asked == 2
+
+
+async def test_a_server_that_changes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    versions = ["v1beta1", "v1beta1", "v1", "v1"]
+    discovery = Discovery(lambda: asyncio.sleep(0, {"versions": [{"version": versions.pop(0)}]}))
+    for _ in range(4):
+        await discovery.refresh()
+    assert [r.getMessage() for r in caplog.records] == [
+        "the API server has v1 of resource.k8s.io now, before it was v1beta1"
+    ]
+
+
+async def test_a_question_that_fails_leaves_what_was_known_and_a_close_ends_it() -> None:
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+    answers: list[Any] = [{"versions": [{"version": "v1"}]}, ApiError("away"), asyncio.Event()]
+
+    async def ask() -> dict[str, Any]:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, asyncio.Event):
+            await found.wait()
+        return dict(found)
+
+    discovery = Discovery(ask)
+    assert await discovery.version() == "v1"
+    with pytest.raises(ApiError, match="away"):
+        await discovery.refresh()
+    assert await discovery.version() == "v1"
+    waiting = asyncio.create_task(discovery.refresh())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await discovery.close()
+        assert not [t for t in asyncio.all_tasks() if t.get_name() == "discovery"]
+        with pytest.raises(ApiError, match="the client was closed"):
+            await waiting
+    assert unseen == []
+
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_opened_and_gives_lines(sent: Sent) -> None:
+    sent.answers = [answer()]
+    sent.lines = [b"a", b"b"]
+    opened: list[int] = []
+    async with client("t").stream("/w", {"a": "1", "b": ""}, 7, lambda: opened.append(1)) as lines:
+        assert opened == [1]
+        assert [line async for line in lines] == [b"a", b"b"]
+    assert sent.requests[0][1] == "/w?a=1"
+    assert sent.requests[0][2]["Authorization"] == "t"
+    assert (sent.silence, sent.done, sent.closed_lines) == (7, ["stream"], True)
+
+
+@pytest.mark.parametrize("status", [201, 401, 410, 500])
+async def test_a_refused_stream_is_its_status_and_its_message(status: int, sent: Sent) -> None:
+    sent.answers = [answer(status=status)]
+    sent.lines = [b'{"message": ', b'"no"}']
+    with pytest.raises(ApiError, match=f"GET /w: {status} no") as e:
+        async with client().stream("/w", {}, 7, lambda: pytest.fail("it was opened")):
+            pass
+    assert e.value.status == status
+    assert sent.done == (["idle connections closed"] if status == 401 else [])
+
+
+async def test_of_a_refused_stream_a_mib_is_read(sent: Sent) -> None:
+    half = 512 * 1024
+    sent.answers = [answer(status=400)]
+    sent.lines = [b" " * half, b" " * (half - 1), b"7", b"never read"]
+    with pytest.raises(ApiError, match="GET /w: 400 ") as e:
+        async with client().stream("/w", {}, 7, lambda: None):
+            pass
+    assert "never read" not in str(e.value)
+    assert sent.closed_lines
+    sent.lines = [b'{"message":"x"' + b" " * (2 * half), b"}"]  # cut, and so no JSON
+    with pytest.raises(ApiError, match=r"GET /w: 400 \{"):
+        async with client().stream("/w", {}, 7, lambda: None):
+            pass
+
+
+async def test_a_stream_that_falls_silent_is_a_fault(sent: Sent) -> None:
+    sent.answers = [answer()]
+    sent.lines = [b"a", TimeoutError()]
+    with pytest.raises(ApiError, match="GET /w: http://server was silent for 7s"):
+        async with client().stream("/w", {}, 7, lambda: None) as lines:
+            async for _ in lines:
+                pass
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def test_a_good_answer_is_an_object_or_nothing() -> None:
+    assert object_of(answer({"a": 1}, 201), "w") == {"a": 1}
+    assert object_of(answer(b"", 204), "w") == {}
+    assert object_of(answer({"a": 1}, 299), "w") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "says"),
+    [
+        (answer(status=300, location="http://x"), 0, "w: 300, a redirect to 'http://x'"),
+        (answer(LIST, 300), 0, "w: 300, a redirect"),
+        (answer({"message": "m"}, 399), 0, "w: 399, a redirect"),
+        (answer({"message": "m"}, 400), 400, "w: 400 m"),
+        (answer({"reason": "r"}, 409), 409, "w: 409 r"),
+        (answer({}, 409), 409, "w: 409 "),
+        (answer([1], 409), 409, r"w: 409 \[1\]"),
+        (answer(b"<html>", 499, content_type="text/html; charset=x"), 0, "w: 499 <html>"),
+        (answer(b"<html>", 500, content_type="text/html"), 500, "w: 500 <html>"),
+        (answer(b"<html>", 403), 403, "w: 403 <html>"),
+        (answer(b"[]"), 0, r"w: the answer is no JSON object: \[\]"),
+        (answer(b"{"), 0, "w: the answer is no JSON "),
+    ],
+)
+def test_every_other_answer_is_an_error(given: HttpResponse, status: int, says: str) -> None:
+    for read in (object_of, page_of):
+        with pytest.raises(ApiError) as e:
+            read(given, "w")
+        assert e.value.status == status
+        if read is object_of:
+            assert e.match(says)
+    if status == 409:
+        assert refusal(given, "w").details == (json.loads(given.body) if given.body.startswith(b"{") else {})
+
+
+def test_a_long_page_is_shown_in_part() -> None:
+    assert len(str(refusal(answer(b"x" * 5000, 500), "w"))) == len("w: 500 ") + 300
+    assert len(str(refusal(answer({"message": "x" * 5000}, 500), "w"))) == len("w: 500 ") + 900
+
+
+def lists(**more: Any) -> dict[str, Any]:
+    return LIST | more
+
+
+@pytest.mark.parametrize(
+    ("page", "good"),
+    [
+        (lists(), True),
+        (lists(items=[]), True),
+        (lists(items=None), True),
+        (lists(metadata={"resourceVersion": "1", "continue": "c"}), True),
+        (lists(items={}), True),
+        (lists(items={"a": 1}), False),
+        (lists(metadata=None), False),
+        (lists(metadata=[]), False),
+        (lists(metadata={}), False),
+        (lists(metadata={"resourceVersion": 1}), False),
+        (lists(metadata={"resourceVersion": "1", "continue": 1}), False),
+        (lists(items=[OBJECT, {}]), False),
+    ],
+)
+def test_which_answers_are_lists_of_objects(page: dict[str, Any], good: bool) -> None:
+    if good:
+        assert listed(page, "w") == page | {"items": page["items"] or []}
+        if page["items"] != {}:
+            found = page_of(answer(page), "w")
+            assert [json.loads(bytes(i)) for i in found.items or []] == (page["items"] or [])
+            assert found.metadata.cont == page["metadata"].get("continue", "")
+        return
+    with pytest.raises(ApiError, match="w: the answer is "):
+        listed(page, "w")
+    with pytest.raises(ApiError, match="w: the answer is no list of objects"):
+        page_of(answer(page), "w")
+
+
+@pytest.mark.parametrize("missing", ["name", "uid"])
+def test_an_item_without_name_or_uid_is_none(missing: str) -> None:
+    item = {"metadata": OBJECT["metadata"] | {missing: ""}}
+    with pytest.raises(ApiError, match="no name or no UID"):
+        page_of(answer(lists(items=[OBJECT, item])), "w")
+    with pytest.raises(ApiError):
+        listed(lists(items=[OBJECT, item]), "w")
+
+
+@pytest.mark.parametrize("of", ["name", "uid", "resourceVersion"])
+@pytest.mark.parametrize("value", [None, 1, ""])
+def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
+    assert identity(OBJECT) == ("u", "1")
+    odd = {"metadata": OBJECT["metadata"] | {of: value}}
+    if of == "resourceVersion" and value == "":
+        assert identity(odd) == ("u", "")
+    else:
+        with pytest.raises(ValueError, match="no object with name, UID and resourceVersion"):
+            identity(odd)
+    for nothing in (None, [], {}, {"metadata": []}):
+        with pytest.raises(ValueError, match="no object"):
+            identity(nothing)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (ApiError("itself"), "^itself$"),
+        (TimeoutError(), "w: late"),
+        (TimeoutError(110, "Connection timed out"), "w: s cannot be reached: .*timed out"),
+        (ConnectionResetError("reset"), "w: s cannot be reached: .*reset"),
+        (BadAnswerError("odd"), "w: what s answers is no HTTP of an API server: .*odd"),
+        (KeyError("odd"), "w: the answer of s cannot be used: .*odd"),
+    ],
+)
+def test_whatever_goes_wrong_outside_is_an_api_error(fault: Exception, says: str) -> None:
+    with pytest.raises(ApiError, match=says) as e, translated("w", "s", lambda: "late"):
+        raise fault
+    assert e.value.status == 0

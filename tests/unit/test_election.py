@@ -1,0 +1,330 @@
+"""Leader election on a clock that a test holds: who leads from which second to which, and what each writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dra_kubeletplugin.errors import ApiError, SettingsError
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube import lease as module
+from dra_kubeletplugin.kube.lease import Elector, LeaseTimes
+
+JSON = dict[str, Any]
+TIMES = LeaseTimes(duration=15.5, renew_deadline=10, retry=2)
+
+
+class Done(BaseException):
+    """The time of the test is over."""
+
+
+class Api:
+    """Keeps one Lease, and the time. ``faults`` are raised one after the other, None for none of them."""
+
+    def __init__(self, until: float, lease: JSON | None = None) -> None:
+        self.until = until
+        self.lease = lease
+        self.now = 0.0
+        self.version = 1
+        self.faults: list[Exception | None] = []
+        self.writes: list[tuple[float, JSON]] = []
+        self.calls: list[tuple[float, str]] = []
+        self.elector: Elector | None = None
+        self.at: dict[float, Any] = {}  # second → what somebody else does then
+
+    def _call(self, what: str) -> None:
+        self.calls.append((self.now, what))
+        if self.faults and (fault := self.faults.pop(0)):
+            raise fault
+
+    async def get(self, resource: Any, name: str, namespace: str) -> JSON:
+        self._call("get")
+        assert (name, namespace) == ("driver", "ns")
+        if self.lease is None:
+            raise ApiError("none", status=404, details={"details": {"name": "driver"}})
+        return copy.deepcopy(self.lease)
+
+    async def create(self, resource: Any, obj: JSON) -> JSON:
+        self._call("create")
+        return self._write(obj)
+
+    async def update(self, resource: Any, obj: JSON) -> JSON:
+        self._call("update")
+        if self.lease is None or obj["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError("conflict", status=409)
+        return self._write(obj)
+
+    def _write(self, obj: JSON) -> JSON:
+        self.writes.append((self.now, copy.deepcopy(obj["spec"])))
+        self.put(obj)
+        return copy.deepcopy(cast(JSON, self.lease))
+
+    def put(self, obj: JSON) -> None:
+        self.version += 1
+        self.lease = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
+
+    async def sleep(self, seconds: float) -> None:
+        until = round(self.now + seconds, 6)
+        for at in sorted(at for at in self.at if at <= until):
+            self.at.pop(at)()
+        self.now = until
+        await asyncio.sleep(0)
+        if self.now > self.until:
+            raise Done
+
+
+def held(by: str | None, **more: Any) -> JSON:
+    spec = {"leaseDurationSeconds": 20, "leaseTransitions": 3, "acquireTime": "a", "renewTime": "r", **more}
+    return {"metadata": {"name": "driver", "namespace": "ns", "resourceVersion": "1"}, "spec": {"holderIdentity": by, **spec}}  # fmt: skip
+
+
+def renewed(api: Api, by: str, **more: Any) -> Any:
+    return lambda: api.put(held(by, **more))
+
+
+@pytest.fixture
+def elect(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs an elector until the time is over, or it leads no more."""
+
+    async def elected(api: Api, chance: int = 0, times: LeaseTimes = TIMES) -> Elector:
+        stamps = iter(range(10_000))
+        names = {n: getattr(asyncio, n) for n in ("Event", "timeout")}
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=api.sleep, **names))
+        monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *ends: ends[chance]))
+        monkeypatch.setattr(module, "_now", lambda: f"t{next(stamps)}")
+        elector = Elector(cast(KubeClient, api), "ns", "driver", "me", times, lambda: api.now)
+        api.elector = elector
+        with contextlib.suppress(Done):
+            await elector.run()
+        return elector
+
+    return elected
+
+
+async def test_where_there_is_no_lease_the_first_makes_it_and_renews_it(elect: Any) -> None:
+    api = Api(until=5)
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == [0, 0, 2, 4]
+    first, second = api.writes[0][1], api.writes[1][1]
+    assert first == {"holderIdentity": "me", "leaseDurationSeconds": 16, "acquireTime": "t0", "renewTime": "t1", "leaseTransitions": 0}  # fmt: skip
+    assert second == {**first, "renewTime": "t2"}
+    assert [what for _, what in api.calls] == ["get", "create", "update", "update", "update"]
+    assert cast(JSON, api.lease)["kind"] == "Lease"
+    assert cast(JSON, api.lease)["apiVersion"] == "coordination.k8s.io/v1"
+    assert (elector.holder, elector.fault) == ("me", "")
+    assert (elector.leader.is_set(), elector.lost.is_set()) == (False, True), "it ended while it led"
+
+
+@pytest.mark.parametrize("chance", [0, 1])
+async def test_anothers_lease_is_waited_out_to_the_second_and_fields_of_others_stay(elect: Any, chance: int) -> None:
+    api = Api(until=25, lease=held("other", more="kept"))
+    await elect(api, chance)
+    step = (2, 2.4)[chance]
+    assert [at for at, what in api.calls if what == "get"] == pytest.approx(
+        [n * step for n in range(round(20 / step + 0.49) + 1)]
+    )
+    at, spec = api.writes[0]
+    assert at == pytest.approx((20, 21.6)[chance])
+    assert (spec["holderIdentity"], spec["leaseTransitions"], spec["more"]) == ("me", 4, "kept")
+    assert spec["acquireTime"] == "t0"
+    assert api.writes[1][1]["leaseTransitions"] == 4
+    assert api.writes[1][1]["acquireTime"] == "t0"
+
+
+@pytest.mark.parametrize("duration", [None, 0])
+async def test_a_lease_that_names_no_duration_lasts_as_long_as_ours(elect: Any, duration: int | None) -> None:
+    api = Api(until=20, lease=held("other", leaseDurationSeconds=duration))
+    await elect(api)
+    assert api.writes[0][0] == 16
+
+
+@pytest.mark.parametrize("by", ["", None])
+async def test_a_lease_that_was_given_back_is_taken_at_once(elect: Any, by: str | None) -> None:
+    api = Api(until=1, lease=held(by))
+    await elect(api)
+    assert (api.writes[0][0], api.writes[0][1]["leaseTransitions"]) == (0, 4)
+
+
+async def test_our_own_lease_of_before_is_ours_at_once_and_stays_the_same(elect: Any) -> None:
+    api = Api(until=1, lease=held("me"))
+    await elect(api)
+    at, spec = api.writes[0]
+    assert (at, spec["leaseTransitions"], spec["acquireTime"]) == (0, 3, "a")
+
+
+async def test_a_lease_without_a_spec_is_anyone_s(elect: Any) -> None:
+    api = Api(until=1, lease={"metadata": {"name": "driver", "resourceVersion": "1"}})
+    await elect(api)
+    assert api.writes[0][1]["leaseTransitions"] == 1
+
+
+async def test_each_change_of_the_record_is_a_sign_of_life(elect: Any) -> None:
+    api = Api(until=40, lease=held("other"))
+    api.at[9] = renewed(api, "other", renewTime="later")
+    await elect(api)
+    assert api.writes[0][0] == 30, "seen at 10, and 20 s after that"
+
+
+async def test_who_cannot_renew_leads_for_the_deadline_after_the_last_success_and_no_longer(elect: Any) -> None:
+    api = Api(until=100)
+    api.faults = [None, None, None] + [ApiError("away")] * 50
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == [0, 0]
+    assert [at for at, what in api.calls if what == "update"] == [0, 2, 4, 6, 8]
+    assert api.now == 10
+    assert (elector.leader.is_set(), elector.lost.is_set(), elector.holder) == (False, True, "me")
+    assert elector.fault == "leader election by lease ns/driver: away"
+
+
+async def test_who_leads_says_so_from_its_first_write_to_its_end(elect: Any) -> None:
+    api = Api(until=30, lease=held("other"))
+    seen: list[bool] = []
+    for at in (19, 21, 25):
+        api.at[at] = lambda: seen.append(api.elector is not None and api.elector.leader.is_set())
+    elector = await elect(api)
+    assert (seen, elector.leader.is_set()) == ([False, True, True], False)
+
+
+async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
+    api = Api(until=100)
+    api.faults = [None, None, None] + [ApiError("away")] * 50
+    await elect(api, times=LeaseTimes(duration=15, renew_deadline=10, retry=3))
+    assert [at for at, what in api.calls if what == "update"] == [0, 3, 6, 9]
+    assert api.now == 10
+
+
+@pytest.mark.parametrize("failures", [4, 5])
+async def test_a_renewal_at_the_last_retry_before_the_deadline_counts(elect: Any, failures: int) -> None:
+    api = Api(until=15)
+    api.faults = [None, None] + [ApiError("away")] * failures
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == ([0, 8, 10, 12, 14] if failures == 4 else [0])
+    assert (elector.fault == "") == (failures == 4)
+    assert api.now == (16 if failures == 4 else 10)
+
+
+async def test_who_finds_another_s_name_in_the_lease_leads_no_more(elect: Any) -> None:
+    api = Api(until=30)
+    api.at[3] = renewed(api, "other")
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == [0, 0, 2]
+    assert [what for _, what in api.calls] == ["get", "create", "update", "update", "update", "get"]
+    assert api.now == 6
+    assert (elector.holder, elector.lost.is_set(), elector.leader.is_set()) == ("other", True, False)
+
+
+async def test_who_finds_its_lease_changed_and_still_its_own_reads_it_again_and_goes_on(elect: Any) -> None:
+    api = Api(until=7)
+    api.at[3] = renewed(api, "me", more="label")
+    await elect(api)
+    assert [at for at, _ in api.writes] == [0, 0, 2, 6]
+    assert api.writes[-1][1]["more"] == "label"
+
+
+async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pytest.LogCaptureFixture) -> None:
+    api = Api(until=3)
+    api.faults = [None, ApiError("exists", status=409)]
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == [2, 2]
+    assert elector.fault == ""
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (ApiError("away"), "away"),
+        (ApiError("no such path", status=404), "no such path"),
+        (ApiError("not that", status=404, details={"details": {"name": "other"}}), "not that"),
+        (TimeoutError(), "no answer within 10.0s"),
+    ],
+)
+async def test_why_there_is_no_election_is_told_once_until_there_is_one(
+    elect: Any, fault: Exception, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = Api(until=7)
+    api.faults = [fault] * 3
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == [6, 6]
+    assert elector.fault == ""
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert told == [f"leader election by lease ns/driver: {says}"]
+
+
+@pytest.mark.parametrize("spec", [{"holderIdentity": 7}, [1], "x"])
+async def test_what_is_no_lease_is_a_fault_and_is_not_written_over(elect: Any, spec: Any) -> None:
+    api = Api(until=5, lease={"metadata": {"name": "driver", "resourceVersion": "1"}, "spec": spec})
+    elector = await elect(api)
+    assert api.writes == []
+    assert "is no Lease" in elector.fault
+
+
+# --- giving back --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "written"), [(5, True), (11.9, True), (12, False), (13, False)], ids=["soon", "at the end", "then", "late"]
+)
+async def test_a_lease_is_given_back_while_it_is_ours(elect: Any, now: float, written: bool) -> None:
+    api = Api(until=3)
+    elector = await elect(api)
+    assert [at for at, _ in api.writes] == [0, 0, 2]
+    api.now = now
+    await elector.release()
+    assert len(api.writes) == 3 + written
+    if written:
+        last = api.writes[-1][1]
+        assert (last["holderIdentity"], last["leaseDurationSeconds"], last["leaseTransitions"]) == ("", 1, 0)
+        assert last["acquireTime"] != api.writes[2][1]["acquireTime"]
+        assert elector.holder == ""
+        await elector.release()
+        assert len(api.writes) == 4, "once"
+
+
+@pytest.mark.parametrize("fault", [ApiError("away"), TimeoutError()])
+async def test_a_lease_that_cannot_be_given_back_ends_by_itself(elect: Any, fault: Exception) -> None:
+    api = Api(until=3)
+    elector = await elect(api)
+    api.faults = [fault]
+    await elector.release()
+    assert elector.holder == "me"
+
+
+async def test_who_never_led_gives_nothing_back(elect: Any) -> None:
+    for lease in (held("other"), None):
+        api = Api(until=3, lease=lease)
+        api.faults = [ApiError("away")] * 9 if lease is None else []
+        elector = await elect(api)
+        await elector.release()
+        assert api.writes == []
+
+
+# --- times --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "good"),
+    [
+        ((15, 10, 2), True),
+        ((1, 0.9, 0.1), True),
+        ((0.99, 0.9, 0.1), False),
+        ((10, 10, 2), False),
+        ((10.1, 10, 2), True),
+        ((15, 2.4, 2), False),
+        ((15, 2.5, 2), True),
+        ((15, 10, 0), False),
+        ((15, 10, -1), False),
+    ],
+)
+def test_times_leave_room_between_one_leader_and_the_next(times: tuple[float, float, float], good: bool) -> None:
+    if good:
+        assert LeaseTimes(*times).slack == pytest.approx(times[0] - times[1])
+    else:
+        with pytest.raises(SettingsError, match="lease duration"):
+            LeaseTimes(*times)

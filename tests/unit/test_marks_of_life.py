@@ -1,0 +1,236 @@
+"""The mark of life of an instance, file by file: who lives, since when, with what; and what is taken away of the dead."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.claims import processes as module
+from dra_kubeletplugin.claims.processes import Owned, ProcessLock
+
+SOCKET = Owned("/x.sock", 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def no_leak(tmp_path: Path) -> Iterator[None]:
+    yield
+    shown = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            shown.append(str(fd.readlink()))
+    assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    seconds = itertools.count(100)
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: float(next(seconds)), sleep=lambda s: None))
+    return tmp_path / "a" / "processes"
+
+
+@contextlib.contextmanager
+def living(folder: Path) -> Iterator[ProcessLock]:
+    lock = ProcessLock(folder)
+    lock.acquire()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def written(content: bytes, crc: int | None = None) -> bytes:
+    return b"%s\n%08x\n" % (content, zlib.crc32(content) if crc is None else crc)
+
+
+@contextlib.contextmanager
+def locked(path: Path, data: bytes) -> Iterator[None]:
+    """A file that somebody alive has, whatever it holds."""
+    path.write_bytes(data)
+    with path.open("rb") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_process_lives_from_its_mark_to_its_release(folder: Path) -> None:
+    mine, other = ProcessLock(folder), ProcessLock(folder)
+    assert mine.id.startswith(f"{os.getpid()}-")
+    assert ProcessLock.pid(mine.id) == str(os.getpid())
+    assert (mine.alive(mine.id), other.alive(mine.id)) == (False, False)
+    for _ in range(2):
+        mine.acquire()
+        mine.acquire()
+        assert (mine.alive(mine.id), other.alive(mine.id), other.alive(other.id)) == (True, True, False)
+        assert [(p.name, p.stat().st_mode & 0o777) for p in folder.iterdir()] == [(f"{mine.id}.lock", 0o600)]
+        assert other.alive(mine.id), "asking takes nothing"
+        mine.release()
+        mine.release()
+        assert (mine.alive(mine.id), other.alive(mine.id)) == (False, False)
+        assert list(folder.iterdir()) == []
+
+
+def test_what_is_no_id_lives_not(folder: Path) -> None:
+    with living(folder) as mine:
+        other = ProcessLock(folder)
+        assert not other.alive("")
+        assert not other.alive(f"../{folder.name}/{mine.id}")
+        assert not other.alive("1-none")
+
+
+def test_others_are_told_with_what_they_have(folder: Path) -> None:
+    with living(folder) as first, living(folder) as second:
+        assert [(o.id, o.since, o.has_records) for o in second.others()] == [(first.id, 100.0, False)]
+        first.note_records()
+        assert [(o.id, o.since, o.has_records) for o in second.others()] == [(first.id, 100.0, True)]
+        assert [(o.id, o.since, o.has_records) for o in first.others()] == [(second.id, 101.0, False)]
+        assert (first.is_newest(), second.is_newest()) == (False, True)
+    assert ProcessLock(folder).others() == []
+
+
+def test_of_two_that_start_in_one_moment_one_is_the_newest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 5.0))
+    with living(folder) as first, living(folder) as second:
+        newest = max(first, second, key=lambda p: p.id)
+        assert [p.is_newest() for p in (first, second)] == [p is newest for p in (first, second)]
+
+
+def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
+    mine = ProcessLock(folder)
+    mine.own([SOCKET])
+    mine.note_records()
+    assert not folder.exists()
+    mine.acquire()
+    assert [o.has_records for o in ProcessLock(folder).others()] == [True]
+    mine.release()
+
+
+def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with living(folder) as mine:
+        path = folder / f"{mine.id}.lock"
+        mine.own([SOCKET] * 10)
+        large = path.stat().st_size
+        mine.own([])
+        mine.note_records()
+        assert path.stat().st_size == large
+        assert [o.has_records for o in ProcessLock(folder).others()] == [True]
+        before = path.stat().st_mtime_ns
+        writes: list[int] = []
+        monkeypatch.setattr(mine, "_write", lambda: writes.append(1))
+        mine.note_records()
+        assert (writes, path.stat().st_mtime_ns) == ([], before)
+
+
+def test_of_the_dead_their_sockets_are_told_and_their_files_go(folder: Path) -> None:
+    with living(folder) as mine, living(folder) as other:
+        other.own([SOCKET, Owned("/y.sock")])
+        copy = (folder / f"{other.id}.lock").read_bytes()
+        (folder / "1-dead.lock").write_bytes(copy)
+        (folder / ".2-dead.new").write_bytes(b"")
+        (folder / "precious").write_bytes(b"")
+        (folder / "folder.lock").mkdir()
+        with locked(folder / ".3-alive.new", b""):
+            assert mine.bury() == [SOCKET, Owned("/y.sock")]
+        assert sorted(p.name for p in folder.iterdir()) == sorted(
+            [f"{mine.id}.lock", f"{other.id}.lock", ".3-alive.new", "precious", "folder.lock"]
+        )
+        assert mine.bury() == []
+    assert ProcessLock(folder / "nowhere").bury() == []
+
+
+def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    path = folder / "1-dead.lock"
+    path.write_bytes(b"")
+
+    def flock(fd: int, how: int) -> None:
+        (folder / "new").write_bytes(b"")
+        (folder / "new").rename(path)
+
+    fake = SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
+    monkeypatch.setattr(module, "fcntl", fake)
+    assert ProcessLock(folder).bury() == []
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "since", "records"),
+    [
+        (written(b'{"since": 7.5, "records": true, "later": 1}'), 7.5, True),
+        (written(b'{"since": 7.5}') + b"   \nmore", 7.5, False),
+        (written(b'{"since": 7.5}', 1), 0.0, False),
+        (written(b'{"since": "x"}'), 0.0, False),
+        (written(b"[" * 100_000), 0.0, False),
+        (b'{"since": 7.5}', 0.0, False),
+        (b"", 0.0, False),
+    ],
+)
+def test_a_living_one_lives_whatever_its_file_holds(folder: Path, data: bytes, since: float, records: bool) -> None:
+    folder.mkdir(parents=True)
+    with locked(folder / "1-x.lock", data):
+        (other,) = ProcessLock(folder).others()
+        assert (other.id, other.since, other.has_records) == ("1-x", since, records)
+
+
+def test_paths_that_are_none_are_no_sockets(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "1-x.lock").write_bytes(written(b'{"sockets": [{"path": "/a\\u0000b"}, {"path": "/c", "inode": 3}]}'))
+    assert ProcessLock(folder).bury() == [Owned("/c", 0, 3)]
+
+
+@pytest.mark.parametrize("good", [1, 10, 11])
+def test_a_file_within_a_write_is_read_ten_times(folder: Path, good: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    path = folder / "1-x.lock"
+    reads = 1
+    torn, whole = written(b'{"since": 7.5}', 1), written(b'{"since": 7.5}')
+
+    def sleep(seconds: float) -> None:
+        nonlocal reads
+        reads += 1
+        assert seconds < 0.01
+        if reads == good:
+            path.write_bytes(whole)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    with locked(path, whole if good == 1 else torn):
+        (other,) = ProcessLock(folder).others()
+    assert other.since == (7.5 if good <= 10 else 0.0)
+    assert reads == (good if good <= 10 else 11)
+
+
+@pytest.mark.parametrize("fault", [BlockingIOError(), FileNotFoundError()])
+def test_a_mark_that_a_cleaner_took_is_made_again(
+    folder: Path, fault: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def flock(fd: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise fault
+        fcntl.flock(fd, how)
+
+    names: dict[str, Any] = {n: getattr(fcntl, n) for n in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
+    monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, **names))
+    with living(folder) as mine:
+        assert ProcessLock(folder).alive(mine.id)
+
+
+def test_a_mark_that_cannot_be_made_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=1, LOCK_NB=2))
+    mine = ProcessLock(folder)
+    with pytest.raises(OSError, match="Input/output"):
+        mine.acquire()
+    assert not mine.alive(mine.id)

@@ -1,0 +1,328 @@
+"""Work on claims as it is gathered: batches in a thread, meetings of tasks, one flight for a claim."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.claims import batch as module
+from dra_kubeletplugin.claims.batch import Batcher, Rendezvous
+from dra_kubeletplugin.claims.flights import Flights, Work, own
+from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.observe.log import operation
+from dra_kubeletplugin.observe.metrics import Metrics
+
+
+async def until(check: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not check():
+            await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Work that a test holds: doubles numbers, raises what is an exception."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.idle = 0
+        self.open = threading.Event()
+        self.open.set()
+        self.fault: BaseException | None = None
+
+    def work(self, items: Sequence[Any]) -> list[Any]:
+        self.batches.append(list(items))
+        assert self.open.wait(10)
+        if self.fault:
+            raise self.fault
+        return [i if isinstance(i, BaseException) else i * 2 for i in items]
+
+    def rest(self) -> None:
+        self.idle += 1
+        raise ValueError("nobody waits for this")
+
+
+@pytest.fixture
+async def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Gate, Batcher[Any]]]:
+    monkeypatch.setattr(module, "_QUIET", 0.005)
+    gate = Gate()
+    batcher: Batcher[Any] = Batcher("gated work", gate.work, gate.rest)
+    yield gate, batcher
+    gate.open.set()
+    await batcher.close(5)
+
+
+def threads() -> int:
+    return sum(t.name == "gated work" for t in threading.enumerate())
+
+
+async def test_what_comes_together_is_one_batch_and_what_comes_meanwhile_the_next(
+    gate: tuple[Gate, Batcher[Any]],
+) -> None:
+    held, batcher = gate
+    assert threads() == 0
+    held.open.clear()
+    first = [batcher.submit(n) for n in (1, 2, 3)]
+    await until(lambda: held.batches)
+    later = [batcher.submit(n) for n in (4, 5)]
+    await asyncio.sleep(0.02)
+    assert held.batches == [[1, 2, 3]]
+    assert held.idle == 0
+    held.open.set()
+    assert await asyncio.gather(*first, *later) == [2, 4, 6, 8, 10]
+    assert held.batches == [[1, 2, 3], [4, 5]]
+    assert (batcher.batches, threads()) == (2, 1)
+
+
+async def test_each_item_has_its_own_fault(gate: tuple[Gate, Batcher[Any]]) -> None:
+    held, batcher = gate
+    futures = [batcher.submit(i) for i in (KeyError("k"), 1, StopIteration(), SystemExit(3))]
+    found = await asyncio.gather(*futures[:3], return_exceptions=True)
+    assert isinstance(found[0], KeyError)
+    assert found[1] == 2
+    assert isinstance(found[2], RuntimeError)
+    await until(futures[3].done)
+    assert isinstance(futures[3].exception(), SystemExit)
+    held.fault = GeneratorExit()
+    futures = [batcher.submit(n) for n in (1, 2)]
+    await until(lambda: all(f.done() for f in futures))
+    assert all(isinstance(f.exception(), GeneratorExit) for f in futures)
+    held.fault = None
+    assert await batcher.submit(4) == 8, "the thread lives on"
+
+
+async def test_who_waits_no_more_takes_nothing_from_the_others(gate: tuple[Gate, Batcher[Any]]) -> None:
+    _, batcher = gate
+    futures = [batcher.submit(n) for n in (1, 2)]
+    futures[0].cancel()
+    assert await futures[1] == 4
+
+
+async def test_after_a_moment_without_work_comes_the_rest_once(gate: tuple[Gate, Batcher[Any]]) -> None:
+    held, batcher = gate
+    await batcher.submit(1)
+    await until(lambda: held.idle == 1)
+    await asyncio.sleep(0.03)
+    assert held.idle == 1
+    await batcher.submit(1)
+    await until(lambda: held.idle == 2)
+    assert await batcher.submit(2) == 4, "a fault of the rest is nobody's"
+
+
+async def test_work_puts_the_rest_off_but_not_for_ever(
+    gate: tuple[Gate, Batcher[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, batcher = gate
+    monkeypatch.setattr(module, "_QUIET", 60.0)
+    for _ in range(5):
+        await batcher.submit(1)
+    assert held.idle == 0
+    monkeypatch.setattr(module, "_LATEST", -1.0)
+    await batcher.submit(1)
+    await until(lambda: held.idle == 1)
+
+
+async def test_of_waits_for_a_rest_only_the_last_is_left(
+    gate: tuple[Gate, Batcher[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, batcher = gate
+    monkeypatch.setattr(module, "_QUIET", 0.05)
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def later(seconds: float, what: Any, *args: Any) -> asyncio.TimerHandle:
+        timer = call_later(seconds, what, *args)
+        if seconds == 0.05:
+            timers.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", later)
+    for _ in range(3):
+        await batcher.submit(1)
+    await until(lambda: len(timers) == 3)
+    assert [t.cancelled() for t in timers] == [True, True, False]
+    await batcher.close(5)
+    assert timers[2].cancelled()
+    assert held.idle == 0
+
+
+async def test_a_close_waits_for_what_is_under_way_and_takes_nothing_more(gate: tuple[Gate, Batcher[Any]]) -> None:
+    held, batcher = gate
+    held.open.clear()
+    future = batcher.submit(1)
+    await until(lambda: held.batches)
+    closing = asyncio.create_task(batcher.close(10))
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    held.open.set()
+    await closing
+    assert await future == 2
+    with pytest.raises(RuntimeError, match="gated work is closed"):
+        await batcher.submit(2)
+    await until(lambda: threads() == 0)
+    assert held.idle == 0
+
+
+async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -> None:
+    held, batcher = gate
+    held.open.clear()
+    future = batcher.submit(1)
+    await until(lambda: held.batches)
+    async with asyncio.timeout(5):
+        await batcher.close(0.01)
+    held.open.set()
+    assert await future == 2
+
+
+# --- meetings -----------------------------------------------------------------------------------------------
+
+
+async def test_a_meeting_begins_when_all_have_come_or_left() -> None:
+    meeting = Rendezvous(3, patience=60)
+    tasks = [asyncio.create_task(meeting.meet(who)) for who in "aab"]
+    await asyncio.sleep(0.01)
+    assert not any(t.done() for t in tasks), "one of three is missing, who came twice counts once"
+    meeting.leave("c")
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    await asyncio.wait_for(meeting.meet("late"), 5)
+
+
+async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leaves_no_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await asyncio.wait_for(Rendezvous(2, patience=0.01).meet("a"), 5)
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def later(seconds: float, what: Any, *args: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(seconds, what, *args))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", later)
+    meeting = Rendezvous(3, patience=60)
+    await asyncio.gather(*(meeting.meet(who) for who in "abc"))
+    assert [t.cancelled() for t in timers] == [True]
+    await meeting.meet("d")
+    assert len(timers) == 1
+
+
+# --- flights ------------------------------------------------------------------------------------------------
+
+
+def in_flight(metrics: Metrics) -> float:
+    lines = metrics.text().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if "in_flight" in line and not line.startswith("#"))
+
+
+async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_do() -> None:
+    metrics = Metrics()
+    flights = Flights(metrics)
+    order: list[str] = []
+    go_on = asyncio.Event()
+
+    def work(name: str) -> Callable[[], Any]:
+        async def do() -> str:
+            order.append(name)
+            await go_on.wait()
+            return name
+
+        return do
+
+    prepare, fresh = flights.start("u", Work.PREPARE, work("prepare"))
+    assert fresh
+    assert flights.start("u", Work.PREPARE, work("never")) == (prepare, False)
+    unprepare, fresh = flights.start("u", Work.UNPREPARE, work("unprepare"))
+    assert not fresh
+    again, _ = flights.start("u", Work.PREPARE, work("prepare again"))
+    assert again is not prepare
+    other, fresh = flights.start("v", Work.TIDY, work("tidy"))
+    assert fresh
+    second, fresh = flights.start("v", Work.TIDY, work("tidy again"))
+    assert (second is other, fresh) == (False, False)
+    await asyncio.sleep(0.01)
+    assert order == ["prepare", "tidy"]
+    assert ("u" in flights, "w" in flights, flights.uids, in_flight(metrics)) == (True, False, ["u", "v"], 2)
+    go_on.set()
+    assert await asyncio.gather(prepare, unprepare, again, other, second) == [
+        "prepare", "unprepare", "prepare again", "tidy", "tidy again"
+    ]  # fmt: skip
+    assert order.index("unprepare") < order.index("prepare again")
+    await asyncio.sleep(0)
+    assert ("u" in flights, flights.uids, in_flight(metrics)) == (False, [], 0)
+
+
+async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_behind_it() -> None:
+    flights = Flights(Metrics())
+
+    async def fail() -> None:
+        raise DraError("no")
+
+    async def fine() -> str:
+        return "fine"
+
+    with operation() as number:
+        task, _ = flights.start("u", Work.PREPARE, fail)
+    behind, _ = flights.start("u", Work.UNPREPARE, fine)
+    with pytest.raises(DraError) as e:
+        await task
+    assert e.value.operation == number
+    assert await behind == "fine"
+
+
+@pytest.mark.parametrize("grace", [10.0, 0.01])
+async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: pytest.LogCaptureFixture) -> None:
+    flights = Flights(Metrics())
+    go_on = asyncio.Event()
+
+    async def wait() -> str:
+        await go_on.wait()
+        return "done"
+
+    task, _ = flights.start("u", Work.PREPARE, wait)
+    assert not flights.ending
+    ending = asyncio.create_task(flights.end(grace))
+    await asyncio.sleep(0)
+    assert flights.ending
+    if grace > 1:
+        go_on.set()
+        await asyncio.wait_for(ending, 5)
+        assert await task == "done"
+        assert "left unfinished" not in caplog.text
+    else:
+        await asyncio.wait_for(ending, 5)
+        assert task.cancelled()
+        assert "1 claims were left unfinished (prepare u)" in caplog.text
+        assert "do not let themselves" not in caplog.text
+    await flights.end(0)
+    assert flights.uids == []
+
+
+async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    flights = Flights(Metrics())
+    go_on = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    task, _ = flights.start("u", Work.PREPARE, stubborn)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await flights.end(0.01)
+    assert not task.done()
+    assert "1 of them do not let themselves be cancelled" in caplog.text
+    go_on.set()
+    await task
+
+
+def test_a_fault_of_ours_is_told_without_its_insides() -> None:
+    mine = DraError("mine")
+    assert own(mine) is mine
+    assert str(own(KeyError("x"))).startswith("a fault inside the plugin: ")
