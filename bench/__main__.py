@@ -105,9 +105,8 @@ async def memories(api: Api, state: Path, python: str) -> None:
 
 
 async def publications(api: Api, state: Path, python: str) -> None:
-    print(
-        "\n| publishing | time | aim | our CPU | writes | aim | slowest GetInfo (aim: 100 ms) |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| publishing | answer to published | aim | our CPU | writes | aim | slowest GetInfo (aim: 100 ms) |")
+    print("|---|---|---|---|---|---|---|")
     async for row in publish.rows(api, state, python):
         late = "" if row.seconds <= row.aim else " (missed)"
         many = "" if row.writes <= row.most else " (missed)"

@@ -9,6 +9,7 @@ import time
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Health, PreparedDevice, Taint
 
 TOLD = "bench.json"  # below the kubelet's root
+ANSWERED = "bench.answered"  # when the driver had listed its devices, on the clock that all processes share
 
 
 class Idle(Driver):
@@ -58,10 +59,12 @@ class Told(Driver):
         attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
         changed = {told.get("changed"): {"attribute0": "changed"}}
         taints = {told.get("tainted"): [Taint(key="told.example.com/sick")]}
-        return [
+        out = [
             Device(f"d-{i}", {**attributes, "index": i, **changed.get(i, {})}, taints=taints.get(i, ()))
             for i in range(told.get("count", 0))
         ]
+        (self.settings.kubelet_root / ANSWERED).write_text(str(time.monotonic()))
+        return out
 
 
 class ToldOfHealth(Told):

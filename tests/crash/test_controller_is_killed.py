@@ -45,8 +45,8 @@ class Controllers:
             "FABRIC_STATE": str(self.folder / "fabric.db"),
             "POD_NAMESPACE": "default",
             "POD_NAME": name,
-            "LEASE_DURATION": "1s",
-            "RENEW_DEADLINE": "700ms",
+            "LEASE_DURATION": "2s",
+            "RENEW_DEADLINE": "1500ms",
             "RETRY_PERIOD": "100ms",
             "STOP_GRACE": "2s",
         }

@@ -69,11 +69,8 @@ async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(da
         assert (await node.leftovers()) == {"files": [uid], "records": [uid], "held": ["toy-0"]}
         assert any("set aside" in line for line in node.plugin.claims.keeper.report)
         assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
-        from dra_kubeletplugin.observe.http import Request
-
-        ready = await node.plugin._http(Request("GET", "/readyz", {}, {}, b""))
-        assert ready.status == 200
-        assert b"note: the record database was damaged" in ready.body
+        assert not await node.plugin.not_ready()
+        assert any("the record database was damaged" in line for line in await node.plugin.notes())
         # Nothing is handed out twice, and what was held can be given back.
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-0"}])
         assert (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error.startswith("DEVICE_HELD")

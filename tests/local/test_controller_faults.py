@@ -72,7 +72,7 @@ class Wire:
 async def test_a_fault_at_any_request_leaves_nothing_undone_and_nothing_done_twice_at_once(lost: Lost) -> None:
     async with LocalCluster() as cluster:
         driver = Fabric()
-        async with controlled(cluster, driver, lease_duration=15.0, renew_deadline=10.0) as controller:
+        async with controlled(cluster, driver) as controller:
             await controller.ready(10)
             wire = Wire(controller, lost)
             device_class = claim_and_pod()[0]

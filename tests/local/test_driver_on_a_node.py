@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from dra_kubeletplugin import Device, Health, PermanentError, RetryableError
+from dra_kubeletplugin import Device, Gate, Health, PermanentError, RetryableError
 from dra_kubeletplugin._proto import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -311,14 +311,18 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
 
         await node.cluster.client.delete(SLICES, node.cluster.slices()[0]["metadata"]["name"])
 
-        async def back() -> bool:
-            return bool(node.cluster.slices()) and bool(node.plugin.publisher._reported)
+        async def withheld() -> bool:
+            found = node.cluster.slices()
+            return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.left_out
 
-        await node.cluster.wait("the slice without taints", back)
-        calls = len(node.cluster.api.faults.calls)
-        assert await node.plugin.publisher.sync() == 0
-        writes = [c for c in node.cluster.api.faults.calls[calls:] if c[0] != "GET"]
-        assert writes == []
+        await node.cluster.wait("the slice without the device that nothing would keep away", withheld)
+        status = await node.plugin.published(20)
+        assert status.gates_off == {Gate.TAINTS}
+        version = node.cluster.api.storage.version
+        await node.rescan()
+        await node.plugin.published(20)
+        slices = node.cluster.slices()
+        assert all(int(s["metadata"]["resourceVersion"]) <= version for s in slices)
 
 
 async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -> None:

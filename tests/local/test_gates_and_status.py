@@ -14,6 +14,7 @@ from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
+from dra_kubeletplugin.slices import Notices
 from dra_kubeletplugin.testing import node_with
 
 from .publishing import Odd, api, inventory_of, json, publishing, until
@@ -297,3 +298,37 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
             await node.plugin.published(1)
         node.cluster.api.faults.down = False
         assert (await node.plugin.published(20)).current
+
+
+async def test_a_server_that_takes_no_events_costs_the_events_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def no_events(request: Request) -> Response | None:
+        return (
+            json({"kind": "Status", "code": 403, "message": "no events for you"}, 403)
+            if "/events" in request.path
+            else None
+        )
+
+    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+        server.instead = no_events
+        inventory = await inventory_of("a")
+        notices = Notices(client, inventory, "node", "d.example.com")
+        task = asyncio.create_task(notices.run())
+        await inventory.refuse({"a": "no"})
+        await until(lambda: "no events for you" in caplog.text)
+        server.instead = lambda request: None
+        await inventory.refuse({"a": "still no"})
+        await until(lambda: len(server.storage.list("events")) == 1)
+        assert not task.done()
+        task.cancel()
+
+
+async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
+    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+        inventory = await inventory_of(*(f"d{i}" for i in range(300)))
+        await inventory.refuse({f"d{i}": "no" for i in range(300)})
+        task = asyncio.create_task(Notices(client, inventory, "node", "d.example.com").run())
+        await until(lambda: len(server.storage.list("events")) == 11)
+        await asyncio.sleep(0.2)
+        assert len(server.storage.list("events")) == 11
+        assert any(e["message"].startswith("more devices") for e in server.storage.list("events"))
+        task.cancel()

@@ -324,7 +324,7 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
     async with node_with(toy()) as node:
         await node.run_pod(parameters={"colour": "blue"})
         assert (await node.plugin.client.dra("resourceslices")).version == version
-        assert await node.plugin.publisher.sync() == 0
+        assert (await node.plugin.published(20)).current
         await node.delete_pod()
 
 

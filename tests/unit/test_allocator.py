@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections import Counter
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.scheduler.allocator import AllocationTimeout, Allocator
+from dra_kubeletplugin.local.scheduler import search
+from dra_kubeletplugin.local.scheduler.allocator import AllocationError, AllocationTimeout, Allocator
 
 JSON = dict[str, Any]
 NODE: JSON = {"metadata": {"name": "n1"}}
@@ -92,7 +94,9 @@ def test_the_first_allocation_of_a_search_that_tries_everything_is_found(
 ) -> None:
     devices = [device(f"dev-{i}", model, takes) for i, (model, takes) in enumerate(made)]
     claims = [claim(f"c{i}", requests) for i, requests in enumerate(wanted)]
-    found = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search, "STRAIGHTFORWARD", 0)  # so that small searches are narrowed too
+        found = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
     assert chosen(found) == first_of_all(devices, counters, wanted)
 
 
@@ -206,3 +210,46 @@ def test_a_claims_configuration_is_repeated_for_each_request_that_it_is_for() ->
     results = Allocator(slices([device("a", "A"), device("b", "A")], {}), CLASSES, []).allocate(NODE, [wanted])
     assert results
     assert [c.get("requests") for c in results[0]["devices"]["config"]] == [["r0", "r1"], ["r0", "r1"], ["r1"], None]
+
+
+def test_a_selector_that_fails_on_another_nodes_device_fails_the_claim() -> None:
+    made = one_slice("s", ["mine", "theirs"], generation=1, count=1, perDeviceNodeSelection=True)
+    for d, name in zip(made["spec"]["devices"], ("n2", "n1"), strict=True):
+        d["nodeName"] = name
+    del made["spec"]["devices"][0]["attributes"]
+    with pytest.raises(AllocationError, match="no such key: model"):
+        Allocator([made], CLASSES, []).allocate(NODE, [claim("c", [(1, "A")])])
+    assert chosen(Allocator([made], CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == [["theirs"]]
+
+
+def test_selectors_of_nodes_are_merged_whatever_the_order_of_their_values() -> None:
+    def selector(*values: str) -> JSON:
+        expression = {"key": "zone", "operator": "In", "values": list(values)}
+        return {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+
+    made = [
+        one_slice("a", ["a"], generation=1, count=2, nodeSelector=selector("x", "y")),
+        one_slice("b", ["b"], generation=1, count=2, nodeSelector=selector("y", "x")),
+    ]
+    node = {"metadata": {"name": "n1", "labels": {"zone": "x"}}}
+    results = Allocator(made, CLASSES, []).allocate(node, [claim("c", [(2, None)])])
+    assert results
+    assert results[0]["nodeSelector"] == selector("x", "y")
+
+
+async def test_a_search_that_nobody_waits_for_ends() -> None:
+    # Devices that all differ, in pairs that a constraint wants and none has: there are millions of ways to fail.
+    devices = [device(f"d{i}", "A") for i in range(24)]
+    for i, d in enumerate(devices):
+        d["attributes"] |= {"index": {"int": i}, "pair": {"int": i // 2}}
+    wanted = claim("c", [(2, None)] * 9)
+    wanted["spec"]["devices"]["constraints"] = [
+        {"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)
+    ] + [{"requests": ["r8"], "matchAttribute": f"{DRIVER}/index"}]
+    allocator = Allocator(slices(devices, {}), CLASSES, [], time_limit=120)
+    running = asyncio.create_task(asyncio.to_thread(allocator.allocate, NODE, [wanted]))
+    done, _ = await asyncio.wait([running], timeout=0.3)
+    assert not done
+    allocator.cancel()
+    with pytest.raises(AllocationTimeout):
+        await asyncio.wait_for(running, 20)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cdi import minimum_version
+from dra_kubeletplugin.cdi.spec import version_to_declare
 from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
 
 JSON = dict[str, Any]
@@ -120,6 +121,17 @@ def test_the_least_version_is_that_of_the_go_library(edits: list[JSON], least: s
     assert minimum_version({"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": devices}) == least
 
 
+def test_a_spec_of_ours_declares_what_any_of_its_devices_needs() -> None:
+    devices = [{"name": f"d{i}", "containerEdits": e} for i, e in enumerate([MOUNT, {"env": ["A=1"]}])]
+    assert version_to_declare({"kind": "v.com/c", "devices": devices}) == "0.4.0"
+
+
 def test_the_root_group_is_a_valid_clos_id(tmp_path: Path) -> None:
     found = cache(tmp_path, json.dumps(spec(edits={"intelRdt": {"closID": "/"}}, version="0.7.0")))
     assert found.listed == ["v.com/c=d"], found.errors
+
+
+@pytest.mark.parametrize(("annotations", "valid"), [({"a b": "v"}, True), ({"k": 1}, True), ({"k": ["v"]}, False)])
+def test_annotations_are_texts_and_a_number_is_read_as_one(annotations: JSON, valid: bool, tmp_path: Path) -> None:
+    found = cache(tmp_path, json.dumps({**spec(), "annotations": annotations}))
+    assert bool(found.listed) is valid, found.errors

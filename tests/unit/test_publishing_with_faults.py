@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import itertools
+import time
 from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -88,8 +91,6 @@ class Server:
         return {"metadata": {"name": name, "uid": "node-uid"}}
 
     async def page(self, resource: Any, fields: str = "") -> Page:
-        import msgspec
-
         await self._call()
         return Page([msgspec.json.encode(o) for o in self.objects.values()])
 
@@ -345,3 +346,59 @@ def test_a_pool_that_is_published_again_and_again_writes_nothing(partitions: boo
             assert await writer.sync() == 0
 
     run(story())
+
+
+class Agreeable:
+    """A server that keeps what it is sent, at once."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    async def get(self, resource: Any, name: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, "uid": "node-uid"}}
+
+    async def page(self, resource: Any, fields: str = "") -> Page:
+        await asyncio.sleep(0)
+        return Page(list(self.kept.values()))
+
+    async def create(self, resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
+        name = f"{obj['metadata']['generateName']}x"
+        return await self.update(resource, {**obj, "metadata": {**obj["metadata"], "name": name, "uid": name}})
+
+    async def update(self, resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        made = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(len(self.kept))}}
+        self.kept[made["metadata"]["name"]] = msgspec.json.encode(made)
+        return made
+
+
+async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_the_loop_for_50_ms() -> None:
+    """The kubelet's question who we are has one second, and others wait too. Counted is the work of this thread alone."""
+    server = Agreeable()
+    inventory, longest = Inventory("node"), 0.0
+    scope = NodeScope("d.example.com", "node")
+    syncer = Syncer(server, inventory, scope, Metrics(), TaintTimes(), lambda: True)  # type: ignore[arg-type]
+    attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
+    first = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
+    second = [*first[:4000], Device("new", {"index": 1}), *first[4100:]]
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    gc.collect()
+    gc.freeze()  # what the other tests left is not looked through now
+    ticking = asyncio.create_task(tick())
+    try:
+        for devices in (first, second):
+            await inventory.update([Pool("node", devices)])
+            sync = await syncer.plan(SLICES)
+            await syncer.carry_out(sync, SLICES)
+    finally:
+        ticking.cancel()
+        gc.unfreeze()
+    assert len(server.kept) == 64
+    assert longest < 0.05

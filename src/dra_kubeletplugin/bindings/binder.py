@@ -27,7 +27,7 @@ from ..reporting import StatusReports
 from ..resources import quantity
 from ..resources.convert import GROUP, convert
 from ..resources.types import Device
-from .claims import Allocated, ClaimWatch, DeviceKey, Identity, Result
+from .claims import Allocated, ClaimWatch, Identity, Result
 from .records import Record, Records
 
 log = logging.getLogger(__name__)
@@ -332,6 +332,3 @@ def _status(result: Result, error: DraError | None) -> DeviceStatus:
     return DeviceStatus(
         conditions=[Condition(t, True, "BindingFailed", message) for t in (result.binding_failure_conditions or ())[:1]]
     )
-
-
-__all__ = ["Binder", "DeviceKey", "Pauses"]

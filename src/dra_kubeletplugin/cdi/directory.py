@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidSpecError
-from .spec import minimum_version, validate_device_name, validate_kind
+from .spec import validate_device_name, validate_kind, version_to_declare
 
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
@@ -83,7 +83,7 @@ class ClaimSpecs:
             seen.add(name)
         spec: dict[str, Any] = {"cdiVersion": "", "kind": self.kind}
         spec["devices"] = [{"name": name, "containerEdits": edits} for name, edits in devices]
-        spec["cdiVersion"] = minimum_version(spec)
+        spec["cdiVersion"] = version_to_declare(spec)
         return spec
 
     def write(self, uid: str, spec: Mapping[str, Any]) -> None:

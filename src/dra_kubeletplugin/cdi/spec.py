@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidSpecError
@@ -63,7 +63,19 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def minimum_version(spec: JSON) -> str:
-    """The least CDI version that a spec may declare, by the fields that it uses."""
+    """The least CDI version that the Go library 1.1.0 accepts for a spec, by the fields that it uses.
+
+    It looks at mount types and host paths of the last device only.
+    """
+    return _least(spec, (spec.get("devices") or [])[-1:])
+
+
+def version_to_declare(spec: JSON) -> str:
+    """The least CDI version that has all the fields which a spec uses: accepted by every library that knows it."""
+    return _least(spec, spec.get("devices") or [])
+
+
+def _least(spec: JSON, looked_at: Sequence[JSON]) -> str:
     used = [OLDEST]
     kind = str(spec.get("kind", ""))
     if "." in kind.partition("/")[2]:
@@ -76,13 +88,10 @@ def minimum_version(spec: JSON) -> str:
             used.append("0.5.0")
         if device.get("annotations"):
             used.append("0.6.0")
-    of_devices = [d.get("containerEdits") or {} for d in devices]
-    of_spec = spec.get("containerEdits") or {}
-    # The Go library looks at mount types and host paths of the last device only, and its verdict is what counts.
-    for edits in (*of_devices[-1:], of_spec):
-        used += _older_versions(edits)
-    for edits in (*of_devices, of_spec):
-        used += _edits_versions(edits)
+    for owner in (*looked_at, spec):
+        used += _older_versions(owner.get("containerEdits") or {})
+    for owner in (*devices, spec):
+        used += _edits_versions(owner.get("containerEdits") or {})
     return max(used, key=VERSIONS.index)
 
 
@@ -197,7 +206,6 @@ def check_edits(edits: JSON) -> None:
         _check_env(env, "invalid container edits: ")
     for node in edits.get("deviceNodes") or []:
         _check_node(node)
-    _check_net(edits.get("netDevices") or [])
     for hook in edits.get("hooks") or []:
         name = hook.get("hookName", "")
         if name not in HOOKS:
@@ -216,6 +224,7 @@ def check_edits(edits: JSON) -> None:
         # The root's own group is "/"; others are names of folders.
         if clos != "/" and (len(clos.encode()) >= 4096 or clos in {".", ".."} or "/" in clos or "\n" in clos):
             raise InvalidSpecError("invalid ClosID")
+    _check_net(edits.get("netDevices") or [])
 
 
 def _check_env(value: str, prefix: str) -> None:
@@ -290,6 +299,8 @@ def _shown(path: _Path) -> str:
 def _scalar(value: Any, kind: str, path: _Path) -> None:
     if not isinstance(value, _TYPES[kind]) or (kind in _RANGES and isinstance(value, bool)):
         raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
+    if isinstance(value, dict) and not all(isinstance(v, str) or v is None for v in value.values()):
+        raise InvalidSpecError(f"{_shown(path)} has a value that is no text")
     least, most = _RANGES.get(kind, (0, 0))
     if isinstance(value, int) and kind in _RANGES and not least <= value <= most:
         raise InvalidSpecError(f"{_shown(path)} {value} is out of range")

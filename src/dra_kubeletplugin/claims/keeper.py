@@ -33,7 +33,7 @@ MERGED = "merged:"  # + name of a file that was set aside: what it had is in the
 _UNMERGED, _DAMAGED = "unmerged-", "damaged-"
 _PARTS = ("", "-wal", "-shm")
 _POLL = 0.02  # seconds
-_REMOVING = 0.1  # seconds
+_REMOVING = 0.25  # seconds; a busy node may stop who removes between two names
 
 
 class Keeper:

@@ -66,6 +66,8 @@ def from_database(path: Path) -> Findings:
                 if row.uid:
                     found.rows.setdefault(row.uid, row)
         for raw in _scan(db, "SELECT * FROM holds"):
+            if raw.get("uid") is None or raw.get("device") is None:
+                continue  # of a page that was lost: it is not known who held what
             pool, device, share, uid = (rows.shown_key(raw.get(c)) for c in ("pool", "device", "share_id", "uid"))
             takes = msgspec.json.encode(known).decode() if (known := decoded(raw.get("takes"))) is not None else ""
             found.holds.setdefault(uid, []).append(Hold(pool, device, share, takes, uid))

@@ -115,18 +115,16 @@ class Elector:
 
     async def release(self) -> None:
         """Gives the lease back, so that another need not wait for its end. To be called when all work has ended."""
-        if self._lease is None or self.holder != self.identity or self._left() <= 0:
+        if self.holder != self.identity or self._left() <= 0:
             return
-        spec = {
-            **self._lease["spec"],
-            "holderIdentity": "",
-            "leaseDurationSeconds": 1,
-            "renewTime": _now(),
-            "acquireTime": _now(),
-        }
-        with contextlib.suppress(ApiError, TimeoutError):  # it ends by itself
+        with contextlib.suppress(ApiError, TimeoutError, msgspec.ValidationError):  # it ends by itself
             async with asyncio.timeout(_RELEASE):
-                self._see(await self.client.update(LEASES, {**self._lease, "spec": spec}))
+                # Read anew: the answer to a renewal may have been cut off.
+                found = await self._read()
+                if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
+                    return
+                given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now(), "acquireTime": _now()}
+                self._see(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **given}}))
                 log.info("lease %s/%s given back", self.namespace, self.name)
 
     # --- one attempt ----------------------------------------------------------------------------

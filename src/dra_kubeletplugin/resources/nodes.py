@@ -67,9 +67,13 @@ class Nodes:
 
         Raises :class:`InvalidObjectError` where the API server would refuse them.
         """
-        expressions = [
-            {"key": k, "operator": "In", "values": [v] if isinstance(v, str) else list(v)} for k, v in labels.items()
-        ]
+        try:
+            values = {k: [v] if isinstance(v, str) else list(v) for k, v in labels.items()}
+        except Exception as e:  # an author's object may be anything
+            raise InvalidObjectError(f"Nodes.matching(): no labels with values: {describe(e)}") from None
+        if not values:
+            raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
+        expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
         return cls.selector({"nodeSelectorTerms": [{"matchExpressions": expressions}]})
 
     @classmethod

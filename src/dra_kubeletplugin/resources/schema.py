@@ -215,10 +215,9 @@ def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if "*" in shape:
         return {k: _settled(v, shape["*"], stored=stored) for k, v in value.items()}
     out = {}
-    fields = {key.rstrip("!"): (field_shape, key.endswith("!")) for key, field_shape in shape.items()}
+    fields = _fields(shape)
     for name, given in value.items():
-        field_shape, always = fields.get(name, ("raw", True))
-        container = isinstance(field_shape, list) or (isinstance(field_shape, dict) and "*" in field_shape)
+        field_shape, always, container = fields.get(name, _RAW)
         if given is None or not container:
             out[name] = None if given is None else _settled(given, field_shape, stored=stored)
         elif given:
@@ -245,20 +244,36 @@ def dropped(sent: Any, echoed: Any, path: str = "") -> list[str]:
     return []
 
 
+_Fields = Mapping[str, tuple[Shape, bool, bool]]  # name → shape, whether always stored, whether a list or a map
+_RAW: tuple[Shape, bool, bool] = ("raw", True, False)
+_known_fields: dict[int, tuple[Shape, _Fields]] = {}  # by the identity of a table: they are constants of this module
+
+
+def _fields(shape: Shape) -> _Fields:
+    """A table with its marks read, once."""
+    found = _known_fields.get(id(shape))
+    if found is None:
+        fields = {
+            key.rstrip("!"): (s, key.endswith("!"), isinstance(s, list) or (isinstance(s, dict) and "*" in s))
+            for key, s in shape.items()
+        }
+        found = _known_fields[id(shape)] = (shape, fields)
+    return found[1]
+
+
 def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise _mistyped(value, path, owner)
     out: dict[str, Any] = {}
-    known = {}
-    for key, field_shape in shape.items():
-        name = key.rstrip("!")
-        known[name] = (field_shape, key.endswith("!"))
+    known = _fields(shape)
     for key in value:
         if key not in known:
             unknown.append(f"{path}.{key}" if path else key)
-    for name, (field_shape, always) in known.items():
-        where = f"{path}.{name}" if path else name
+    for name, (field_shape, always, _) in known.items():
         given = value.get(name)
+        if given is None and not always and not (isinstance(field_shape, str) and field_shape[-1] in "!*"):
+            continue
+        where = f"{path}.{name}" if path else name
         if isinstance(field_shape, str):
             mode = field_shape[-1] if field_shape[-1] in "!?*" else ""
             kind = field_shape.rstrip("!?*")

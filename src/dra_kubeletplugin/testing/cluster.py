@@ -39,8 +39,6 @@ async def controller_on(cluster: LocalCluster, driver: type[Driver], **settings:
         "driver_name": driver.name,
         "namespace": "default",
         "sysfs_root": Path("/nonexistent"),  # a controller has no machine
-        "lease_duration": 2.0,
-        "renew_deadline": 1.5,
         "retry_period": 0.2,
     }
     async with Controller(driver(), ControllerSettings(**given | settings), cluster.config).running() as controller:

@@ -393,7 +393,7 @@ class ApiServer:
     def _stored(self, request: Request, target: Target, obj: JSON, code: int) -> Response:
         obj = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
         if request.query.get("dryRun") != "All":
-            obj = self.storage.put(target.qualified, obj)
+            obj = self.storage.put(target.qualified, obj, fresh=True)
         return json_response(strategy.outgoing(target.kind, target.version, obj), code)
 
     def _bind(self, request: Request, target: Target) -> Response:

@@ -45,13 +45,13 @@ class Storage:
         found = self._objects.get(kind, {})
         return [o for (ns, _), o in sorted(found.items()) if not namespace or ns == namespace]
 
-    def put(self, kind: str, obj: JSON) -> JSON:
-        """Creates or replaces; gives it the next version."""
+    def put(self, kind: str, obj: JSON, *, fresh: bool = False) -> JSON:
+        """Creates or replaces; gives it the next version. ``fresh``: nobody else has the object, so it need not be copied."""
         meta = obj["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
         before = self._objects.setdefault(kind, {}).get(key)
         self.version += 1
-        stored = copy.deepcopy(obj)
+        stored = {**obj, "metadata": dict(meta)} if fresh else copy.deepcopy(obj)
         stored["metadata"]["resourceVersion"] = str(self.version)
         self._objects[kind][key] = stored
         self._record(Change(self.version, "MODIFIED" if before else "ADDED", kind, stored, before))

@@ -42,7 +42,8 @@ def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) 
         return out
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
-        decoded = schema.decode(convert(sent, "v1"), kind.kind, strict=strict)
+        # Decoding makes an object anew: only what has another shape has to be converted, which copies it too.
+        decoded = schema.decode(convert(sent, "v1") if version == "v1beta1" else sent, kind.kind, strict=strict)
     except schema.DecodeError as e:
         raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {e}') from None
     except (TypeError, AttributeError, KeyError):

@@ -51,3 +51,13 @@ class Frame:
         self.cost += units
         if self.cost > self.budget:
             raise Ended(CelError("operation cancelled: actual cost limit exceeded"))
+
+    def spend_singly(self, steps: int) -> None:
+        """Accounts for steps of one unit each, of which one may be the last.
+
+        Raises :class:`Ended` when the budget is exceeded.
+        """
+        self.cost += steps
+        if self.cost > self.budget:
+            self.cost = self.budget
+            self.spend(1)

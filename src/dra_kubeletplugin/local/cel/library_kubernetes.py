@@ -5,22 +5,19 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
-from ...resources import version
-from ...resources.quantity import QuantityError
+from ...resources import quantity, version
+from ...resources.quantity import Quantity, QuantityError
 from ...resources.version import Version
-from . import quantities
-from .quantities import Amount
 from .registry import FUNCTIONS, define, need, no_overload
 from .values import CelError
 
 
 @define("quantity")
-def to_quantity(a: Any) -> Amount:
+def to_quantity(a: Any) -> Quantity:
     try:
-        return quantities.parse(need(a, str))
+        return quantity.parse(need(a, str))
     except QuantityError as e:
         raise CelError(e.reason) from None
 
@@ -38,23 +35,22 @@ def _parses(parse: Callable[..., Any]) -> Callable[..., bool]:
 
 
 FUNCTIONS["isQuantity"] = _parses(to_quantity)
-FUNCTIONS["isInteger"] = lambda a: need(a, Amount).integer is not None
-FUNCTIONS["asApproximateFloat"] = lambda a: float(need(a, Amount).value)
-FUNCTIONS["sign"] = lambda a: (need(a, Amount).value > 0) - (a.value < 0)
-FUNCTIONS["add"] = lambda a, b: need(a, Amount).plus(_amount(b))
-FUNCTIONS["sub"] = lambda a, b: need(a, Amount).plus(-_amount(b))
+FUNCTIONS["isInteger"] = lambda a: need(a, Quantity).is_integer
+FUNCTIONS["asApproximateFloat"] = lambda a: float(need(a, Quantity))
+FUNCTIONS["sign"] = lambda a: (need(a, Quantity).value > 0) - (a.value < 0)
+FUNCTIONS["add"] = lambda a, b: need(a, Quantity) + _quantity(b)
+FUNCTIONS["sub"] = lambda a, b: need(a, Quantity) - _quantity(b)
 
 
-def _amount(value: Any) -> Amount:
-    return value if isinstance(value, Amount) else Amount(Decimal(need(value, int)), 0)
+def _quantity(value: Any) -> Quantity:
+    return value if isinstance(value, Quantity) else Quantity(need(value, int))
 
 
 @define("asInteger")
 def as_integer(a: Any) -> int:
-    value: int | None = need(a, Amount).integer
-    if value is None:
+    if not need(a, Quantity).is_integer:
         raise CelError("cannot convert value to integer")
-    return value
+    return int(a)
 
 
 @define("semver")
@@ -72,7 +68,7 @@ FUNCTIONS["patch"] = lambda a: need(a, Version).patch
 
 
 def _pair(a: Any, b: Any) -> None:
-    if not isinstance(a, (Amount, Version)) or type(a) is not type(b):
+    if not isinstance(a, (Quantity, Version)) or type(a) is not type(b):
         raise no_overload()
 
 

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ...resources import version
-from . import quantities
+from ...resources import quantity, version
 from .checker import Checker, boolean_fault
 from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator
@@ -40,7 +39,7 @@ class Device:
         capacity: DefaultMap = DefaultMap()
         for name, value in (device.get("capacity") or {}).items():
             domain, key = _split(name, driver)
-            capacity.setdefault(domain, {})[key] = quantities.parse(value["value"])
+            capacity.setdefault(domain, {})[key] = quantity.parse(value["value"])
         self.value = {
             "driver": driver,
             "attributes": attributes,

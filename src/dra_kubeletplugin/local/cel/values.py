@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 from ...resources.fields import ProgramFault
+from ...resources.quantity import Quantity
 from ...resources.version import Version
-from .quantities import Amount
 
 
 class CelError(Exception):
@@ -118,7 +118,7 @@ class Format:
 INT_MIN, INT_MAX, UINT_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 TIME_MIN, TIME_MAX = -62_135_596_800, 253_402_300_799  # the years 1 to 9999, in seconds since 1970
 _OBJECTS = (
-    Amount,
+    Quantity,
     Version,
     Format,
     ipaddress.IPv4Address,
@@ -231,7 +231,7 @@ def type_of(v: Any) -> Type:
         (Timestamp, "google.protobuf.Timestamp"),
         (Type, "type"),
         (Optional, "optional_type"),
-        (Amount, "kubernetes.Quantity"),
+        (Quantity, "kubernetes.Quantity"),
         (Version, "kubernetes.Semver"),
         (ipaddress.IPv4Address, "net.IP"),
         (ipaddress.IPv6Address, "net.IP"),

@@ -137,10 +137,17 @@ def _add_env(env: list[str], entries: Sequence[str]) -> None:
             env.append(entry)
 
 
+def _place(items: Sequence[Mapping[str, Any]], key: str, value: str) -> int | None:
+    """Where the first item with this value is."""
+    return next((i for i, item in enumerate(items) if item[key] == value), None)
+
+
 def _add_mounts(oci: dict[str, Any], mounts: Sequence[Mapping[str, Any]]) -> None:
     existing: list[dict[str, Any]] = oci.setdefault("mounts", [])
     for mount in mounts:
-        existing[:] = [m for m in existing if m["destination"] != mount["containerPath"]]
+        # One of the same place goes, as in the Go library, should there be more.
+        if (i := _place(existing, "destination", mount["containerPath"])) is not None:
+            del existing[i]
         entry = {"destination": mount["containerPath"], "type": mount.get("type", ""), "source": mount["hostPath"]}
         entry["options"] = mount.get("options") or []
         existing.append({k: v for k, v in entry.items() if v})
@@ -162,8 +169,12 @@ def _add_node(oci: dict[str, Any], node: Mapping[str, Any], dev: Path) -> None:
             device[key] = user[key]
     linux = oci.setdefault("linux", {})
     devices = linux.setdefault("devices", [])
-    devices[:] = [d for d in devices if d["path"] != device["path"]]
-    devices.append(device)
+    if (i := _place(devices, "path", device["path"])) is not None:
+        del devices[i]
+    if (i := _place(devices, "path", device["path"])) is not None:
+        devices[i] = device
+    else:
+        devices.append(device)
     if device["type"] in {"b", "c"}:
         rule = {"allow": True, "type": device["type"], "major": device["major"], "minor": device["minor"]}
         rule["access"] = filled.get("permissions") or "rwm"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...resources.quantity import Quantity, parse
+from .faults import AllocationError, AllocationTimeout
 from .pools import DeviceId, gather
 from .results import allocation_result
-from .search import AllocationError, AllocationTimeout, Search, State, plus
+from .search import Search, State, plus
 
 JSON = Mapping[str, Any]
 TIME_LIMIT = 10.0  # seconds for one node, as the scheduler's Filter has
@@ -55,6 +56,10 @@ class Allocator:
             allocation_result(node, claim, picks, self._state.classes)
             for claim, picks in zip(claims, search.picks, strict=True)
         ]
+
+    def cancel(self) -> None:
+        """Ends a search that another thread is in: it raises :class:`AllocationTimeout` at once."""
+        self._state.cancelled = True
 
 
 def _results(claim: JSON) -> list[JSON]:

@@ -60,7 +60,9 @@ def likeness(candidate: Candidate, selectable: Sequence[bool], attributes: Seque
     ``selectable``: which requests would take it; ``attributes``: what the constraints compare.
     """
     device, spec = candidate.device, candidate.slice["spec"]
-    matters = {k: device.get(k) for k in ("capacity", "consumesCounters", "taints", "bindingConditions", "bindsToNode")}
+    matters = {
+        k: device.get(k) for k in ("capacity", "consumesCounters", "taints", "allowMultipleAllocations", "bindsToNode")
+    }
     place = device if spec.get("perDeviceNodeSelection") else spec
     where = {k: place.get(k) for k in ("nodeName", "allNodes", "nodeSelector")}
     parts = [candidate.id.driver, candidate.id.pool, matters, where, list(selectable), list(attributes)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...resources.quantity import Quantity, canonical, parse
+from ...resources.quantity import Format, Quantity, canonical, parse
 
 JSON = Mapping[str, Any]
 
@@ -48,12 +48,13 @@ def _amount(wanted: Quantity | None, capacity: JSON) -> Quantity | None:
     if span is None:
         return wanted
     low = parse(span["min"]) if span.get("min") is not None else Quantity(0)
-    amount = max(wanted, low)
-    if span.get("step") is not None:
-        step = parse(span["step"])
-        over = (amount.value - low.value) % step.value
-        if over:
-            amount = amount + step - Quantity(over)
+    if wanted < low:
+        return low
+    amount = wanted
+    if span.get("step") is not None and (step := parse(span["step"]).rounded_up):
+        # Steps are counted in whole numbers, and the result is written as a binary quantity.
+        steps = -(-(wanted.rounded_up - low.rounded_up) // step)
+        amount = Quantity(low.rounded_up + steps * step, Format.BINARY)
     if span.get("max") is not None and amount > parse(span["max"]):
         return None
     return amount

@@ -22,7 +22,7 @@ from ..informer import (
     pod_claim_names,
     record_event,
 )
-from .allocator import AllocationError, Allocator
+from .allocator import AllocationError, AllocationTimeout, Allocator
 from .binding import TIMEOUT, Readiness, state_of
 
 log = logging.getLogger(__name__)
@@ -117,20 +117,28 @@ class Scheduler:
             self.informers.all(CLASSES),
             [c for c in known.values() if (c.get("status") or {}).get("allocation") is not None],
         )
+        timed_out = 0
         nominated = (pod.get("status") or {}).get("nominatedNodeName")
         for node in sorted(candidates, key=lambda n: (n["metadata"]["name"] != nominated, n["metadata"]["name"])):
             if not all(_allocation_fits(c, node) for c in have):
                 continue
             try:
-                # In a thread: a search for what cannot be had takes up to its time limit.
-                results = await asyncio.to_thread(allocator.allocate, node, missing)
+                results = await _allocate(allocator, node, missing) if missing else []
+            except AllocationTimeout:
+                timed_out += 1
+                continue
             except AllocationError as e:
                 raise Unschedulable(str(e)) from None
             if results is not None:
                 await self._bind(pod, node, have, missing, results)
                 return
         total = len(candidates)
-        raise Unschedulable(f"0/{total} nodes are available: {total} cannot allocate all claims.")
+        reasons = [
+            (total - timed_out, "cannot allocate all claims"),
+            (timed_out, "timed out trying to allocate devices"),
+        ]
+        told = ", ".join(f"{n} {why}" for n, why in reasons if n)
+        raise Unschedulable(f"0/{total} nodes are available: {told}.")
 
     async def _bind(
         self, pod: JSON, node: JSON, have: list[JSON], missing: list[JSON], results: list[dict[str, Any]]
@@ -228,6 +236,15 @@ class Scheduler:
             PODS, meta["name"], {"status": {"conditions": [condition]}}, meta["namespace"], "status"
         )
         await record_event(self.client, pod, "Pod", "Warning", "FailedScheduling", why, "default-scheduler")
+
+
+async def _allocate(allocator: Allocator, node: JSON, claims: list[JSON]) -> list[dict[str, Any]] | None:
+    """In a thread: a search for what cannot be had takes up to its time limit, unless nobody waits for it any more."""
+    try:
+        return await asyncio.to_thread(allocator.allocate, node, claims)
+    except asyncio.CancelledError:
+        allocator.cancel()
+        raise
 
 
 def _is_waiting(pod: JSON) -> bool:

@@ -22,11 +22,15 @@ class DeviceId(NamedTuple):
 
 @dataclass(eq=False)
 class Candidate:
-    """One device of one slice, as the allocator sees it."""
+    """One device of one slice, as the allocator sees it. ``here``: it is for the node, and not only its slice.
+
+    Selectors are evaluated before that is looked at: one that fails on a device elsewhere fails the pod.
+    """
 
     id: DeviceId
     device: JSON
     slice: JSON
+    here: bool
 
     @property
     def multiple(self) -> bool:
@@ -41,7 +45,7 @@ class Pool:
     name: str
     slices: list[JSON]
     others: list[JSON] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)  # of the slices for the node
     incomplete: bool = False
     invalid: str = ""
 
@@ -119,8 +123,8 @@ def _pool(here: list[JSON], everywhere: Sequence[JSON], node: JSON) -> Pool | No
     for sl in pool.slices:
         per_device = bool(sl["spec"].get("perDeviceNodeSelection"))
         for device in sl["spec"].get("devices") or []:
-            if not per_device or _is_here(device, node):
-                pool.candidates.append(Candidate(DeviceId(pool.driver, pool.name, device["name"]), device, sl))
+            for_node = not per_device or _is_here(device, node)
+            pool.candidates.append(Candidate(DeviceId(pool.driver, pool.name, device["name"]), device, sl, for_node))
     return pool
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...resources.quantity import Quantity
 from . import capacity
+from .faults import AllocationError
 from .pools import Candidate
 
 JSON = Mapping[str, Any]
@@ -49,7 +50,7 @@ def allocation_result(node: JSON, claim: JSON, picks: list[Pick], classes: Mappi
     if config := _config(claim, picks, classes):
         devices["config"] = config
     out: dict[str, Any] = {"devices": devices}
-    if selector := _node_selector(node, picks):
+    if selector := _node_selector(node, claim, picks):
         out["nodeSelector"] = selector
     return out
 
@@ -98,8 +99,11 @@ def _device_result(pick: Pick) -> dict[str, Any]:
     return out
 
 
-def _node_selector(node: JSON, picks: list[Pick]) -> dict[str, Any] | None:
-    """Where the claim can be used: the node by name, or the selectors of all its devices merged."""
+def _node_selector(node: JSON, claim: JSON, picks: list[Pick]) -> dict[str, Any] | None:
+    """Where the claim can be used: the node by name, or the selectors of all its devices merged.
+
+    Raises :class:`AllocationError` for a selector of several terms, which cannot be merged.
+    """
     merged: dict[str, list[Any]] = {}
     for pick in picks:
         spec, device = pick.candidate.slice["spec"], pick.candidate.device
@@ -107,10 +111,23 @@ def _node_selector(node: JSON, picks: list[Pick]) -> dict[str, Any] | None:
         if owner.get("nodeName") or device.get("bindsToNode"):
             name = {"key": "metadata.name", "operator": "In", "values": [node["metadata"]["name"]]}
             return {"nodeSelectorTerms": [{"matchFields": [name]}]}
-        for term in (owner.get("nodeSelector") or {}).get("nodeSelectorTerms") or []:
-            for kind in ("matchExpressions", "matchFields"):
-                for requirement in term.get(kind) or []:
-                    if requirement not in merged.setdefault(kind, []):
-                        merged[kind].append(requirement)
-    terms = {k: v for k, v in merged.items() if v}
-    return {"nodeSelectorTerms": [terms]} if terms else None
+        terms = (owner.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+        if len(terms) > 1:
+            raise AllocationError(
+                f"create NodeSelector for claim {claim['metadata']['name']}: "
+                f"unsupported ResourceSlice.NodeSelector with {len(terms)} terms"
+            )
+        for kind in ("matchExpressions", "matchFields"):
+            for requirement in (terms[0].get(kind) if terms else None) or []:
+                known = merged.setdefault(kind, [])
+                if not any(_same(requirement, k) for k in known):
+                    known.append(requirement)
+    term = {k: v for k, v in merged.items() if v}
+    return {"nodeSelectorTerms": [term]} if term else None
+
+
+def _same(a: JSON, b: JSON) -> bool:
+    """Whether two requirements say the same; the order of values does not matter."""
+    return (a["key"], a["operator"]) == (b["key"], b["operator"]) and set(a.get("values") or []) == set(
+        b.get("values") or []
+    )

@@ -13,20 +13,14 @@ from typing import Any
 from ...resources.quantity import Quantity, parse
 from .. import cel
 from . import bounds, capacity, constraints
+from .faults import AllocationError, AllocationTimeout
 from .pools import Candidate, DeviceId, Pool
 from .results import Pick, PickedRequest
 
 JSON = Mapping[str, Any]
 MAX_RESULTS = 32
 _LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
-
-
-class AllocationError(Exception):
-    """The claims can never be allocated as they are; the text is for the pod's event."""
-
-
-class AllocationTimeout(AllocationError):
-    """The search took too long: there may be a solution on this node, but nobody knows."""
+STRAIGHTFORWARD = 32  # steps up to which a search is not worth narrowing
 
 
 class _TooMany(Exception):
@@ -42,6 +36,7 @@ class State:
     shares: dict[DeviceId, dict[str, Quantity]]
     share_id: Callable[[], str]
     time_limit: float  # seconds for one node
+    cancelled: bool = False
 
 
 def plus(a: Quantity | None, b: Quantity) -> Quantity:
@@ -138,6 +133,7 @@ class Search:
             self._selectable[key] = (
                 self._match(name, of_class, candidate)
                 and self._match(f"claim {_name(claim)}", request.spec.get("selectors") or [], candidate)
+                and candidate.here
                 and self._large_enough(request, candidate)
             )
         return self._selectable[key]
@@ -237,7 +233,7 @@ class Search:
             undo()
             if self._narrow and not request.admin and not candidate.multiple:
                 failed.add(self._likeness[id(candidate)])
-        if not self._demands:
+        if not self._demands and self._steps > STRAIGHTFORWARD:
             self._start_to_narrow()
         return False
 
@@ -245,7 +241,7 @@ class Search:
 
     def _check_time(self) -> None:
         self._steps += 1
-        if self._steps % _LOOKS_AT_CLOCK == 0 and time.monotonic() > self._deadline:
+        if self._steps % _LOOKS_AT_CLOCK == 0 and (self.state.cancelled or time.monotonic() > self._deadline):
             raise AllocationTimeout("timed out trying to allocate devices")
 
     def _start_to_narrow(self) -> None:

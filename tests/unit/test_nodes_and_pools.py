@@ -1,0 +1,117 @@
+"""On which nodes devices are, as authors say it and as the API server accepts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
+from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.errors import InvalidObjectError
+from dra_kubeletplugin.host import Host
+from dra_kubeletplugin.resources.slice_rules import validate_spec
+from dra_kubeletplugin.scanning import ask, asked
+from dra_kubeletplugin.settings import Settings
+from dra_kubeletplugin.slices.pack import SliceContent
+from dra_kubeletplugin.slices.plan import Frame, Write
+
+EVERY = {
+    "this": Nodes.this(),
+    "one by name": Nodes.named("node-1"),
+    "several by name": Nodes.named("node-1", "node-2"),
+    "labels": Nodes.matching({"rack": ["a", "b"], "zone": "z"}),
+    "a selector": Nodes.selector({"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}),
+    "all": Nodes.all(),
+}
+
+
+@pytest.mark.parametrize("what", EVERY)
+def test_every_way_to_say_nodes_is_accepted_for_a_pool(what: str) -> None:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "d.example.com", "pool": pool, **EVERY[what].of_slice("node-1"), "devices": [{"name": "d"}]}
+    assert validate_spec(spec, "spec") == []
+
+
+@pytest.mark.parametrize("what", [w for w in EVERY if w != "this"])
+def test_every_way_to_say_other_nodes_is_accepted_for_a_device(what: str) -> None:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    device = Device("d", nodes=EVERY[what]).json()
+    spec = {"driver": "d.example.com", "pool": pool, "perDeviceNodeSelection": True, "devices": [device]}
+    assert validate_spec(spec, "spec") == []
+
+
+def test_nodes_are_compared_by_what_they_say() -> None:
+    assert Nodes.matching({"a": "1", "b": ["2"]}) == Nodes.matching({"a": ["1"], "b": "2"})
+    assert Nodes.named("a") != Nodes.named("b")
+    assert len({Nodes.all(), Nodes.all(), Nodes.this()}) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Nodes.named,
+        lambda: Nodes.named("Not A Node"),
+        lambda: Nodes.named(5),  # type: ignore[arg-type]
+        lambda: Nodes.matching({}),
+        lambda: Nodes.matching({"rack": []}),
+        lambda: Nodes.matching({"not a label!": "x"}),
+        lambda: Nodes.matching(5),  # type: ignore[arg-type]
+        lambda: Nodes.selector({}),
+        lambda: Nodes.selector({"nodeSelectorTerms": [{}, {}]}),
+        lambda: Nodes.selector({"nodeSelectorTerms": 5}),
+        lambda: Nodes.selector(None),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_when_it_is_written(make: Any) -> None:
+    with pytest.raises(InvalidObjectError, match="Nodes"):
+        make()
+
+
+def test_a_pool_s_generator_is_read_where_the_author_s_code_runs() -> None:
+    pool = Pool("p", (Device(n) for n in "ab"))  # type: ignore[arg-type]
+    assert [d.name for d in pool.devices] == ["a", "b"]
+
+
+class Plain(Driver):
+    name = "plain.example.com"
+
+    def devices(self) -> list[Device]:
+        return [Device("a")]
+
+
+class Asynchronous(Driver):
+    name = "async.example.com"
+
+    async def devices(self) -> list[Device]:
+        return [Device("a")]
+
+
+class More(Asynchronous):
+    async def pools(self) -> list[Pool]:
+        return [*await Calls()(super().pools), Pool("fabric", [], nodes=Nodes.all())]
+
+
+@pytest.mark.parametrize("driver", [Plain, Asynchronous, More])
+async def test_devices_alone_are_one_pool_named_like_the_node_also_where_pools_adds_to_it(driver: type[Driver]) -> None:
+    made = driver()
+    made.attach(Host(), Settings(node_name="node-1"), Role.NODE)
+    found: Any = await ask(made, Calls(), "node-1")
+    assert next((p.name, [d.name for d in p.devices]) for p in found) == ("node-1", ["a"])
+    assert asked(made) == ("pools" if driver is More else "devices")
+
+
+async def test_a_driver_with_devices_alone_has_nothing_for_the_controller() -> None:
+    made = Plain()
+    made.attach(Host(), Settings(), Role.CONTROLLER)
+    assert await ask(made, Calls(), "") == []
+    assert list(await Calls()(made.pools)) == []
+
+
+def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
+    frame = Frame("d" * 63, "p", {}, 1, 1)
+    obj = Write(SliceContent(), None, 0).object(frame, f"{'n' * 62}." * 4, {}, {})
+    prefix = obj["metadata"]["generateName"]
+    assert len(prefix) <= 248
+    assert prefix.endswith("-")
+    assert not prefix.endswith((".-", "--"))
