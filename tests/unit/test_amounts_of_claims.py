@@ -90,6 +90,10 @@ def short(found: Shortage | None) -> Any:
         ([hold("a", draws("2"))], [hold("b", draws("3", of="t"), "x")], ONE_SET, None),
         ([hold("a", draws("2"))], [hold("b", draws("3", counter="d"), "x")], ONE_SET, None),
         ([hold("a", draws("2"))], [hold("b", draws("3"), "x"), hold("e", draws("0"), "y"), hold("f", draws("9", of="t"), "z")], ONE_SET, (["a"], 2, 4, 3, {"x"}, set())),
+        # To the billionth.
+        ([hold("a", draws("4"))], [hold("b", draws("3", counter="d"), "x")], ONE_SET, None),
+        ([hold("a", draws("4")), hold("b", draws("1", counter="d"))], [], ONE_SET, None),
+        ([hold("a", draws("4")), hold("b", draws("1n"))], [], ONE_SET, (["a", "b"], 4, 4, 0, set(), set())),
         # What is held beyond the limit keeps nobody from what takes nothing.
         ([hold("a", draws("0"))], [hold("b", draws("9"), "x")], ONE_SET, None),
         ([hold("a", draws("1"))], [hold("b", draws("9"), "x")], ONE_SET, (["a"], 1, 4, 9, {"x"}, set())),
@@ -133,6 +137,9 @@ LANES = Stock(capacity={("p", "a"): {"m": "4"}, ("p", "b"): {"m": "4"}})
         ([hold("a", part("2"), share="1")], [hold("a", part("3", of="other"), "x", share="2")], LANES, None),
         ([hold("a", part("0"), share="1")], [hold("a", part("9"), "x", share="2")], LANES, None),
         ([hold("a", part("1"), share="1")], [hold("a", "", "x", share="2")], LANES, (["a"], 1, 4, 4, {"x"}, {"x"})),
+        ([hold("a", part("4"), share="1")], [hold("a", part("3", of="other"), "x", share="2")], LANES, None),
+        ([hold("a", part("4"), share="1"), hold("a", part("3", of="other"), share="2")], [], LANES, None),
+        ([hold("a", part("1n"), share="1")], [hold("a", part("4"), "x", share="2")], LANES, (["a"], 0, 4, 4, {"x"}, set())),
         # A whole device has all of it: nobody else has any.
         ([hold("a", part("9"))], [], LANES, None),
         ([hold("a", part("9"), share="1")], [], Stock(), None),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.cdi.spec import check_shape, minimum_version, spec_faults
+from dra_kubeletplugin.cdi.spec import check_shape, minimum_version, spec_faults, version_to_declare
 from dra_kubeletplugin.errors import InvalidSpecError
 
 NEWEST = "1.1.0"
@@ -227,6 +227,32 @@ def test_wrong_types_are_refused_by_writers_and_readers(value: Any, says: str) -
 def test_fields_of_a_newer_version_are_refused_by_writers_and_not_by_readers(value: Any, says: str) -> None:
     assert spec_faults(value) == says
     check_shape(value)
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [("major", -(2**63), 2**63 - 1), ("uid", 0, 2**32 - 1), ("fileMode", 0, 2**32 - 1), ("gid", 0, 2**32 - 1)],
+)
+def test_numbers_are_taken_as_far_as_go_has_them(field: str, least: int, most: int) -> None:
+    for value in (least, 0, 1, most):
+        assert spec_faults(spec(containerEdits={"deviceNodes": [{"path": "/a", field: value}]})) == ""
+    for value in (least - 1, most + 1):
+        says = f"spec.containerEdits.deviceNodes[0].{field} {value} is out of range"
+        assert spec_faults(spec(containerEdits={"deviceNodes": [{"path": "/a", field: value}]})) == says
+
+
+def test_annotations_are_texts() -> None:
+    assert spec_faults(spec(annotations={"a": "b", "c": None})) == ""
+    assert spec_faults(spec(annotations={"a": "b", "c": 1})) == "spec.annotations has a value that is no text"
+
+
+@pytest.mark.parametrize("what", [{"mounts": [{"type": "bind"}]}, {"deviceNodes": [{"path": "/a", "hostPath": "/b"}]}])
+def test_mounts_and_host_paths_of_every_device_count_for_what_is_declared(what: dict[str, Any]) -> None:
+    devices = [device("a", what), device("b")]
+    wanted = "0.4.0" if "mounts" in what else "0.5.0"
+    assert (minimum_version(spec(devices=devices)), version_to_declare(spec(devices=devices))) == ("0.3.0", wanted)
+    assert minimum_version(spec(devices=devices[::-1])) == wanted
+    assert version_to_declare(spec(devices=None)) == "0.3.0"
 
 
 def test_true_and_numbers_are_taken_where_they_belong() -> None:

@@ -71,6 +71,10 @@ def health(devices: Devices, heartbeat: float | None = None) -> HealthService:
     return HealthService(cast(Inventory, devices), heartbeat)
 
 
+async def told_of(devices: Devices, kind: Any = v1.NodeWatchResourcesResponse) -> list[Any]:
+    return [message async for message in health(devices).messages(kind)]
+
+
 async def test_both_versions_of_the_health_service_are_served() -> None:
     assert added(health(Devices()).add_to) == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
 
@@ -84,7 +88,7 @@ async def test_a_heartbeat_is_a_third_of_the_time_after_which_a_report_is_stale(
 @pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])
 async def test_a_device_is_told_with_what_is_known_of_it(kind: Any) -> None:
     found = [(f"d{i}", DeviceHealth(h, f"m{i}", 5.9)) for i, h in enumerate((True, False, None))]
-    (message,) = health(Devices(*found, timeout=1.5)).messages(kind)
+    (message,) = await told_of(Devices(*found, timeout=1.5), kind)
     assert isinstance(message, kind)
     told = [(d.device.pool_name, d.device.device_name, d.message, d.last_updated_time) for d in message.devices]
     assert told == [("pool", f"d{i}", f"m{i}", 5) for i in range(3)]
@@ -93,14 +97,14 @@ async def test_a_device_is_told_with_what_is_known_of_it(kind: Any) -> None:
 
 
 async def test_no_devices_are_a_message_too() -> None:
-    (message,) = health(Devices()).messages(v1.NodeWatchResourcesResponse)
+    (message,) = await told_of(Devices())
     assert len(message.devices) == 0
 
 
 @pytest.mark.parametrize(("length", "told"), [(0, 0), (1024, 1024), (1025, 1024), (5000, 1024)])
 async def test_1024_characters_of_a_text_are_told(length: int, told: int) -> None:
     text = "x" * length
-    (message,) = health(Devices(("d", DeviceHealth(True, text)))).messages(v1.NodeWatchResourcesResponse)
+    (message,) = await told_of(Devices(("d", DeviceHealth(True, text))))
     assert message.devices[0].message == (text if length <= told else "x" * (told - 3) + "...")
 
 
@@ -109,10 +113,27 @@ async def test_messages_are_as_long_as_grpc_lets_them_be_and_no_longer() -> None
     most = (4 * MIB - 64 * 1024) // 1024
     text = "x" * (1024 - 40 - len("pool") - len("dev12345"))
     found = [(f"dev{i:05}", DeviceHealth(None, text)) for i in range(most + 1)]
-    messages = list(health(Devices(*found)).messages(v1.NodeWatchResourcesResponse))
+    messages = await told_of(Devices(*found))
     assert [len(m.devices) for m in messages] == [most, 1]
     assert messages[0].ByteSize() < 4 * MIB
     assert [d.device.device_name for m in messages for d in m.devices] == [name for name, _ in found]
+
+
+@pytest.mark.parametrize(("devices", "turns"), [(255, 0), (256, 1), (511, 1), (512, 2)])
+async def test_others_have_their_turn_after_each_256_devices(devices: int, turns: int) -> None:
+    had = -1
+
+    async def other() -> None:
+        nonlocal had
+        while True:
+            had += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await asyncio.sleep(0)
+    await told_of(Devices(*((f"d{i}", DeviceHealth(True)) for i in range(devices))))
+    assert had == turns
+    task.cancel()
 
 
 async def test_the_stream_tells_all_again_after_each_report_and_after_each_heartbeat() -> None:

@@ -69,6 +69,14 @@ async def test_whatever_the_engine_raises_every_claim_is_answered(pb: Any, fault
 
 
 @VERSIONS
+async def test_each_call_is_counted(pb: Any) -> None:
+    s = service({})
+    for _ in range(2):
+        await s.prepare(request(pb, "a"), pb.NodePrepareResourcesResponse)
+    assert 'kubelet_calls_total{method="NodePrepareResources"} 2' in s.metrics.text().decode()
+
+
+@VERSIONS
 async def test_a_claim_that_the_engine_leaves_out_is_answered_too(pb: Any) -> None:
     answer = await service({"u1": [], "other": []}).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
     assert {u: bool(c.error) for u, c in answer.claims.items()} == {"u1": False, "u2": True}

@@ -176,6 +176,16 @@ def test_a_database_of_any_version_before_becomes_today_s(version: int) -> None:
         assert not db.in_transaction
 
 
+def test_a_file_of_the_first_version_is_opened_as_today_s(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in module._MIGRATIONS[1]:
+            db.execute(statement)
+        db.execute("PRAGMA user_version = 1")
+    with opened(path) as db:
+        assert one(db, "PRAGMA user_version") == NEWEST
+
+
 @pytest.mark.parametrize(("version", "good"), [(NEWEST + 1, True), (NEWEST + 2, False)])
 def test_a_database_one_version_newer_is_used_as_it_is_and_a_newer_one_is_not(version: int, good: bool) -> None:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
@@ -206,6 +216,30 @@ def test_a_step_that_another_instance_took_meanwhile_is_not_taken_again() -> Non
         db.execute("PRAGMA user_version = 1")
         migrate(db, Path("records.db"))
         assert one(db, "PRAGMA user_version") == NEWEST
+
+
+def test_a_database_that_is_refused_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[sqlite3.Connection] = []
+
+    def refuse(db: sqlite3.Connection, at: Path) -> None:
+        seen.append(db)
+        raise RecordsNewerError("newer")
+
+    monkeypatch.setattr(module, "migrate", refuse)
+    with pytest.raises(RecordsNewerError):
+        connect(path, 1)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        seen[0].execute("SELECT 1")
+
+
+def test_a_file_is_brought_to_the_disk_and_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(module.os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    module.sync_file(path)
+    module.sync_file(path.parent)
+    assert synced == [path.name, path.parent.name]
+    opened = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+    assert not {path, path.parent} & set(opened)
 
 
 # --- transactions -------------------------------------------------------------------------------------------
@@ -288,7 +322,16 @@ def test_what_an_operator_is_told(fault: Exception, kind: type, says: str) -> No
 
 @pytest.mark.parametrize(
     ("at", "value", "odd"),
-    [(None, 0, False), (18, 1, False), (18, 3, True), (19, 0, True), (44, 1, True), (46, 1, True), (47, 0, True)]
+    [
+        (None, 0, False),
+        (18, 1, False),
+        (18, 2, False),
+        (18, 3, True),
+        (19, 0, True),
+        (44, 1, True),
+        (46, 1, True),
+        (47, 0, True),
+    ]
     + [(47, v, False) for v in (1, 2, 3, 4)]
     + [(47, 5, True), (17, 9, False), (20, 9, False), (43, 9, False)],
 )

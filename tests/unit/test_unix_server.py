@@ -216,6 +216,22 @@ async def test_why_a_socket_cannot_be_restored_is_told_until_it_is(tmp_path: Pat
         assert lost == [1]
 
 
+async def test_a_server_that_cannot_even_be_bound_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Grpc, target: str) -> None:
+        raise RuntimeError("no address")
+
+    monkeypatch.setattr(Grpc, "add_insecure_port", fail)
+    with pytest.raises(SocketError, match="no address"):
+        await UnixServer(tmp_path / "x.sock", INSTANCE, []).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_never_served_removes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.sock").touch()
+    UnixServer(tmp_path / "x.sock", INSTANCE, []).unlink()
+    assert (tmp_path / "x.sock").exists()
+
+
 # --- names --------------------------------------------------------------------------------------------------
 
 

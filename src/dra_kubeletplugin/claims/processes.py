@@ -55,7 +55,7 @@ class ProcessLock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.id = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._fd = -1
+        self._fd: int | None = None
         self._content = _Content()
         self._writing = threading.Lock()  # the store's thread notes the records
 
@@ -65,7 +65,7 @@ class ProcessLock:
         Raises ``OSError`` where the folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        while self._fd < 0:
+        while self._fd is None:
             # The lock comes before the name, so nobody ever finds a name of ours without its lock.
             unnamed = self.folder / f".{self.id}{_UNLOCKED}"
             fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -94,28 +94,29 @@ class ProcessLock:
         self._write()
 
     def _write(self) -> None:
-        if self._fd < 0:
+        fd = self._fd
+        if fd is None:
             return
         with self._writing:
             content = msgspec.json.encode(self._content)
             data = b"%s\n%08x\n" % (content, zlib.crc32(content))
             # The lock is on this file, so no other can take its name: it is written over, and never shrinks.
-            size = max(len(data), os.fstat(self._fd).st_size)
-            os.pwrite(self._fd, data.ljust(size), 0)
+            size = max(len(data), os.fstat(fd).st_size)
+            os.pwrite(fd, data.ljust(size), 0)
 
     def release(self) -> None:
         """The mark goes; call it when no thread of this process can touch hardware any more."""
-        if self._fd >= 0:
+        if self._fd is not None:
             self._path(self.id).unlink(missing_ok=True)
             os.close(self._fd)
-            self._fd = -1
+            self._fd = None
 
     def alive(self, id: str) -> bool:
         """Whether the process that holds ``id`` lives. Changes nothing."""
         if not id or "/" in id:
             return False
         if id == self.id:
-            return self._fd >= 0
+            return self._fd is not None
         return _is_locked(self._path(id))
 
     def others(self) -> list[Instance]:

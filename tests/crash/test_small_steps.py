@@ -1,0 +1,178 @@
+"""Small steps of the records that only a look at exactly them shows: what is rolled back alone, what a repeat tells, what a
+salvage adds, what is set aside with its log."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import ClaimRef, State, offline, rows
+from dra_kubeletplugin.claims.record import Unreadable
+from dra_kubeletplugin.claims.salvage import Findings, fill, from_files
+from dra_kubeletplugin.claims.verify import Verifier
+from dra_kubeletplugin.errors import DraError, RecordsError
+from dra_kubeletplugin.kube import Resource
+from tests.crash.rooms import Api, room
+from tests.crash.stores import DRIVER, a_record, in_memory, instance, open_store, with_file
+
+
+class Plain(Driver):
+    name = DRIVER
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
+
+    async def unprepare(self, claim: PreparedClaim) -> None:
+        pass
+
+
+# --- a batch ------------------------------------------------------------------------------------------------
+
+
+def noting(key: str, *, fail: bool = False) -> Any:
+    def note(db: sqlite3.Connection) -> str:
+        rows.set_meta(db, f"note:{key}", key)
+        if fail:
+            raise KeyError(key)
+        return key
+
+    return note
+
+
+async def test_of_a_batch_what_fails_is_rolled_back_alone(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await store.look()
+        before = store.transactions
+        results = await asyncio.gather(*(store.do(noting(k, fail=k in "bd")) for k in "abcde"), return_exceptions=True)
+        assert store.transactions == before + 1
+        assert [r if isinstance(r, str) else type(r) for r in results] == ["a", KeyError, "c", KeyError, "e"]
+        assert await store.do(lambda db: sorted(rows.get_meta(db, "note:"))) == ["a", "c", "e"]
+
+
+# --- an operator's command ----------------------------------------------------------------------------------
+
+
+async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with instance(tmp_path) as store:
+        await store.look()
+        path = store.path
+
+    seen: list[sqlite3.Connection] = []
+
+    def fail(db: sqlite3.Connection) -> None:
+        seen.append(db)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(rows, "read_all", fail)
+    with pytest.raises(RecordsError, match="disk I/O error"):
+        offline.read_rows(path, 1)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        seen[0].execute("SELECT 1")
+
+
+# --- a repeat -----------------------------------------------------------------------------------------------
+
+
+async def test_only_a_file_that_was_written_again_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+        for _ in range(2):
+            assert not isinstance(await one.prepare(ref), DraError)
+        assert "written again" not in caplog.text
+        ClaimSpecs(tmp_path / "cdi", DRIVER).remove("a")
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert caplog.text.count("written again") == 1
+
+
+# --- a claim as the server has it ---------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, status: Any) -> None:
+        self.status = status
+
+    async def dra(self, plural: str) -> Resource:
+        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
+        return {"metadata": {"name": name, "namespace": namespace, "uid": "u"}, "status": self.status}
+
+
+@pytest.mark.parametrize(
+    ("status", "pods"),
+    [
+        ({"reservedFor": [{"name": "p", "uid": "1"}, {"name": "q", "uid": "2"}]}, ["p", "q"]),
+        ({"reservedFor": []}, []),
+        ({"reservedFor": None}, []),
+        ({}, []),
+        (None, []),
+    ],
+)
+async def test_for_whom_a_claim_is_reserved(status: Any, pods: list[str]) -> None:
+    nothing = cast(Any, None)
+    verifier = Verifier(cast(Any, Server(status)), nothing, nothing, nothing, DRIVER)
+    found = await verifier.fetch(ClaimRef("ns", "c", "u"))
+    assert found is not None
+    assert [p["name"] for p in found.reserved_for] == pods
+    assert (found.uid, found.results(DRIVER), list(found.config())) == ("u", [], [])
+
+
+# --- salvage ------------------------------------------------------------------------------------------------
+
+
+def test_files_tell_of_claims_without_a_readable_row_and_of_no_others(tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    for uid in ("known", "odd", "lost"):
+        with_file(tmp_path, uid, f"d-{uid}")
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    known = {"known": a_record("known", "d-known"), "odd": Unreadable("odd", "no text", {})}
+    assert sorted(r.uid for r in from_files(specs, known)) == ["lost", "odd"]
+    assert sorted(r.uid for r in from_files(specs, {})) == ["known", "lost", "odd"]
+    (tmp_path / "file").touch()
+    assert from_files(ClaimSpecs(tmp_path / "file", DRIVER), {}) == []
+
+
+def test_of_two_claims_with_one_device_both_are_kept_and_each_holds_what_is_left(tmp_path: Path) -> None:
+    db = in_memory()
+    first, second = a_record("first", "d-0"), a_record("second", "d-0")
+    second.doc["devices"].append({"request": "r", "pool": "node", "device": "d-1"})
+    told = fill(
+        db, DRIVER, Findings({"first": first, "second": second}), [a_record("first", "d-9"), a_record("more", "d-2")]
+    )
+    assert len(told) == 1
+    assert "second" in told[0]
+    assert "first" in told[0]
+    assert sorted(rows.uids(db)) == ["first", "more", "second"]
+    holds = db.execute("SELECT device, uid FROM holds ORDER BY device").fetchall()
+    assert holds == [("d-0", "first"), ("d-1", "second"), ("d-2", "more")], (
+        "what a row tells is not told again by a file"
+    )
+    db.close()
+
+
+# --- what was set aside -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["its file was set aside", "its file is gone"])
+async def test_a_log_without_its_file_is_set_aside_and_never_over_another(tmp_path: Path, before: bool) -> None:
+    store = open_store(tmp_path)
+    path = store.path
+    aside = path.with_name("records.db.unmerged-1")
+    if before:
+        aside.write_bytes(b"no database")
+        path.with_name("records.db.unmerged-1-wal").write_bytes(b"its own")
+    path.with_name("records.db-wal").write_bytes(b"left over")
+    await store.look()
+    await store.close()
+    store.keeper.process.release()
+    (log,) = tmp_path.glob("records.db.damaged-*-wal")
+    assert log.read_bytes() == (b"its own" if before else b"left over")
+    assert not list(tmp_path.glob("records.db.unmerged-*"))
+    assert State.PREPARED not in {r.state for r in offline.read_rows(path, 1) if not isinstance(r, Unreadable)}

@@ -1,0 +1,204 @@
+"""The folder of CDI files: names, modes, what is whole, what is ours, and what interrupted writes left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.cdi import directory as module
+from dra_kubeletplugin.errors import InvalidSpecError
+
+DRIVER = "d.example.com"
+ENV = {"env": ["A=1"]}
+
+
+@pytest.fixture(autouse=True)
+def no_leak(tmp_path: Path) -> Iterator[None]:
+    yield
+    shown = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            shown.append(str(fd.readlink()))
+    assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> ClaimSpecs:
+    return ClaimSpecs(tmp_path / "cdi", DRIVER, "1-mine")
+
+
+def names(specs: ClaimSpecs) -> list[str]:
+    return sorted(p.name for p in specs.root.iterdir())
+
+
+def test_names_are_those_of_go_drivers(specs: ClaimSpecs) -> None:
+    assert specs.kind == "k8s.d.example.com/claim"
+    assert (specs.device_name("u", "d"), specs.device_name("u", "d", ""), specs.device_name("u", "d", "s")) == (
+        "u-d", "u-d", "u-d-s"
+    )  # fmt: skip
+    assert specs.device_id("u-d") == "k8s.d.example.com/claim=u-d"
+    assert specs.path("u") == specs.root / "k8s.d.example.com-claim_u.json"
+    assert specs.note_path("u") == specs.root / ".k8s.d.example.com-claim_u.record"
+    assert ClaimSpecs(specs.root, DRIVER).token == str(os.getpid())
+    with pytest.raises(InvalidSpecError, match="invalid character"):
+        ClaimSpecs(specs.root, "a/b!c")
+    assert ClaimSpecs(specs.root, "").driver == ""
+
+
+def test_a_spec_is_built_of_names_that_are_good_and_come_once(specs: ClaimSpecs) -> None:
+    assert specs.build([("u-a", ENV), ("u-b", {"additionalGids": [1]})]) == {
+        "cdiVersion": "0.7.0",
+        "kind": specs.kind,
+        "devices": [{"name": "u-a", "containerEdits": ENV}, {"name": "u-b", "containerEdits": {"additionalGids": [1]}}],
+    }
+    with pytest.raises(InvalidSpecError, match='multiple device "a"'):
+        specs.build([("a", ENV), ("b", ENV), ("a", ENV)])
+    with pytest.raises(InvalidSpecError, match="should start with"):
+        specs.build([("-a", ENV)])
+
+
+def test_what_is_written_is_read_by_everybody_and_a_note_by_us(specs: ClaimSpecs) -> None:
+    before = os.umask(0o077)
+    try:
+        specs.write("u", {"kind": "k"})
+        specs.write_note("u", b"note")
+    finally:
+        os.umask(before)
+    assert names(specs) == [".k8s.d.example.com-claim_u.record", "k8s.d.example.com-claim_u.json"]
+    assert [p.stat().st_mode & 0o777 for p in (specs.path("u"), specs.note_path("u"))] == [0o644, 0o600]
+    assert (specs.read("u"), specs.note("u"), specs.exists("u"), specs.exists("v")) == (
+        {"kind": "k"},
+        b"note",
+        True,
+        False,
+    )
+    assert specs.holds("u", {"kind": "k"}, b"note")
+    assert specs.holds("u", None, b"note")
+    assert not specs.holds("u", {"kind": "other"}, b"note")
+    assert not specs.holds("u", {"kind": "k"}, b"other")
+    assert not specs.holds("v", None, b"note")
+    specs.remove_note("u")
+    assert not specs.holds("u", {"kind": "k"}, b"note")
+    for _ in range(2):
+        specs.remove("u")
+        specs.remove_note("u")
+    assert names(specs) == []
+
+
+def test_a_folder_is_made_and_what_is_above_it_is_not(tmp_path: Path, specs: ClaimSpecs) -> None:
+    specs.write("u", {})
+    with pytest.raises(FileNotFoundError):
+        ClaimSpecs(tmp_path / "no" / "cdi", DRIVER).write("u", {})
+
+
+def test_a_folder_that_another_makes_at_that_moment_is_no_fault(
+    specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+
+    def together(self: Path, **options: Any) -> None:
+        mkdir(self)
+        mkdir(self, **options)
+
+    monkeypatch.setattr(Path, "mkdir", together)
+    specs.write("u", {})
+    assert specs.exists("u")
+
+
+@pytest.mark.parametrize("call", ["write", "fchmod", "rename"])
+def test_a_write_that_fails_leaves_what_was_there(
+    call: str, specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs.write("u", {"kind": "before"})
+
+    def fail(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, call, fail)
+    with pytest.raises(OSError, match="No space"):
+        specs.write("u", {"kind": "after"})
+    monkeypatch.undo()
+    assert specs.read("u") == {"kind": "before"}
+    assert names(specs) == ["k8s.d.example.com-claim_u.json"]
+
+
+def test_a_disk_that_takes_a_part_gets_the_rest(specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(module.os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
+    specs.write_note("u", b"0123456789")
+    assert specs.note("u") == b"0123456789"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_file_of_16_mib_is_ours_and_a_larger_one_is_not(more: int, specs: ClaimSpecs) -> None:
+    specs.write_note("u", b"")
+    with specs.note_path("u").open("r+b") as file:
+        file.truncate((16 << 20) + more)
+    if more:
+        with pytest.raises(ValueError, match="regular file"):
+            specs.note("u")
+        assert not specs.holds("u", None, b"")
+    else:
+        assert len(specs.note("u")) == 16 << 20
+
+
+def test_what_is_no_file_or_no_object_is_told(specs: ClaimSpecs) -> None:
+    specs.write("u", {})
+    specs.path("u").unlink()
+    os.mkfifo(specs.path("u"))
+    with pytest.raises(ValueError, match="regular file"):
+        specs.read("u")
+    specs.path("u").unlink()
+    for text in ("[]", "{", "7"):
+        specs.path("u").write_text(text)
+        with pytest.raises(ValueError):
+            specs.read("u")
+    specs.path("u").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        specs.read("u")
+
+
+def test_which_files_are_ours(specs: ClaimSpecs) -> None:
+    assert specs.uids() == []
+    specs.write("both", {})
+    specs.write_note("both", b"")
+    specs.write("spec", {})
+    specs.write_note("note", b"")
+    prefix = "k8s.d.example.com-claim_"
+    for other in (f"{prefix}.json", f".{prefix}.record", f"{prefix}a.yaml", f".{prefix}b.json", f"{prefix}c.record", f"{prefix}d\n.json", "x.json", "k8s.other-claim_e.json"):  # fmt: skip
+        (specs.root / other).touch()
+    assert specs.uids() == ["both", "note", "spec"]
+
+
+def test_what_interrupted_writes_of_the_dead_left_goes_and_nothing_else(specs: ClaimSpecs) -> None:
+    specs.clean(lambda token: False)
+    specs.write("u", {})
+    specs.write_note("u", b"")
+    prefix = ".k8s.d.example.com-claim_"
+    for token in ("1-mine", "2-alive", "3-dead"):
+        (specs.root / f"{prefix}u.json.tmp-{token}").touch()
+    (specs.root / f"{prefix}v.json.tmp-4-dead").mkdir()
+    (specs.root / ".k8s.other-claim_u.json.tmp-3-dead").touch()
+    before = names(specs)
+    asked: list[str] = []
+
+    def alive(token: str) -> bool:
+        asked.append(token)
+        return token in {"2-alive"}
+
+    specs.clean(alive)
+    assert sorted(asked) == ["2-alive", "3-dead", "4-dead"]
+    assert sorted(set(before) - set(names(specs))) == [f"{prefix}u.json.tmp-3-dead"]
+
+    def gone(token: str) -> bool:
+        (specs.root / f"{prefix}w.json.tmp-5").unlink(missing_ok=True)
+        return token not in {"5"}
+
+    (specs.root / f"{prefix}w.json.tmp-5").touch()
+    specs.clean(gone)
