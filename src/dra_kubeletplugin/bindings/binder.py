@@ -32,6 +32,7 @@ from .records import Record, Records
 
 log = logging.getLogger(__name__)
 _MESSAGE = 1_024  # bytes of an error in a condition
+_CATCH_UP = 5.0  # seconds until what was written to a claim is missed in what is seen of it
 _UNKNOWN = Device("unknown")
 
 
@@ -52,6 +53,7 @@ class Next(Enum):
     DONE = "nothing, until something changes"
     AGAIN = "the next step at once"
     WAIT = "nothing, until a device is free"
+    SEE = "nothing, until the claim is seen as it was written"
 
 
 class Binder:
@@ -87,6 +89,7 @@ class Binder:
         self._watch: ClaimWatch | None = None
         self._bound: dict[str, Record] = {}
         self._results: dict[str, tuple[Identity, DraError | None]] = {}  # how bind went, until the claim says it
+        self._said: dict[str, tuple[Identity, float]] = {}  # when it was written to the claim, until it is seen there
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._blocked: set[str] = set()
@@ -165,7 +168,10 @@ class Binder:
                 except Exception as e:  # a claim's fault must end nothing but its own work
                     failures += 1
                     self._tell(uid, e)
-                    await self._pause(uid, failures, seen)
+                    await self._pause(uid, self.pauses.after(failures), seen)
+                    continue
+                if following is Next.SEE:
+                    await self._pause(uid, _CATCH_UP, seen)
                     continue
                 if following is Next.AGAIN or event.is_set():
                     continue
@@ -184,13 +190,17 @@ class Binder:
             return Next.AGAIN
         if wanted is None or wanted.ready or wanted.failed:
             self._results.pop(uid, None)
+            self._said.pop(uid, None)
             return Next.DONE
+        said = self._said.get(uid)
+        if said is not None and said[0] == wanted.identity and time.monotonic() - said[1] < _CATCH_UP:
+            return Next.SEE
         if any(r.exclusive & wanted.exclusive for u, r in self._bound.items() if u != uid):
             return Next.WAIT
         if record is None:
             await self._record(wanted)
         await self._bind(wanted)
-        return Next.DONE
+        return Next.AGAIN
 
     async def _record(self, wanted: Allocated) -> None:
         try:
@@ -224,10 +234,10 @@ class Binder:
     async def _say(self, wanted: Allocated, error: DraError | None) -> None:
         """Raises :class:`ApiError`; then it is tried again, and ``bind`` is not called for it."""
         statuses = {r.key: _status(r, error) for r in wanted.waiting}
+        told = wanted.identity, time.monotonic()
         if error and not any(s.conditions for s in statuses.values()):
-            log.error(
-                "claim %s: its devices have no binding failure conditions: the scheduler waits in vain", wanted.claim
-            )
+            log.error("claim %s has no binding failure conditions: the scheduler waits in vain", wanted.claim)
+            self._said[wanted.claim.uid] = told
             return
 
         def same(obj: Mapping[str, object]) -> bool:
@@ -236,6 +246,7 @@ class Binder:
 
         if not await self.conditions.write(wanted.claim, statuses, same):
             log.info("claim %s was deallocated while it was bound", wanted.claim)
+        self._said[wanted.claim.uid] = told
 
     async def _unbind(self, record: Record) -> None:
         claim = record.claim
@@ -248,6 +259,7 @@ class Binder:
         await self.records.delete(record)
         self._bound.pop(claim.uid, None)
         self._results.pop(claim.uid, None)
+        self._said.pop(claim.uid, None)
         log.info("unbound claim %s/%s", claim.namespace, claim.name)
         for uid in list(self._blocked):
             self._blocked.discard(uid)
@@ -314,10 +326,10 @@ class Binder:
         wanted = self._claim(uid)
         return wanted and (wanted.identity, wanted.ready, wanted.failed)
 
-    async def _pause(self, uid: str, failures: int, seen: object) -> None:
+    async def _pause(self, uid: str, seconds: float, seen: object) -> None:
         """Until it is time to try again, or something else is to be done."""
         event = self._changed[uid]
-        until = time.monotonic() + self.pauses.after(failures)
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self._seen(uid) == seen and not self._stopping:
             event.clear()
             with contextlib.suppress(TimeoutError):

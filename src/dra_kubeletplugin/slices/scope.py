@@ -84,7 +84,7 @@ class ClusterScope:
     def __init__(self, driver: str, owner: Mapping[str, Any] | None = None) -> None:
         self.driver = driver
         self.owner = owner
-        self.selector = f"spec.driver={driver}"
+        self.selector = f"spec.driver={driver},spec.nodeName="  # those that name none: not all nodes of a large cluster
         self.middle = ""
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
