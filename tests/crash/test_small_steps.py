@@ -18,7 +18,7 @@ from dra_kubeletplugin.claims.salvage import Findings, fill, from_files
 from dra_kubeletplugin.claims.verify import Verifier
 from dra_kubeletplugin.errors import DraError, RecordsError
 from dra_kubeletplugin.kube import Resource
-from tests.crash.rooms import Api, room
+from tests.crash.rooms import Api, Room, room
 from tests.crash.stores import DRIVER, a_record, in_memory, instance, open_store, with_file
 
 
@@ -74,6 +74,49 @@ async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monke
         offline.read_rows(path, 1)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         seen[0].execute("SELECT 1")
+
+
+# --- a start ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slow", "fault", "says"),
+    [
+        (slow, fault, says)
+        for slow in (False, True)
+        for fault, says in (
+            (RecordsError("the disk is full"), "the disk is full: no claim can be worked on until this is mended"),
+            (KeyError("odd"), "undoing what a crash left failed"),
+        )
+    ],
+)
+async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
+    tmp_path: Path,
+    slow: bool,
+    fault: Exception,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.01 if slow else 10.0)
+    one = Room(tmp_path, Plain(), Api(), "boot")
+    go_on = asyncio.Event()
+    if not slow:
+        go_on.set()
+
+    async def fail(**options: Any) -> str:
+        await go_on.wait()
+        raise fault
+
+    monkeypatch.setattr(one.claims.reconciler, "once", fail)
+    await one.open()
+    assert (says in caplog.text) is not slow
+    assert ("undoing what a crash left takes long; it goes on" in caplog.text) is slow
+    go_on.set()
+    async with asyncio.timeout(5):
+        while says not in caplog.text:
+            await asyncio.sleep(0.001)
+    await one.close()
 
 
 # --- a repeat -----------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
     driver.told = [
         claim("file", told, "ns", "c"),
         claim("right", [device("d-5", data={"n": 3})], "x", "y"),
+        claim("new", [device("d-8")]),
     ]
     asks = recovery(store, driver)
     assert await asks.once()
@@ -137,7 +138,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
     ]
     assert (found.namespace, found.name, found.doc["more"]) == ("ns", "c", "kept")
     assert (right.namespace, right.name, "data" in right.devices[0]) == ("ns", "name-right", False)
-    assert asks.report == []
+    assert asks.report == ["1 claims were reported by the driver: new"]
 
 
 async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: Store) -> None:

@@ -82,7 +82,7 @@ def test_what_is_written_is_read_by_everybody_and_a_note_by_us(specs: ClaimSpecs
     assert specs.holds("u", None, b"note")
     assert not specs.holds("u", {"kind": "other"}, b"note")
     assert not specs.holds("u", {"kind": "k"}, b"other")
-    assert not specs.holds("v", None, b"note")
+    assert specs.holds("v", None, b"note") is False
     specs.remove_note("u")
     assert not specs.holds("u", {"kind": "k"}, b"note")
     for _ in range(2):

@@ -77,6 +77,13 @@ def test_a_process_lives_from_its_mark_to_its_release(folder: Path) -> None:
         assert list(folder.iterdir()) == []
 
 
+def test_a_mark_that_somebody_removed_is_given_up_all_the_same(folder: Path) -> None:
+    with living(folder) as mine:
+        (folder / f"{mine.id}.lock").unlink()
+    assert not mine.alive(mine.id)
+    assert Owned("/x") == Owned("/x", 0, 0)
+
+
 def test_what_is_no_id_lives_not(folder: Path) -> None:
     with living(folder) as mine:
         other = ProcessLock(folder)

@@ -117,7 +117,7 @@ class KubeClient:
     ) -> Page:
         """As :meth:`list`, with its items as they came."""
         query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
-        return await self._call("GET", resource.path(namespace), page_of, query=query)
+        return await self._call("GET", resource.path(namespace), page_of, query=query, content_type="")
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
@@ -186,7 +186,7 @@ class KubeClient:
         body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
-        content_type: str = "",
+        content_type: str,
         timeout: float | None = None,
     ) -> T:
         target = _target(path, query)
