@@ -11,8 +11,8 @@ or another table. A suffix ``!`` means that the field is always stored, ``?`` th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from . import quantity
 
@@ -210,19 +210,19 @@ def written(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if isinstance(shape, list):
         return [_settled(v, shape[0], stored=stored) for v in value]
-    if isinstance(shape, str) or not isinstance(value, Mapping):
+    if isinstance(shape, str) or not isinstance(value, dict):
         return value
     if "*" in shape:
         return {k: _settled(v, shape["*"], stored=stored) for k, v in value.items()}
     out = {}
     fields = _fields(shape)
     for name, given in value.items():
-        field_shape, always, container = fields.get(name, _RAW)
-        if given is None or not container:
-            out[name] = None if given is None else _settled(given, field_shape, stored=stored)
-        elif given:
-            out[name] = _settled(given, field_shape, stored=stored)
-        elif always:
+        field = fields.get(name)
+        if field is None or field.kind or given is None:
+            out[name] = given
+        elif given or not field.container:
+            out[name] = _settled(given, field.shape, stored=stored)
+        elif field.always:
             out[name] = None if stored else given
     return out
 
@@ -244,21 +244,43 @@ def dropped(sent: Any, echoed: Any, path: str = "") -> list[str]:
     return []
 
 
-_Fields = Mapping[str, tuple[Shape, bool, bool]]  # name → shape, whether always stored, whether a list or a map
-_RAW: tuple[Shape, bool, bool] = ("raw", True, False)
-_known_fields: dict[int, tuple[Shape, _Fields]] = {}  # by the identity of a table: they are constants of this module
+class _Field(NamedTuple):
+    """A field of a table with its marks read. ``kind`` is that of a scalar; ``needed``: there is something to store without it."""
+
+    shape: Shape
+    always: bool
+    container: bool  # a list or a map
+    kind: str
+    mode: str
+    needed: bool
 
 
-def _fields(shape: Shape) -> _Fields:
-    """A table with its marks read, once."""
+_known_fields: dict[int, tuple[Shape, Mapping[str, _Field]]] = {}  # by the identity of a table: they are constants here
+
+_known_needs: dict[int, bool] = {}  # whether it has fields that are needed
+
+
+def _fields(shape: Shape) -> Mapping[str, _Field]:
     found = _known_fields.get(id(shape))
     if found is None:
-        fields = {
-            key.rstrip("!"): (s, key.endswith("!"), isinstance(s, list) or (isinstance(s, dict) and "*" in s))
-            for key, s in shape.items()
-        }
+        fields = {key.rstrip("!"): _field(s, always=key.endswith("!")) for key, s in shape.items()}
         found = _known_fields[id(shape)] = (shape, fields)
     return found[1]
+
+
+def _has_needed(shape: Shape) -> bool:
+    found = _known_needs.get(id(shape))
+    if found is None:
+        found = _known_needs[id(shape)] = any(f.needed for f in _fields(shape).values())
+    return found
+
+
+def _field(shape: Shape, *, always: bool) -> _Field:
+    if not isinstance(shape, str):
+        container = isinstance(shape, list) or "*" in shape
+        return _Field(shape, always, container, "", "", always)
+    mode = shape[-1] if shape[-1] in "!?*" else ""
+    return _Field(shape, always, False, shape.rstrip("!?*"), mode, always or mode in {"!", "*"})
 
 
 def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> dict[str, Any]:
@@ -266,32 +288,24 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
         raise _mistyped(value, path, owner)
     out: dict[str, Any] = {}
     known = _fields(shape)
-    for key in value:
-        if key not in known:
-            unknown.append(f"{path}.{key}" if path else key)
-    for name, (field_shape, always, _) in known.items():
+    names: Iterable[str] = known
+    if not value.keys() <= known.keys():
+        unknown += [f"{path}.{key}" if path else key for key in value if key not in known]
+    elif len(value) == 1 and not _has_needed(shape):  # as the attributes of devices are, thousands of them
+        names = value
+    for name in names:
+        field_shape, always, _, kind, mode, needed = known[name]
         given = value.get(name)
-        if given is None and not always and not (isinstance(field_shape, str) and field_shape[-1] in "!*"):
-            continue
-        where = f"{path}.{name}" if path else name
-        if isinstance(field_shape, str):
-            mode = field_shape[-1] if field_shape[-1] in "!?*" else ""
-            kind = field_shape.rstrip("!?*")
-            if given is None:
-                if mode == "!" or always:
-                    out[name] = _zero(kind)
-                elif mode == "*":
-                    out[name] = None
+        if given is not None:
+            where = f"{path}.{name}" if path else name
+            if not kind:
+                out[name] = _composite(given, field_shape, where, name, unknown)
                 continue
             decoded = _scalar(given, kind, where)
             if mode or always or decoded not in ("", 0, False):
                 out[name] = decoded
-        elif given is None:
-            if always:
-                out[name] = _zero_of(field_shape)
-        else:
-            decoded = _composite(given, field_shape, where, name, unknown)
-            out[name] = decoded
+        elif needed:
+            out[name] = _zero_of(field_shape) if not kind else None if mode == "*" and not always else _zero(kind)
     return out
 
 

@@ -27,6 +27,9 @@ class InvalidObject(Exception):
         self.faults = faults
 
 
+_LISTS = frozenset(slice_rules.LIST_ATTRIBUTES)
+
+
 def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) -> JSON:
     """The stored form of what a client sent in ``version``.
 
@@ -60,8 +63,9 @@ def _drop_gated(spec: JSON) -> None:
     for device in spec.get("devices") or []:
         device.pop("nodeAllocatableResourceMappings", None)
         for attribute in (device.get("attributes") or {}).values():
-            for name in slice_rules.LIST_ATTRIBUTES:
-                attribute.pop(name, None)
+            if not _LISTS.isdisjoint(attribute):
+                for name in _LISTS:
+                    attribute.pop(name, None)
 
 
 def stored(kind: Kind, obj: JSON) -> JSON:
