@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -72,12 +72,18 @@ class Files:
         """
         self._notes[record.uid] = record
 
-    def write_notes(self) -> None:
-        """Writes the notes that are due; raises nothing."""
+    def write_notes(self, stands: Callable[[Record], bool]) -> None:
+        """Writes the notes that are due, of records that still stand; raises nothing.
+
+        Another instance may have undone a claim since: a note would bring it back as prepared when the database is next opened.
+        """
         while self._notes:
             _, record = self._notes.popitem()
             try:
-                self.specs.write_note(record.uid, note_of(record))
+                if stands(record):
+                    self.specs.write_note(record.uid, note_of(record))
+                    if not stands(record):  # undone at this moment: what was to be taken away was not there yet
+                        self.specs.remove_note(record.uid)
             except (OSError, ValueError) as e:
                 log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
