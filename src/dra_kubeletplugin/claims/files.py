@@ -114,12 +114,18 @@ class Files:
             self.specs.remove(uid)
 
     def forget(self, uid: str) -> None:
-        """Takes the note away: what it tells is undone. A failure is logged, and the next pass finds an orphan."""
+        """Takes the note away: what it tells is undone, and would come back with the next opening of the records.
+
+        What cannot be removed and tells nothing is logged: the next pass finds an orphan.
+        """
         self._notes.pop(uid, None)
         try:
-            self.specs.remove_note(uid)
-        except (OSError, ValueError) as e:
-            log.warning("the note of claim %s cannot be removed: %s", printable(uid), describe(e))
+            with self._translated():
+                self.specs.remove_note(uid)
+        except RecordsError as e:
+            if self.known(uid) is not None:
+                raise
+            log.warning("the note of claim %s cannot be removed: %s", printable(uid), e)
 
     def remove_all(self, uid: str) -> None:
         """Both, for a claim that has no record."""
