@@ -45,8 +45,8 @@ class Controllers:
             "FABRIC_STATE": str(self.folder / "fabric.db"),
             "POD_NAMESPACE": "default",
             "POD_NAME": name,
-            "LEASE_DURATION": "2s",
-            "RENEW_DEADLINE": "1500ms",
+            "LEASE_DURATION": "4s",
+            "RENEW_DEADLINE": "3s",
             "RETRY_PERIOD": "100ms",
             "STOP_GRACE": "2s",
         }
