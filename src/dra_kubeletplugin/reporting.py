@@ -161,24 +161,39 @@ class StatusReports:
         try:
             written = await self.write(pending.claim, sent)
         except ApiError as e:
-            self._failed(pending, e)
+            if self._failed(pending, e):
+                self._settle(pending, sent, told, written=False)
         except Exception as e:  # an odd answer must not end the process
             log.exception("reporting the status of claim %s failed", pending.claim)
-            self._failed(pending, ApiError(describe(e)))
+            if self._failed(pending, ApiError(describe(e))):
+                self._settle(pending, sent, told, written=False)
         else:
             self.fault = ""
             self.metrics.inc("status_reports_total", result="written" if written else "dropped")
-            for one in told:
-                one(written)
-            pending.told = [t for t in pending.told if t not in told]
-            pending.wanted = {k: s for k, s in pending.wanted.items() if sent.get(k) is not s}
-            if not pending.wanted and self._pending.get(uid) is pending:
-                del self._pending[uid]
+            self._settle(pending, sent, told, written=written)
         finally:
             self._busy.discard(uid)
             self._wake.set()
 
-    def _failed(self, pending: _Pending, e: ApiError) -> None:
+    def _settle(
+        self,
+        pending: _Pending,
+        sent: Mapping[DeviceKey, DeviceStatus],
+        told: list[Callable[[bool], object]],
+        *,
+        written: bool,
+    ) -> None:
+        """What was sent is done with; what came meanwhile is still to be said."""
+        for one in told:
+            one(written)
+        pending.told = [t for t in pending.told if t not in told]
+        pending.wanted = {k: s for k, s in pending.wanted.items() if sent.get(k) is not s}
+        pending.since = time.monotonic()
+        if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
+            del self._pending[pending.claim.uid]
+
+    def _failed(self, pending: _Pending, e: ApiError) -> bool:
+        """Whether it is given up; otherwise it is tried again after a pause."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
         fault = f"the status of claims cannot be reported{hint}: {e}"
@@ -190,8 +205,8 @@ class StatusReports:
         pending.not_before = time.monotonic() + pause
         if time.monotonic() - pending.since > _PATIENCE or (e.status in {400, 422} and not e.unreachable):
             log.warning("the status of claim %s is given up: %s", pending.claim, e)
-            self._pending.pop(pending.claim.uid, None)
-            pending.tell(False)
+            return True
+        return False
 
     # --- one write ------------------------------------------------------------------------------
 

@@ -337,3 +337,24 @@ async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, mo
         async with asyncio.timeout(5):
             while look._task is not None:
                 await asyncio.sleep(0.02)
+
+
+async def test_a_device_of_the_inventory_that_vanishes_while_slices_are_read_is_no_fault_of_ours(
+    tmp_path: Path,
+) -> None:
+    api = Api()
+    api.slices = [a_slice({"name": "f-0"})]
+    ref = asks(api, "d-0", pool="node", uid="u")
+    results = api.claims[f"c-{ref.uid}"]["status"]["allocation"]["devices"]["results"]
+    results.append(results[0] | {"pool": "fabric", "device": "f-0", "request": "s"})
+    async with room(tmp_path, Fabric(), api) as one:
+        page = api.page
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            await one.inventory.update([])
+            return await page(*args, **kwargs)
+
+        api.page = slow  # type: ignore[method-assign]
+        answer = await one.prepare(ref)
+        assert not isinstance(answer, DraError), answer
+        assert {a.device for a in answer} == {"d-0", "f-0"}

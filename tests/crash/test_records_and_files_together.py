@@ -13,7 +13,7 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.claims import rows
 from dra_kubeletplugin.claims.batch import Batcher
 from dra_kubeletplugin.claims.store import Job
-from dra_kubeletplugin.errors import DraError, RecordsError
+from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.crash.rooms import Api, room, until
 from tests.crash.stores import DRIVER, a_record, add, instance
 
@@ -208,3 +208,30 @@ async def test_what_nobody_waits_for_is_done_once_a_second_also_where_batches_ne
         await asyncio.gather(*(batcher.submit(i) for i in range(2)))
     await batcher.close(5)
     assert 1 <= rests <= 3
+
+
+@pytest.mark.parametrize("driver", [Plain(), Careful()], ids=["nothing to undo", "unprepare"])
+async def test_a_claim_whose_note_cannot_be_removed_keeps_its_record_and_never_comes_back(
+    tmp_path: Path, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+    async with room(tmp_path, driver, api) as one:
+        if isinstance(driver, Careful):
+            driver.folder = one.settings.cdi_root
+        await one.prepare(ref)
+        specs = one.claims.files.specs
+        await until(specs.note_path("a").exists)
+
+        def fails(uid: str) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(specs, "remove_note", fails)
+        first = await one.unprepare(ref)
+        monkeypatch.undo()
+        assert isinstance(first, RecordsError | UndoFailedError)
+        assert await one.records() == {"a": "Unpreparing"}
+        assert await one.unprepare(ref) == ()
+    async with room(tmp_path, driver, api) as two:
+        assert await two.records() == {}
+        assert not isinstance(await two.prepare(other), DraError)

@@ -222,3 +222,18 @@ def test_what_is_written_is_what_is_read() -> None:
 )  # fmt: skip
 def test_where_others_holds_matter(wanted: list[Hold], found: list[tuple[str, str | None]]) -> None:
     assert places(wanted) == found
+
+
+def test_an_amount_below_zero_gives_nobody_more() -> None:
+    stock = Stock(capacity={("p", "d"): {"m": "10"}})
+    full = hold("d", part("10"), "full", share="1")
+    below = hold("d", part("-10"), "below", share="2")
+    wanted = hold("d", part("10"), share="3")
+    assert shortage([wanted], [full], stock) is not None
+    assert shortage([wanted], [full, below], stock) is not None
+    assert shortage([wanted, hold("d", part("-10"), share="4")], [full], stock) is not None
+
+
+def test_an_amount_that_is_nested_without_end_is_not_known() -> None:
+    assert read_takes('{"x":' + "[" * 200_000) is None
+    assert read_takes('{"counters":' + '{"a":' * 200_000) is None

@@ -285,6 +285,19 @@ async def test_a_driver_that_cancels_its_own_task_does_not_cancel_ours() -> None
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
+async def test_a_driver_that_cancels_its_own_task_and_never_waits_does_not_cancel_ours() -> None:
+    async def cancels() -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+
+    def plain() -> Any:
+        return cancels()
+
+    for method in (cancels, plain):
+        with pytest.raises(DriverFailedError, match="raised CancelledError"):
+            await Calls()(method)
+    assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+
 async def test_a_call_made_while_our_task_is_being_cancelled_still_works() -> None:
     calls, seen = Calls(), []
 

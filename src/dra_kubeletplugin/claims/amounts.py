@@ -110,10 +110,15 @@ def read_takes(text: object) -> Takes | None:
         found = msgspec.json.decode(text, type=_Takes) if isinstance(text, str) else None
         if found is None:
             return None
-        counters = {s: {n: nano(v) for n, v in c.items()} for s, c in found.counters.items()}
-        return Takes(counters, {n: nano(v) for n, v in found.capacity.items()})
-    except ValueError:
+        counters = {s: {n: _taken(v) for n, v in c.items()} for s, c in found.counters.items()}
+        return Takes(counters, {n: _taken(v) for n, v in found.capacity.items()})
+    except (ValueError, RecursionError):
         return None
+
+
+def _taken(amount: str) -> int:
+    """Whoever takes less than nothing gives the others nothing by it."""
+    return max(0, nano(amount))
 
 
 @functools.lru_cache(512)

@@ -276,7 +276,7 @@ class Engine:
 
     async def _repeat(self, record: Record) -> Sequence[PreparedAnswer]:
         """Answers from the record; a CDI file that was lost or damaged since comes back first."""
-        if await self.store.aside(lambda: self.files.mend(record)):
+        if await self.undoing.mend(record):
             log.warning("CDI file of claim %s was missing or damaged: written again", record.shown)
         return answer(record)
 

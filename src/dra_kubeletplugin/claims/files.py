@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -72,12 +72,18 @@ class Files:
         """
         self._notes[record.uid] = record
 
-    def write_notes(self) -> None:
-        """Writes the notes that are due; raises nothing."""
+    def write_notes(self, stands: Callable[[Record], bool]) -> None:
+        """Writes the notes that are due, of records that still stand; raises nothing.
+
+        Another instance may have undone a claim since: a note would bring it back as prepared when the database is next opened.
+        """
         while self._notes:
             _, record = self._notes.popitem()
             try:
-                self.specs.write_note(record.uid, note_of(record))
+                if stands(record):
+                    self.specs.write_note(record.uid, note_of(record))
+                    if not stands(record):  # undone at this moment: what was to be taken away was not there yet
+                        self.specs.remove_note(record.uid)
             except (OSError, ValueError) as e:
                 log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
@@ -108,12 +114,18 @@ class Files:
             self.specs.remove(uid)
 
     def forget(self, uid: str) -> None:
-        """Takes the note away: what it tells is undone. A failure is logged, and the next pass finds an orphan."""
+        """Takes the note away: what it tells is undone, and would come back with the next opening of the records.
+
+        What cannot be removed and tells nothing is logged: the next pass finds an orphan.
+        """
         self._notes.pop(uid, None)
         try:
-            self.specs.remove_note(uid)
-        except (OSError, ValueError) as e:
-            log.warning("the note of claim %s cannot be removed: %s", printable(uid), describe(e))
+            with self._translated():
+                self.specs.remove_note(uid)
+        except RecordsError as e:
+            if self.known(uid) is not None:
+                raise
+            log.warning("the note of claim %s cannot be removed: %s", printable(uid), e)
 
     def remove_all(self, uid: str) -> None:
         """Both, for a claim that has no record."""

@@ -20,7 +20,7 @@ from . import rows
 from .files import Files
 from .flights import Flights, Work, own
 from .judge import Judge, Nothing, Repeat, Undo, Undone, Verdict
-from .record import Fence, InFlight, Record
+from .record import Fence, InFlight, Record, State
 from .store import Job, Mode, Operation, Store
 from .undo import has_undo, run_undo
 
@@ -68,13 +68,12 @@ class Undoing:
         def end(db: Connection) -> Verdict:
             verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
             if isinstance(verdict, Nothing):
+                self._clear(db, uid)
                 # Should the driver tell of this claim later, it is known to be over.
                 self.judge.remember_end(db, uid)
             return verdict
 
         def then(verdict: Verdict) -> Verdict | Job:
-            if isinstance(verdict, Nothing):
-                self.files.remove_all(uid)
             verdict = self._without_spec(verdict)
             if not isinstance(verdict, Undo) or verdict.fault or has_undo(self.driver, verdict.record.steps):
                 return verdict
@@ -127,6 +126,16 @@ class Undoing:
     def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)
         self.changed()
+
+    def _clear(self, db: Connection, uid: str) -> bool:
+        """Takes away the files of a claim that has no record; True where it has none.
+
+        To be asked inside a write transaction: so no other instance can begin to prepare the claim in between.
+        """
+        if rows.read(db, uid) is not None:
+            return False
+        self.files.remove_all(uid)
+        return True
 
     def _drop(self, db: Connection, fence: Fence) -> bool:
         """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
@@ -200,23 +209,31 @@ class Undoing:
 
         async def work() -> bool:
             row = await self.store.get(uid)
-            return (
-                isinstance(row, Record)
-                and self.judge.answers(row)
-                and await self.store.aside(lambda: self.files.mend(row))
-            )
+            return isinstance(row, Record) and self.judge.answers(row) and await self.mend(row)
 
         done: bool = await self._run(uid, work)
         return done
+
+    async def mend(self, record: Record) -> bool:
+        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not stay."""
+        if not await self.store.aside(lambda: self.files.mend(record)):
+            return False
+
+        def look_again(db: Connection) -> None:
+            row = rows.read(db, record.uid)
+            if isinstance(row, Record) and row.state is State.UNPREPARING:
+                self.files.remove(record.uid)  # its note goes with the row
+            else:
+                self._clear(db, record.uid)
+
+        await self.store.do(look_again)
+        return True
 
     async def remove_orphan(self, uid: str) -> bool:
         """Removes a CDI file that no record knows; True where it did."""
 
         async def work() -> bool:
-            if await self.store.get(uid) is not None:
-                return False
-            await self.store.aside(lambda: self.files.remove_all(uid))
-            return True
+            return await self.store.do(lambda db: self._clear(db, uid))
 
         done: bool = await self._run(uid, work)
         return done

@@ -189,8 +189,10 @@ class Verifier:
         results = claim.results(self.name)
         supply = Known(self.inventory)
         try:
-            devices = [await self._device(ref, r, claim.config(), supply) for r in results]
-            entries = [supply.entry(d) for d in devices]
+            devices, entries = [], []
+            for result in results:
+                devices.append(await self._device(ref, result, claim.config(), supply))
+                entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
             return Verified(claim.object, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [_allocated(r) for r in results]

@@ -137,16 +137,16 @@ class Calls:
 
         if task.done():
             ended(task)
-            return task.result()
-        task.add_done_callback(ended)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            task.cancel()
-            task.add_done_callback(lambda t: None if t.cancelled() else self._drop(running.name, t.result()))
-            await asyncio.wait({task}, timeout=_CLEAN_UP)
-            raise
-        if task.cancelled():  # by whoever found it among the loop's tasks
+        else:
+            task.add_done_callback(ended)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                task.cancel()
+                task.add_done_callback(lambda t: None if t.cancelled() else self._drop(running.name, t.result()))
+                await asyncio.wait({task}, timeout=_CLEAN_UP)
+                raise
+        if task.cancelled():  # by whoever found it among the loop's tasks, or by itself
             return _Outcome(error=asyncio.CancelledError())
         return task.result()
 

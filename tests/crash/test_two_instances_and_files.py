@@ -1,0 +1,111 @@
+"""What one instance does with a claim's files must fit what another does with the claim at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice
+from dra_kubeletplugin.claims.files import Files
+from tests.crash.rooms import Api, room, until
+from tests.crash.stores import DRIVER, with_file
+
+
+class Plain(Driver):
+    name = DRIVER
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[str] = []
+
+    def devices(self) -> list[Any]:
+        return []
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        self.prepared.append(claim.uid)
+        return [d.prepared(ContainerEdits(env={"D": d.name})) for d in claim.devices]
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch, files: Files, method: str, work: Callable[[], Awaitable[object]]
+) -> None:
+    """Before ``method`` does its part, another instance does ``work``, or as much of it as it can in that time."""
+    loop, real = asyncio.get_running_loop(), getattr(files, method)
+
+    async def begun() -> object:
+        return await work()
+
+    def after(*args: Any) -> Any:
+        monkeypatch.undo()
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(begun(), loop).result(0.4)
+        return real(*args)
+
+    monkeypatch.setattr(files, method, after)
+
+
+async def test_a_note_that_is_due_is_not_written_once_another_instance_has_unprepared_its_claim(tmp_path: Path) -> None:
+    api, later = Api(), Plain()
+    ref, last, other = (api.allocate(n, n, d, DRIVER) for n, d in (("a", "d-0"), ("last", "d-1"), ("b", "d-0")))
+    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+        await old.prepare(ref)
+        assert await new.unprepare(ref) == ()
+        await old.prepare(last)
+        specs = old.claims.files.specs
+        await until(specs.note_path("last").exists)
+        await old.records()  # behind all notes
+        assert not specs.note_path("a").exists()
+    async with room(tmp_path, later, api) as third:
+        assert await third.records() == {"last": "Prepared"}
+        assert not isinstance(await third.prepare(other), Exception)
+        assert later.prepared == ["b"]
+
+
+@pytest.mark.parametrize("who", ["prepare", "reconcile"])
+async def test_files_that_are_mended_while_another_instance_unprepares_the_claim_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+        await old.prepare(ref)
+        meanwhile(monkeypatch, old.claims.files, "mend", lambda: new.unprepare(ref))
+        if who == "prepare":
+            await old.prepare(ref)
+        else:
+            await old.claims.reconciler.once(ask_server=False)
+        await until(lambda: not old.claims.flights.uids and not new.claims.flights.uids)
+        assert await new.records() == {}
+        assert list(old.settings.cdi_root.iterdir()) == []
+
+
+async def test_an_unprepare_of_what_is_not_known_leaves_what_another_instance_prepares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+        meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
+        assert await old.unprepare(ref) == ()
+        await until(lambda: not new.claims.flights.uids)
+        assert await new.records() == {"a": "Prepared"}
+        assert new.claims.files.specs.exists("a")
+
+
+async def test_what_looks_like_an_orphan_stays_where_another_instance_prepares_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+        with_file(tmp_path, "a", "d-0")
+        meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
+        await old.claims.engine.undoing.remove_orphan("a")
+        await until(lambda: not new.claims.flights.uids)
+        assert await new.records() == {"a": "Prepared"}
+        assert new.claims.files.specs.exists("a")
