@@ -279,3 +279,23 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
         await asyncio.wait_for(publisher.published.wait(), 10)
         assert server.devices() == ["good"]
         assert set(inventory.left_out) == {"bad", "counter set GPU_0"}
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(status: int) -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node/bad", [Device("a")]), Pool("node/good", [Device("b")])])
+
+    def refuse(request: Request) -> Response | None:
+        wrong = request.method in {"POST", "PUT"} and b"node/bad" in request.body
+        return json({"kind": "Status", "message": "not this pool", "code": status}, status) if wrong else None
+
+    async with api() as server:
+        server.instead = refuse
+        async with publishing(server, inventory) as publisher:
+            await until(lambda: server.devices() == ["b"])
+            await until(lambda: "not this pool" in publisher.fault)
+            server.instead = lambda request: None
+            await inventory.update([Pool("node/bad", [Device("a2")]), Pool("node/good", [Device("b")])])
+            await until(lambda: server.devices() == ["a2", "b"])
+            await until(lambda: not publisher.fault)

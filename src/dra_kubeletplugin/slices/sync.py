@@ -17,7 +17,7 @@ from ..kube.boundary import Bare
 from ..observe.metrics import Metrics
 from ..publishable import decoded
 from ..resources.gates import gate_of
-from .echo import as_sent, in_v1, lost, refused_devices
+from .echo import REFUSED, as_sent, in_v1, lost, refused_devices
 from .pack import Held, SliceContent, on_to, pack
 from .plan import Found, Frame, Plan, Write, first_frame, found, is_numbered, make_plan, newest
 from .sameness import digest
@@ -188,12 +188,25 @@ class Syncer:
     # --- writing --------------------------------------------------------------------------------
 
     async def carry_out(self, sync: Sync, resource: Resource) -> None:
-        """Raises :class:`ApiError` at the first write that fails, and :class:`Superseded`; what was done stays done."""
+        """What was done stays done. A pool that the server refuses keeps no other from its devices.
+
+        Raises :class:`ApiError` at the first write that fails, or, where it was refused, after the other pools; and
+        :class:`Superseded`.
+        """
         settled = {s.name: s.version for s in sync.existing}
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
+        refused: ApiError | None = None
         for plan in sync.plans:
-            await self._carry_out_pool(plan, resource, settled)
+            try:
+                await self._carry_out_pool(plan, resource, settled)
+            except ApiError as e:
+                # Devices of a pool that goes may be in another one: that waits until it is gone.
+                if e.status not in {*REFUSED, 403} or not plan.frame.count:
+                    raise
+                refused = refused or e
+        if refused:
+            raise refused
         self.settled, self.settled_at = settled, sync.version
         self._metrics.set("slices", len(settled))
         if not sync.writes:
