@@ -207,8 +207,17 @@ class Binder:
             self._bound[wanted.claim.uid] = await self.records.create(wanted)
         except ApiError as e:
             if e.status == 409:  # an answer was lost, or somebody led in between: what is there counts
-                await self._load()
+                await self._read_again(wanted.claim.uid)
             raise
+
+    async def _read_again(self, uid: str) -> None:
+        """One claim's record. What the others have may be newer by now than the list is.
+
+        Raises :class:`ApiError`.
+        """
+        for record in await self.records.load():
+            if record.claim.uid == uid:
+                self._bound[uid] = record
 
     async def _bind(self, wanted: Allocated) -> None:
         uid = wanted.claim.uid
