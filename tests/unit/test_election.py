@@ -191,6 +191,20 @@ async def test_who_leads_says_so_from_its_first_write_to_its_end(elect: Any) -> 
     assert (seen, elector.leader.is_set()) == ([False, True, True], False)
 
 
+async def test_who_was_frozen_past_its_deadline_leads_no_more_before_anything_has_noticed(elect: Any) -> None:
+    api = Api(until=30)
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        elector = cast(Elector, api.elector)
+        before, api.now = elector.leads, api.now + 10
+        seen.append((before, elector.leads))
+
+    api.at[5] = look
+    await elect(api)
+    assert seen == [(True, False)]
+
+
 async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
     api = Api(until=100)
     api.faults = [None, None, None] + [ApiError("away")] * 50

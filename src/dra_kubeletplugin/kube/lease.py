@@ -99,6 +99,11 @@ class Elector:
         self._seen_at = 0.0  # when the record last changed, on our clock
         self._renewed_at = 0.0  # when the last successful renewal was sent
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads now. Unlike ``leader``, false at once in a process that was frozen past its deadline."""
+        return self.leader.is_set() and self._left() > 0
+
     async def run(self) -> None:
         """Becomes leader sooner or later, then renews, and returns when it leads no more."""
         while True:
