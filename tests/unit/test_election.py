@@ -205,6 +205,20 @@ async def test_who_was_frozen_past_its_deadline_leads_no_more_before_anything_ha
     assert seen == [(True, False)]
 
 
+async def test_a_lease_that_somebody_deletes_is_made_again_by_who_leads(elect: Any) -> None:
+    api = Api(until=30)
+
+    def delete() -> None:
+        api.lease = None
+        api.faults = [ApiError("no such lease", status=404, details={"details": {"name": "driver"}})]
+
+    api.at[5] = delete
+    elector = await elect(api)
+    assert api.now > 30, "it led until the test was over"
+    assert (elector.fault, elector.holder) == ("", "me")
+    assert [(at, what) for at, what in api.calls if at in {6, 8}] == [(6, "update"), (8, "get"), (8, "create")]
+
+
 async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
     api = Api(until=100)
     api.faults = [None, None, None] + [ApiError("away")] * 50

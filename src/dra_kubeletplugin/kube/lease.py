@@ -160,6 +160,8 @@ class Elector:
             if e.status == 409:
                 self._lease = None  # somebody else wrote: read it again
                 return False
+            if e.status == 404:
+                self._lease = None  # somebody deleted it: made again, unless another was quicker
             return self._failed(str(e))
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as e:
             return self._failed(f"lease {self.namespace}/{self.name} is no Lease: {describe(e)}")
