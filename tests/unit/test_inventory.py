@@ -572,3 +572,17 @@ async def test_8192_sick_devices_reach_a_client_that_takes_4_mib_and_no_more(tmp
                     break
     finally:
         await server.stop(0)
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_a_pool_that_becomes_the_other_role_s_is_published_by_that_one_alone_though_claims_hold_devices(
+    role: Role,
+) -> None:
+    inventory = Inventory("node", role=role)
+    ours, theirs = (Nodes.this(), Nodes.all()) if role is Role.NODE else (Nodes.all(), Nodes.this())
+    held = {("node/shelf", "d"): {"device": {"name": "d"}}}
+    await inventory.update([Pool("node/shelf", [Device("d")], nodes=ours)], held)
+    assert [c.name for c in inventory.contents()] == ["node/shelf"]
+    for _ in range(2):
+        await inventory.update([Pool("node/shelf", [Device("d")], nodes=theirs)], held)
+        assert inventory.contents() == []
