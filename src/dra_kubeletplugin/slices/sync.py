@@ -129,7 +129,7 @@ class Syncer:
         for pool in sorted({s.pool for s in existing} - wanted):
             frame = Frame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
             plans.append(make_plan([], [s for s in existing if s.pool == pool], frame, ()))
-        rest = []
+        rest: list[Plan] = []
         for content in contents:
             of_pool = [s for s in existing if s.pool == content.name]
             stay = {d.name for d in content.devices}
