@@ -40,7 +40,7 @@ class Told(Driver):
 
     def start(self) -> None:
         self.file = self.settings.kubelet_root / TOLD
-        self.last = b""
+        self.last = self.noted = b""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -63,7 +63,9 @@ class Told(Driver):
             Device(f"d-{i}", {**attributes, "index": i, **changed.get(i, {})}, taints=taints.get(i, ()))
             for i in range(told.get("count", 0))
         ]
-        (self.settings.kubelet_root / ANSWERED).write_text(str(time.monotonic()))
+        if self.noted != self.last:  # looks without a reason come again and again
+            (self.settings.kubelet_root / ANSWERED).write_text(str(time.monotonic()))
+            self.noted = self.last
         return out
 
 

@@ -45,8 +45,8 @@ class Controllers:
             "FABRIC_STATE": str(self.folder / "fabric.db"),
             "POD_NAMESPACE": "default",
             "POD_NAME": name,
-            "LEASE_DURATION": "2s",
-            "RENEW_DEADLINE": "1500ms",
+            "LEASE_DURATION": "4s",
+            "RENEW_DEADLINE": "3s",
             "RETRY_PERIOD": "100ms",
             "STOP_GRACE": "2s",
         }
@@ -119,6 +119,17 @@ async def holder(cluster: LocalCluster, other_than: str = "") -> str:
     return str(await cluster.wait("a leader", check, timeout=30))
 
 
+async def leader_of(cluster: LocalCluster, controllers: Controllers) -> str:
+    """The leader, once it knows that it is: its Lease is seen before the answer reaches it."""
+    leader = await holder(cluster)
+
+    async def knows() -> bool:
+        return f"leads: {leader} holds" in controllers.log()
+
+    await cluster.wait(f"{leader} to know that it leads", knows, timeout=30)
+    return leader
+
+
 async def clean(cluster: LocalCluster, fabric: Any) -> None:
     async def check() -> bool:
         records = [c for c in cluster.api.storage.list("configmaps") if c["metadata"]["name"].startswith(Fabric.name)]
@@ -167,7 +178,7 @@ async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric
 async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any, tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start()
-        leader = await holder(cluster)
+        leader = await leader_of(cluster, controllers)
         controllers.start()
         first.send_signal(signal.SIGSTOP)
         await holder(cluster, other_than=leader)
@@ -181,7 +192,7 @@ async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any
 async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fabric: Any, tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start()
-        leader = await holder(cluster)
+        leader = await leader_of(cluster, controllers)
         controllers.start()
         first.terminate()
         assert await asyncio.to_thread(first.wait, 20) == 0

@@ -11,7 +11,7 @@ or another table. A suffix ``!`` means that the field is always stored, ``?`` th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from . import quantity
@@ -297,11 +297,14 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
         field_shape, always, _, kind, mode, needed = known[name]
         given = value.get(name)
         if given is not None:
-            where = f"{path}.{name}" if path else name
-            if not kind:
-                out[name] = _composite(given, field_shape, where, name, unknown)
-                continue
-            decoded = _scalar(given, kind, where)
+            if kind == "string" and type(given) is str:  # most are
+                decoded: Any = given
+            else:
+                where = f"{path}.{name}" if path else name
+                if not kind:
+                    out[name] = _composite(given, field_shape, where, name, unknown)
+                    continue
+                decoded = _scalar(given, kind, where)
             if mode or always or decoded not in ("", 0, False):
                 out[name] = decoded
         elif needed:
@@ -313,12 +316,24 @@ def _composite(value: Any, shape: Shape, path: str, owner: str, unknown: list[st
     if isinstance(shape, list):
         if not isinstance(value, list):
             raise _mistyped(value, path, "slice")
-        return [_element(v, shape[0], f"{path}[{i}]", owner, unknown) for i, v in enumerate(value)]
+        each = _of(shape[0])
+        return [each(v, shape[0], f"{path}[{i}]", owner, unknown) for i, v in enumerate(value)]
     if "*" in shape:
         if not isinstance(value, Mapping):
             raise _mistyped(value, path, "map")
-        return {k: _element(v, shape["*"], f"{path}.{k}", owner, unknown) for k, v in value.items()}
+        inner = shape["*"]
+        each = _of(inner)
+        return {k: each(v, inner, f"{path}.{k}", owner, unknown) for k, v in value.items()}
     return _struct(value, shape, path, owner, unknown)
+
+
+def _of(shape: Shape) -> Callable[[Any, Shape, str, str, list[str]], Any]:
+    """Reads elements of this shape, of which there may be thousands."""
+    return _row if isinstance(shape, dict) and "*" not in shape else _element
+
+
+def _row(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> dict[str, Any]:
+    return _struct({} if value is None else value, shape, path, owner, unknown)
 
 
 def _element(value: Any, shape: Shape, path: str, owner: str, unknown: list[str]) -> Any:
