@@ -74,8 +74,9 @@ class Controller:
         conditions = StatusReports(self.client, name, f"{name}/binding", self.metrics)
         self.records = Records(self.client, settings.namespace, name)
         self.binder = Binder(
-            driver, self.calls, self.records, self.reports, conditions, self.inventory, name, self.metrics, pauses
-        )
+            driver, self.calls, self.records, self.reports, conditions, self.inventory, name, self.metrics,
+            lambda: self.elector.leads, pauses,
+        )  # fmt: skip
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
         pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceScan(
@@ -86,7 +87,7 @@ class Controller:
             self.inventory,
             ClusterScope(name),
             self.metrics,
-            self.elector.leader.is_set,
+            lambda: self.elector.leads,
             gates_off=self._gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))

@@ -183,9 +183,10 @@ class Inventory:
         Raises :class:`DriverError` for what is no list of pools, or has a name twice; nothing is changed then.
         """
         now = self._clock()
-        fresh = {
-            p.name: p for p in answered(pools, method) if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)
-        }
+        answer = answered(pools, method)
+        fresh = {p.name: p for p in answer if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
+        # Of one pool two must never publish: what vanished of it here is the other role's to know.
+        others = {p.name for p in answer} - fresh.keys()
         held: dict[str, dict[str, JSON]] = {}
         for (name, device), described in (used or {}).items():
             held.setdefault(name, {})[device] = described
@@ -194,7 +195,7 @@ class Inventory:
             of_pool = None if used is None else held.get(name, {})
             stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, of_pool, now)
         for name in [*self._stocks, *(n for n in held if n not in self._stocks)]:
-            if name not in fresh:  # the pool vanished: what of it is in use stays
+            if name not in fresh and name not in others:  # the pool vanished: what of it is in use stays
                 before = self._stocks.get(name) or Stock(name)
                 rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}), now)
                 if rest.gone:

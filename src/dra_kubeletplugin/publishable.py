@@ -176,6 +176,7 @@ def answered(answer: object, method: str) -> list[Answered]:
         name, nodes = pool.name, pool.nodes
         if not isinstance(name, str) or not isinstance(nodes, Nodes):
             raise DriverError(f"{method}() answered a Pool whose name is no text, or whose nodes are no Nodes")
+        name = str.__str__(name)  # of a class derived from str it could not be sent
         if name in out:
             raise DriverError(f"{method}() answered two pools named {printable(name)!r}: names must be unique")
         devices: dict[str, Device] = {}
@@ -188,10 +189,19 @@ def answered(answer: object, method: str) -> list[Answered]:
         sets: dict[str, CounterSet | None] = {}
         for item in _items(pool.counter_sets, CounterSet, method, MAX_DEVICES):
             sets[item.name] = None if item.name in sets else item
-        fault = printable("; ".join(str(f) for f in pool_name(name, "name")))
+        fault = _pool_fault(name, nodes)
         per_device = nodes.where is not Where.THIS and any(d.nodes is not None for d in devices.values())
         out[name] = Answered(name, nodes, devices, sets, fault, per_device)
     return list(out.values())
+
+
+def _pool_fault(name: str, nodes: Nodes) -> str:
+    """Why a pool cannot be published, whatever it has; empty where it can."""
+    try:
+        nodes.of_slice("")
+        return printable("; ".join(str(f) for f in pool_name(name, "name")))
+    except Exception as e:  # text that is no Unicode, nodes that no class method of ours made
+        return describe(e)
 
 
 T = TypeVar("T", Pool, Device, CounterSet)

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.bindings.claims import Allocated
+from dra_kubeletplugin.bindings.records import Record
 from dra_kubeletplugin.controller import Controller
+from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
@@ -96,6 +99,42 @@ async def test_a_fault_at_any_request_leaves_nothing_undone_and_nothing_done_twi
             assert driver.most_under_way == 1
             assert not any(e.startswith("FailedScheduling: device") for e in cluster.events())
             assert step > 6, "create, read, report, read, conditions, delete at the least"
+
+
+async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanwhile_stay_known() -> None:
+    async with LocalCluster() as cluster:
+        driver = Fabric()
+        async with controlled(cluster, driver) as controller:
+            await controller.ready(10)
+            create, load = controller.records.create, controller.records.load
+            listed, go_on = asyncio.Event(), asyncio.Event()
+
+            async def unheard(of: Allocated) -> Record:
+                made = await create(of)
+                if of.claim.name == "first" and not listed.is_set():
+                    raise ApiError("the answer was lost")
+                return made
+
+            async def slow() -> list[Record]:
+                out = await load()
+                listed.set()
+                await go_on.wait()
+                return out
+
+            controller.records.create = unheard  # type: ignore[method-assign]
+            controller.records.load = slow  # type: ignore[method-assign]
+            await cluster.apply(*claim_and_pod("first"))
+            await asyncio.wait_for(listed.wait(), 20)
+            await cluster.apply(*claim_and_pod("second")[1:])
+            await scheduled(cluster, "pod-second")
+            go_on.set()
+            await scheduled(cluster, "pod-first")
+            assert len(driver.ports) == 2
+            await cluster.client.delete(PODS, "pod-second", "default", grace=0)
+            await until(cluster, "unbind", lambda: len(driver.ports) == 1)
+            await cluster.client.delete(PODS, "pod-first", "default", grace=0)
+            await until(cluster, "unbind", lambda: not driver.ports)
+            assert not await records(cluster)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])

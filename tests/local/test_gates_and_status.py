@@ -332,3 +332,15 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
         assert len(server.storage.list("events")) == 11
         assert any(e["message"].startswith("more devices") for e in server.storage.list("events"))
         task.cancel()
+
+
+async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
+    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+        inventory = await inventory_of("a")
+        task = asyncio.create_task(Notices(client, inventory, "node", "d.example.com").run())
+        for n in range(60):
+            await inventory.refuse({"a": f"<object at {n:#x}>"})
+            await asyncio.sleep(0.02)
+        made = len(server.storage.list("events"))
+        assert 11 < made <= 25
+        task.cancel()

@@ -279,3 +279,44 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
         await asyncio.wait_for(publisher.published.wait(), 10)
         assert server.devices() == ["good"]
         assert set(inventory.left_out) == {"bad", "counter set GPU_0"}
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(status: int) -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node/bad", [Device("a")]), Pool("node/good", [Device("b")])])
+
+    def refuse(request: Request) -> Response | None:
+        wrong = request.method in {"POST", "PUT"} and b"node/bad" in request.body
+        return json({"kind": "Status", "message": "not this pool", "code": status}, status) if wrong else None
+
+    async with api() as server:
+        server.instead = refuse
+        async with publishing(server, inventory) as publisher:
+            await until(lambda: server.devices() == ["b"])
+            await until(lambda: "not this pool" in publisher.fault)
+            server.instead = lambda request: None
+            await inventory.update([Pool("node/bad", [Device("a2")]), Pool("node/good", [Device("b")])])
+            await until(lambda: server.devices() == ["a2", "b"])
+            await until(lambda: not publisher.fault)
+
+
+async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.slices.publisher._pause", lambda failures: 600.0)
+    inventory = await inventory_of("a")
+    sent, changed = asyncio.Event(), asyncio.Event()
+
+    async def fail(*args: Any) -> Any:
+        sent.set()
+        await changed.wait()
+        publisher.client.update = update  # type: ignore[method-assign]
+        raise ApiError("unavailable", status=503)
+
+    async with api() as server, publishing(server, inventory) as publisher:
+        await asyncio.wait_for(publisher.published.wait(), 10)
+        update, publisher.client.update = publisher.client.update, fail  # type: ignore[method-assign]
+        await inventory.update([Pool("node", [Device("a"), Device("b")])])
+        await asyncio.wait_for(sent.wait(), 10)
+        await inventory.update([Pool("node", [Device("b")])])
+        changed.set()
+        await until(lambda: server.devices() == ["b"])

@@ -191,6 +191,34 @@ async def test_who_leads_says_so_from_its_first_write_to_its_end(elect: Any) -> 
     assert (seen, elector.leader.is_set()) == ([False, True, True], False)
 
 
+async def test_who_was_frozen_past_its_deadline_leads_no_more_before_anything_has_noticed(elect: Any) -> None:
+    api = Api(until=30)
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        elector = cast(Elector, api.elector)
+        before, api.now = elector.leads, api.now + 10
+        seen.append((before, elector.leads))
+
+    api.at[5] = look
+    await elect(api)
+    assert seen == [(True, False)]
+
+
+async def test_a_lease_that_somebody_deletes_is_made_again_by_who_leads(elect: Any) -> None:
+    api = Api(until=30)
+
+    def delete() -> None:
+        api.lease = None
+        api.faults = [ApiError("no such lease", status=404, details={"details": {"name": "driver"}})]
+
+    api.at[5] = delete
+    elector = await elect(api)
+    assert api.now > 30, "it led until the test was over"
+    assert (elector.fault, elector.holder) == ("", "me")
+    assert [(at, what) for at, what in api.calls if at in {6, 8}] == [(6, "update"), (8, "get"), (8, "create")]
+
+
 async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
     api = Api(until=100)
     api.faults = [None, None, None] + [ApiError("away")] * 50

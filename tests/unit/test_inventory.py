@@ -22,6 +22,7 @@ from dra_kubeletplugin.diagnosis import HealthPolicy
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.inventory import GONE, Inventory
 from dra_kubeletplugin.kubelet import HealthService
+from dra_kubeletplugin.resources.nodes import Where
 from dra_kubeletplugin.resources.slice_rules import validate_device
 
 UNHEALTHY = Taint(key="example.com/unhealthy", effect="NoExecute")
@@ -572,3 +573,37 @@ async def test_8192_sick_devices_reach_a_client_that_takes_4_mib_and_no_more(tmp
                     break
     finally:
         await server.stop(0)
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_a_pool_that_becomes_the_other_role_s_is_published_by_that_one_alone_though_claims_hold_devices(
+    role: Role,
+) -> None:
+    inventory = Inventory("node", role=role)
+    ours, theirs = (Nodes.this(), Nodes.all()) if role is Role.NODE else (Nodes.all(), Nodes.this())
+    held = {("node/shelf", "d"): {"device": {"name": "d"}}}
+    await inventory.update([Pool("node/shelf", [Device("d")], nodes=ours)], held)
+    assert [c.name for c in inventory.contents()] == ["node/shelf"]
+    for _ in range(2):
+        await inventory.update([Pool("node/shelf", [Device("d")], nodes=theirs)], held)
+        assert inventory.contents() == []
+
+
+@pytest.mark.parametrize(
+    "odd", [Pool("\ud800", [], nodes=Nodes.all()), Pool("odd", [], nodes=Nodes(Where.SELECTED, "a"))]
+)
+async def test_a_pool_whose_name_or_nodes_cannot_be_sent_hides_no_other(odd: Pool) -> None:
+    inventory = Inventory("", role=Role.CONTROLLER)
+    await inventory.update([odd, Pool("good", [Device("d")], nodes=Nodes.all())])
+    assert [c.name for c in inventory.contents()] == ["good"]
+    assert len(inventory.left_out) == 1
+
+
+async def test_the_name_of_a_pool_may_be_of_a_class_derived_from_text() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    inventory = Inventory("node")
+    await inventory.update([Pool(Name("node"), [Device("d")])])
+    (content,) = inventory.contents()
+    assert type(content.name) is str

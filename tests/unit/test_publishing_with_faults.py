@@ -402,3 +402,37 @@ async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_th
         gc.unfreeze()
     assert len(server.kept) == 64
     assert longest < 0.05
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_device_that_moves_to_another_pool_is_never_in_both(names: tuple[str, str], refused: bool) -> None:
+    server = Server([])
+    server.changed = lambda: None  # type: ignore[method-assign]
+    writer = Writer(server)
+
+    async def answer(home: str) -> None:
+        pools = [Pool(n, [Device(f"stays-{n}"), *([Device("moves")] if n == home else [])]) for n in names]
+        await writer.inventory.update(pools)
+
+    def once() -> None:
+        every = [d["name"] for o in server.objects.values() for d in o["spec"]["devices"]]
+        assert every.count("moves") <= 1
+
+    await answer("b")
+    await writer.settle()
+    server.changed = once  # type: ignore[method-assign]
+    await answer("a")
+    update = server.update
+
+    async def refuse(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
+        if obj["spec"]["pool"]["name"] == "b":
+            raise ApiError("not this pool", status=422)
+        return await update(resource, obj)
+
+    if refused:
+        server.update = refuse  # type: ignore[method-assign]
+        assert not await writer.try_once()
+        server.update = update  # type: ignore[method-assign]
+    await writer.settle()
+    assert any(d["name"] == "moves" for o in server.objects.values() for d in o["spec"]["devices"])

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -61,6 +61,7 @@ class Binder:
 
     Args:
         author: takes what the driver reports of devices; ``conditions`` what is said here, with a manager of its own.
+        leads: whether this process leads; where it does no more, no step is begun.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Binder:
         inventory: Inventory,
         name: str,
         metrics: Metrics,
+        leads: Callable[[], bool],
         pauses: Pauses | None = None,
     ) -> None:
         self.driver = driver
@@ -83,6 +85,7 @@ class Binder:
         self.inventory = inventory
         self.name = name
         self.metrics = metrics
+        self.leads = leads
         self.pauses = pauses or Pauses()
         self.faults: dict[str, str] = {}
         """What is in the way, by claim (namespace/name)."""
@@ -160,6 +163,9 @@ class Binder:
             while not self._stopping:
                 event.clear()
                 seen = self._seen(uid)
+                if not self.leads():  # the process is about to end
+                    await self._pause(uid, self.pauses.first, seen)
+                    continue
                 try:
                     with operation():
                         following = await self._step(uid)
@@ -199,6 +205,7 @@ class Binder:
             return Next.WAIT
         if record is None:
             await self._record(wanted)
+            return Next.AGAIN  # much may have changed while it was written: the allocation, who leads
         await self._bind(wanted)
         return Next.AGAIN
 
@@ -207,8 +214,17 @@ class Binder:
             self._bound[wanted.claim.uid] = await self.records.create(wanted)
         except ApiError as e:
             if e.status == 409:  # an answer was lost, or somebody led in between: what is there counts
-                await self._load()
+                await self._read_again(wanted.claim.uid)
             raise
+
+    async def _read_again(self, uid: str) -> None:
+        """One claim's record. What the others have may be newer by now than the list is.
+
+        Raises :class:`ApiError`.
+        """
+        for record in await self.records.load():
+            if record.claim.uid == uid:
+                self._bound[uid] = record
 
     async def _bind(self, wanted: Allocated) -> None:
         uid = wanted.claim.uid

@@ -99,6 +99,11 @@ class Elector:
         self._seen_at = 0.0  # when the record last changed, on our clock
         self._renewed_at = 0.0  # when the last successful renewal was sent
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads now. Unlike ``leader``, false at once in a process that was frozen past its deadline."""
+        return self.leader.is_set() and self._left() > 0
+
     async def run(self) -> None:
         """Becomes leader sooner or later, then renews, and returns when it leads no more."""
         while True:
@@ -155,6 +160,8 @@ class Elector:
             if e.status == 409:
                 self._lease = None  # somebody else wrote: read it again
                 return False
+            if e.status == 404:
+                self._lease = None  # somebody deleted it: made again, unless another was quicker
             return self._failed(str(e))
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as e:
             return self._failed(f"lease {self.namespace}/{self.name} is no Lease: {describe(e)}")

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import random
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -20,6 +21,10 @@ _NAMESPACE = "default"  # where those of nodes are
 _MOST = 10  # devices that are named one by one
 _AGAIN = 3000.0  # seconds; the server forgets an Event after an hour
 _RETRY = 60.0
+_BURST = (
+    25  # Events at once, and then one in so many seconds: as client-go keeps its own writers from flooding a server
+)
+_EACH = 300.0
 _MAX_MESSAGE = 1000  # of 1,024 bytes that the server takes
 _MAX_NAME = 200
 
@@ -33,18 +38,22 @@ class Notices:
         self._node = node
         self._component = component
         self._told: set[str] = set()
+        self._left = float(_BURST)
+        self._counted_at = time.monotonic()
         self._fault = ""
 
     async def run(self) -> None:
         """Never returns; no fault from outside ends it."""
         while True:
             seen = self._inventory.version
-            wait = _AGAIN if await self._tell(list(self._texts())) else _RETRY
+            whole = await self._tell(list(self._texts()))
+            wait = _AGAIN if whole else _RETRY
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait * random.uniform(0.8, 1.0)):
                     await self._inventory.changed(seen)
                     continue
-            self._told = set()
+            if whole:
+                self._told = set()
 
     def _texts(self) -> Iterator[str]:
         left_out = sorted(self._inventory.left_out.items())
@@ -58,6 +67,8 @@ class Notices:
         for text in texts:
             if text in self._told:
                 continue
+            if not self._may():
+                return False
             try:
                 await self._send(text)
             except ApiError as e:
@@ -66,6 +77,16 @@ class Notices:
                 self._fault = str(e)
                 return False
             self._told.add(text)
+        return True
+
+    def _may(self) -> bool:
+        """Whether one more Event is sent now; a driver may say something else of a device at each look."""
+        now = time.monotonic()
+        self._left = min(float(_BURST), self._left + (now - self._counted_at) / _EACH)
+        self._counted_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
         return True
 
     async def _send(self, text: str) -> None:

@@ -136,6 +136,7 @@ class Publisher:
             self._dirty.clear()
             if not self.inventory.known:
                 continue  # the driver has not answered yet: publishing nothing would be a lie
+            version = self.inventory.version
             pause = await self._attempt()
             async with self._ended:
                 self._ended.notify_all()
@@ -143,7 +144,7 @@ class Publisher:
                 # Our own devices are told at once, however long another writer is left alone.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        await self.inventory.changed(self.inventory.version)
+                        await self.inventory.changed(version)  # what changed during the attempt counts too
                 self._dirty.set()
 
     async def _wait(self) -> None:

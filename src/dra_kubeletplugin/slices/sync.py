@@ -17,7 +17,7 @@ from ..kube.boundary import Bare
 from ..observe.metrics import Metrics
 from ..publishable import decoded
 from ..resources.gates import gate_of
-from .echo import as_sent, in_v1, lost, refused_devices
+from .echo import REFUSED, as_sent, in_v1, lost, refused_devices
 from .pack import Held, SliceContent, on_to, pack
 from .plan import Found, Frame, Plan, Write, first_frame, found, is_numbered, make_plan, newest
 from .sameness import digest
@@ -35,9 +35,13 @@ class Superseded(Exception):
 
 @dataclass(frozen=True)
 class Sync:
-    """What one look at the server asks for; ``version`` is the inventory's from which that was made."""
+    """What one look at the server asks for; ``version`` is the inventory's from which that was made.
+
+    The first ``giving`` of the plans take devices away from their pools.
+    """
 
     plans: Sequence[Plan]
+    giving: int
     existing: Sequence[Found]
     version: int
 
@@ -121,13 +125,17 @@ class Syncer:
         self._good = {n: g for n, g in self._good.items() if n in names}
         wanted = {c.name for c in contents}
         plans = []
-        # What is answered no more goes first: a device may have moved to another pool.
+        # What is answered no more, and pools that lose a device, go first: it may have moved to another pool.
         for pool in sorted({s.pool for s in existing} - wanted):
             frame = Frame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
             plans.append(make_plan([], [s for s in existing if s.pool == pool], frame, ()))
+        rest: list[Plan] = []
         for content in contents:
-            plans.append(await self._plan_pool(content, [s for s in existing if s.pool == content.name]))
-        return Sync(plans, existing, version)
+            of_pool = [s for s in existing if s.pool == content.name]
+            stay = {d.name for d in content.devices}
+            gives = any(name not in stay for s in of_pool for name in s.held.devices)
+            (plans if gives else rest).append(await self._plan_pool(content, of_pool))
+        return Sync([*plans, *rest], len(plans), existing, version)
 
     async def _plan_pool(self, pool: PoolContent, existing: list[Found]) -> Plan:
         by_name = {s.name: s for s in existing}
@@ -188,12 +196,25 @@ class Syncer:
     # --- writing --------------------------------------------------------------------------------
 
     async def carry_out(self, sync: Sync, resource: Resource) -> None:
-        """Raises :class:`ApiError` at the first write that fails, and :class:`Superseded`; what was done stays done."""
+        """What was done stays done. A pool that the server refuses keeps no other from its devices.
+
+        Raises :class:`ApiError` at the first write that fails, or, where it was refused, after the other pools; and
+        :class:`Superseded`.
+        """
         settled = {s.name: s.version for s in sync.existing}
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
-        for plan in sync.plans:
-            await self._carry_out_pool(plan, resource, settled)
+        refused: ApiError | None = None
+        for i, plan in enumerate(sync.plans):
+            try:
+                await self._carry_out_pool(plan, resource, settled)
+            except ApiError as e:
+                # A device that a pool should have lost may be in another one: that must wait.
+                if e.status not in {*REFUSED, 403} or i < sync.giving:
+                    raise
+                refused = refused or e
+        if refused:
+            raise refused
         self.settled, self.settled_at = settled, sync.version
         self._metrics.set("slices", len(settled))
         if not sync.writes:
