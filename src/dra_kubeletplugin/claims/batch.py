@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
-_QUIET = 0.1  # seconds
-_LATEST = 1.0  # seconds
+_QUIET = 0.01  # seconds; a database lost before the next rest takes with it what is not noted yet
+_LATEST = 0.1  # seconds
 
 
 class Batcher(Generic[Item]):
     """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item.
 
-    ``idle`` runs in that thread after a moment without work, or between two batches where there is none for a second: for what
+    ``idle`` runs in that thread after a moment without work, or between two batches where there is none for long: for what
     nobody should have to wait for. Used from one event loop; the thread is made with the first item, and holds up no end of the
     process.
     """

@@ -67,8 +67,8 @@ class Files:
     def note(self, record: Record) -> None:
         """Has the note of a prepared claim written by :meth:`write_notes`; raises nothing.
 
-        A note that a death prevents is written when the next start mends files; only a database lost in the same moment would
-        miss it.
+        That is a hundredth of a second later, a tenth at most. A note that a death in between prevents is written when the next
+        start mends files; only where the database is lost before that too, nothing tells of the claim but ``Driver.recover``.
         """
         self._notes[record.uid] = record
 
