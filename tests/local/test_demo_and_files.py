@@ -147,7 +147,7 @@ def test_the_service_account_may_do_what_the_plugin_does_and_no_more() -> None:
     rules = {r["resources"][0]: r["verbs"] for r in role["rules"]}
     assert rules["resourceclaims"] == ["get"]
     assert rules["nodes"] == ["get"]
-    assert set(rules["resourceslices"]) == {"get", "list", "watch", "create", "update", "patch", "delete"}
+    assert set(rules["resourceslices"]) == {"list", "watch", "create", "update", "delete"}
 
 
 def test_the_daemonset_gives_every_option_by_environment_and_stops_in_time() -> None:
