@@ -39,15 +39,7 @@ def test_the_controller_may_do_what_it_does_and_no_more() -> None:
         ("cluster", "resource.k8s.io", "resourceclaims"): {"get", "list", "watch"},
         ("cluster", "resource.k8s.io", "resourceclaims/status"): {"patch"},
         ("cluster", "resource.k8s.io", "resourceclaims/driver"): {"arbitrary-node:patch"},
-        ("cluster", "resource.k8s.io", "resourceslices"): {
-            "get",
-            "list",
-            "watch",
-            "create",
-            "update",
-            "patch",
-            "delete",
-        },
+        ("cluster", "resource.k8s.io", "resourceslices"): {"list", "watch", "create", "update", "delete"},
         ("dra-system", "coordination.k8s.io", "leases"): {"get", "create", "update"},
         ("dra-system", "", "configmaps"): {"list", "create", "delete"},
     }
