@@ -327,7 +327,7 @@ async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(
 
 
 async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.elsewhere._LONGEST", 0.1)
+    monkeypatch.setattr("dra_kubeletplugin.claims.elsewhere._LONGEST", 1.0)
     monkeypatch.setattr("dra_kubeletplugin.claims.elsewhere._FRESH", 0.1)
     api = Api()
     api.slices = [a_slice({"name": "f-0"})]
