@@ -194,7 +194,7 @@ async def test_notes_are_written_at_the_end(tmp_path: Path) -> None:
     assert one.claims.files.specs.note_path("a").exists()
 
 
-async def test_what_nobody_waits_for_is_done_once_a_second_also_where_batches_never_pause() -> None:
+async def test_what_nobody_waits_for_is_done_ten_times_a_second_also_where_batches_never_pause() -> None:
     rests = 0
 
     def rest() -> None:
@@ -203,11 +203,11 @@ async def test_what_nobody_waits_for_is_done_once_a_second_also_where_batches_ne
 
     batcher: Batcher[int] = Batcher("test", lambda items: [None for _ in items], rest)
     loop = asyncio.get_running_loop()
-    end = loop.time() + 2.5
+    end = loop.time() + 1.0
     while loop.time() < end:
         await asyncio.gather(*(batcher.submit(i) for i in range(2)))
     await batcher.close(5)
-    assert 1 <= rests <= 3
+    assert 1 <= rests <= 11
 
 
 @pytest.mark.parametrize("driver", [Plain(), Careful()], ids=["nothing to undo", "unprepare"])
