@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.errors import ApiError, SettingsError
+from dra_kubeletplugin.errors import ApiError, SettingsError, printable
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.kube.proxy import Proxy, parse_proxy, proxy_of
@@ -137,7 +137,7 @@ def test_whatever_a_file_holds_only_settings_errors_come_out(
     try:
         assert isinstance(load_config(path), ApiConfig)
     except SettingsError as e:
-        assert str(e).replace("\n", " ").isprintable()
+        assert str(e) == printable(e)
 
 
 # --- kubeconfigs that are right -----------------------------------------------------------------------------
