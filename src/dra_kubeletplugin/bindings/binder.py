@@ -24,16 +24,13 @@ from ..inventory import Inventory
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from ..reporting import StatusReports
-from ..resources import quantity
 from ..resources.convert import GROUP, convert
-from ..resources.types import Device
 from .claims import Allocated, ClaimWatch, Identity, Result
 from .records import Record, Records
 
 log = logging.getLogger(__name__)
 _MESSAGE = 1_024  # bytes of an error in a condition
 _CATCH_UP = 5.0  # seconds until what was written to a claim is missed in what is seen of it
-_UNKNOWN = Device("unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,23 +300,13 @@ class Binder:
     def _device(self, wanted: Allocated, result: Result) -> AllocatedDevice:
         config, source = resolve(wanted.config, self.driver.config_kinds(), self.name, result.request)
         try:
-            consumed = {k: quantity.parse(str(v)) for k, v in (result.consumed_capacity or {}).items()}
+            consumed = result.consumed()
         except ValueError as e:
             raise ClaimError(
                 f"claim {wanted.claim}, device {result.device}: consumed capacity: {describe(e)}"
             ) from None
-        return AllocatedDevice(
-            request=result.request,
-            pool=result.pool,
-            name=result.device,
-            share_id=result.share_id,
-            admin_access=bool(result.admin_access),
-            consumed_capacity=consumed,
-            config=config,
-            config_source=source,
-            device=self.inventory.get(result.device, result.pool) or _UNKNOWN,
-            tolerations=result.tolerations or (),
-        )
+        device = self.inventory.get(result.device, result.pool)
+        return result.allocated(device, config, source, consumed)
 
     # --- faults ---------------------------------------------------------------------------------
 

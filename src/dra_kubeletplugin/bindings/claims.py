@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..driver.results import AllocationResult
 from ..errors import DraError, NotReadyError, describe
 from ..inventory import Held
 from ..kube import KubeClient, Reflector
@@ -21,17 +22,9 @@ JSON = dict[str, Any]
 DeviceKey = tuple[str, str, str]  # pool, name, share
 
 
-class Result(msgspec.Struct, rename="camel"):
-    """One allocated device, as in ``status.allocation.devices.results``, the same in every version."""
+class Result(AllocationResult, rename="camel"):
+    """An allocated device, with what its binding waits for."""
 
-    request: str
-    driver: str
-    pool: str
-    device: str
-    share_id: str | None = msgspec.field(default=None, name="shareID")
-    admin_access: bool | None = None
-    consumed_capacity: dict[str, str | int | float] | None = None
-    tolerations: list[JSON] | None = None
     binding_conditions: list[str] | None = None
     binding_failure_conditions: list[str] | None = None
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ..driver import AllocatedDevice, Config, Driver
+from ..driver import AllocatedDevice, Driver
 from ..driver.config import resolve
+from ..driver.results import AllocationResult
 from ..errors import (
     ApiError,
     ApiUnavailableError,
@@ -25,7 +26,6 @@ from ..errors import (
 )
 from ..inventory import Inventory
 from ..kube import KubeClient
-from ..resources import quantity
 from ..resources.convert import GROUP, convert
 from ..resources.types import Device
 from .amounts import Supply
@@ -35,7 +35,6 @@ from .record import Record, allocated_json, identity
 
 JSON = dict[str, Any]
 _GET = 10.0  # seconds for one claim
-_UNKNOWN = Device("unknown")
 
 
 @dataclass(frozen=True)
@@ -65,21 +64,8 @@ class Verified:
     fault: ClaimError | None = None
 
 
-class Result(msgspec.Struct, rename="camel"):
-    """One allocated device, as in ``status.allocation.devices.results`` of a ResourceClaim, the same in every version."""
-
-    request: str
-    driver: str
-    pool: str
-    device: str
-    share_id: str | None = msgspec.field(default=None, name="shareID")
-    admin_access: bool | None = None
-    consumed_capacity: dict[str, str | int | float] | None = None
-    tolerations: list[JSON] | None = None
-
-
 class _Devices(msgspec.Struct):
-    results: list[Result] | None = None
+    results: list[AllocationResult] | None = None
     config: list[JSON] | None = None
 
 
@@ -110,7 +96,7 @@ class Fetched:
     allocation: _Allocation | None
     reserved_for: Sequence[JSON]
 
-    def results(self, driver: str) -> list[Result]:
+    def results(self, driver: str) -> list[AllocationResult]:
         """The allocated devices of one driver."""
         devices = self.allocation.devices if self.allocation else None
         return [r for r in (devices.results if devices else None) or () if r.driver == driver]
@@ -195,11 +181,13 @@ class Verifier:
                 entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
             return Verified(claim.object, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
-            devices = [_allocated(r) for r in results]
+            devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
             return Verified(claim.object, claim.reserved_for, devices, entries, supply, e)
 
-    async def _device(self, ref: ClaimRef, result: Result, config: Sequence[JSON], supply: Known) -> AllocatedDevice:
+    async def _device(
+        self, ref: ClaimRef, result: AllocationResult, config: Sequence[JSON], supply: Known
+    ) -> AllocatedDevice:
         name = result.device
         device = self._own(ref, result)
         if device is None:
@@ -208,14 +196,14 @@ class Verifier:
             device = found.device
         try:
             chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
-            consumed = {k: quantity.parse(str(v)) for k, v in (result.consumed_capacity or {}).items()}
+            consumed = result.consumed()
         except ConfigError as e:
             raise ConfigError(f"claim {ref}, device {name}: {e}") from None
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
-        return _allocated(result, device, chosen, source, consumed)
+        return result.allocated(device, chosen, source, consumed)
 
-    def _own(self, ref: ClaimRef, result: Result) -> Device | None:
+    def _own(self, ref: ClaimRef, result: AllocationResult) -> Device | None:
         """A device of the inventory; None where only others can know of its pool."""
         name, pool = result.device, result.pool
         device = self.inventory.get(name, pool)
@@ -231,25 +219,3 @@ class Verifier:
             reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         return device
-
-
-def _allocated(
-    result: Result,
-    device: Device = _UNKNOWN,
-    config: Config | None = None,
-    source: str = "",
-    consumed: Mapping[str, quantity.Quantity] | None = None,
-) -> AllocatedDevice:
-    """A result, with what the inventory and the configuration add where they can."""
-    return AllocatedDevice(
-        request=result.request,
-        pool=result.pool,
-        name=result.device,
-        share_id=result.share_id,
-        admin_access=bool(result.admin_access),
-        consumed_capacity=consumed or {},
-        config=config,
-        config_source=source,
-        device=device,
-        tolerations=result.tolerations or (),
-    )

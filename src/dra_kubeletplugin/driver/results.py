@@ -1,0 +1,54 @@
+"""From what the scheduler wrote into a claim to what a driver is given: the same on a node and in the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..resources import quantity
+from ..resources.types import Device
+from .claim import AllocatedDevice
+from .config import Config
+
+JSON = dict[str, Any]
+_UNKNOWN = Device("unknown")
+
+
+class AllocationResult(msgspec.Struct, rename="camel"):
+    """One allocated device, as in ``status.allocation.devices.results`` of a ResourceClaim, the same in every version."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str | int | float] | None = None
+    tolerations: list[JSON] | None = None
+
+    def consumed(self) -> dict[str, quantity.Quantity]:
+        """Raises ``ValueError`` for what is no quantity."""
+        return {k: quantity.parse(str(v)) for k, v in (self.consumed_capacity or {}).items()}
+
+    def allocated(
+        self,
+        device: Device | None = None,
+        config: Config | None = None,
+        source: str = "",
+        consumed: Mapping[str, quantity.Quantity] | None = None,
+    ) -> AllocatedDevice:
+        """As the driver sees it, with what the inventory and the configuration add where they can."""
+        return AllocatedDevice(
+            request=self.request,
+            pool=self.pool,
+            name=self.device,
+            share_id=self.share_id,
+            admin_access=bool(self.admin_access),
+            consumed_capacity=consumed or {},
+            config=config,
+            config_source=source,
+            device=device or _UNKNOWN,
+            tolerations=self.tolerations or (),
+        )
