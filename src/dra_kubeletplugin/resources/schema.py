@@ -215,7 +215,7 @@ def _settled(value: Any, shape: Shape, *, stored: bool) -> Any:
     if "*" in shape:
         return {k: _settled(v, shape["*"], stored=stored) for k, v in value.items()}
     out = {}
-    fields = _fields(shape)
+    fields = _table(shape).fields
     for name, given in value.items():
         field = fields.get(name)
         if field is None or field.kind or given is None:
@@ -255,23 +255,22 @@ class _Field(NamedTuple):
     needed: bool
 
 
-_known_fields: dict[int, tuple[Shape, Mapping[str, _Field]]] = {}  # by the identity of a table: they are constants here
+class _Table(NamedTuple):
+    """A table with its fields read, once; ``needs`` tells whether any field is needed."""
 
-_known_needs: dict[int, bool] = {}  # whether it has fields that are needed
+    shape: Shape  # kept, so that its identity stays its own
+    fields: Mapping[str, _Field]
+    needs: bool
 
 
-def _fields(shape: Shape) -> Mapping[str, _Field]:
-    found = _known_fields.get(id(shape))
+_known: dict[int, _Table] = {}  # by the identity of a table: they are constants here
+
+
+def _table(shape: Shape) -> _Table:
+    found = _known.get(id(shape))
     if found is None:
         fields = {key.rstrip("!"): _field(s, always=key.endswith("!")) for key, s in shape.items()}
-        found = _known_fields[id(shape)] = (shape, fields)
-    return found[1]
-
-
-def _has_needed(shape: Shape) -> bool:
-    found = _known_needs.get(id(shape))
-    if found is None:
-        found = _known_needs[id(shape)] = any(f.needed for f in _fields(shape).values())
+        found = _known[id(shape)] = _Table(shape, fields, any(f.needed for f in fields.values()))
     return found
 
 
@@ -287,11 +286,11 @@ def _struct(value: Any, shape: Shape, path: str, owner: str, unknown: list[str])
     if not isinstance(value, Mapping):
         raise _mistyped(value, path, owner)
     out: dict[str, Any] = {}
-    known = _fields(shape)
+    _, known, needs = _table(shape)
     names: Iterable[str] = known
     if not value.keys() <= known.keys():
         unknown += [f"{path}.{key}" if path else key for key in value if key not in known]
-    elif len(value) == 1 and not _has_needed(shape):  # as the attributes of devices are, thousands of them
+    elif len(value) == 1 and not needs:  # as the attributes of devices are, thousands of them
         names = value
     for name in names:
         field_shape, always, _, kind, mode, needed = known[name]
