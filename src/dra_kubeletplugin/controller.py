@@ -26,7 +26,6 @@ from .kube.lease import Elector, LeaseTimes
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
 from .reporting import StatusReports
-from .resources.gates import Gate
 from .scanning import DeviceScan, Pace
 from .settings import ControllerSettings
 from .slices import ClusterScope, Publisher
@@ -88,7 +87,7 @@ class Controller:
             ClusterScope(name),
             self.metrics,
             lambda: self.elector.leads,
-            gates_off=self._gates_off,
+            gates_off=self.scan.gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False
@@ -97,12 +96,6 @@ class Controller:
 
     def _look_again(self) -> None:
         self.scan.request()
-
-    def _gates_off(self, off: frozenset[Gate]) -> None:
-        """The driver may have a layout of its devices that the server understands."""
-        self.driver.gates_off = off
-        if self.driver.answers_pools:
-            self.scan.request()
 
     def _claim_changed(self, uid: str) -> None:
         if self.driver.binds:
@@ -201,11 +194,7 @@ class Controller:
         if not self.elector.leader.is_set():
             return [] if self.elector.holder else ["nobody leads yet"]
         out = [f for f in (self.scan.fault, self.watch.fault, self.binder.fault) if f]
-        fault = self.publisher.fault
-        if not self.publisher.published.is_set():
-            out.append(f"slices are not published{': ' + fault if fault else ''}")
-        elif fault:
-            out.append(f"slices are not up to date: {fault}")
+        out += self.publisher.not_ready()
         return out
 
     async def notes(self) -> list[str]:

@@ -38,7 +38,6 @@ from .kubelet import (
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
-from .resources.gates import Gate
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace
 from .settings import Settings
@@ -89,7 +88,7 @@ class Plugin:
             self.metrics,
             self.process.is_newest,
             times=settings.plugin_dir / "taint-times.json",
-            gates_off=self._gates_off,
+            gates_off=self.scan.gates_off,
         )
         self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
@@ -113,12 +112,6 @@ class Plugin:
 
     def _look_again(self) -> None:
         self.scan.request()
-
-    def _gates_off(self, off: frozenset[Gate]) -> None:
-        """The driver may have a layout of its devices that the server understands."""
-        self.driver.gates_off = off
-        if self.driver.answers_pools:
-            self.scan.request()
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()
@@ -259,11 +252,7 @@ class Plugin:
             )
         if self.scan.fault:
             out.append(self.scan.fault)
-        fault = self.publisher.fault
-        if not self.publisher.published.is_set():
-            out.append(f"slices are not published{': ' + fault if fault else ''}")
-        elif fault:
-            out.append(f"slices are not up to date: {fault}")
+        out += self.publisher.not_ready()
         return out + await self.claims.faults()
 
     async def notes(self) -> list[str]:

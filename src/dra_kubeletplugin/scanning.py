@@ -16,6 +16,7 @@ from .errors import DraError, describe
 from .host.events import kernel_events
 from .inventory import Held, Inventory
 from .observe.metrics import Metrics
+from .resources.gates import Gate
 from .resources.pools import Pool
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,12 @@ class DeviceScan:
         if self._loop is None:
             return  # the first look is still to come
         self._loop.call_soon_threadsafe(self._wanted.set)
+
+    def gates_off(self, off: frozenset[Gate]) -> None:
+        """The server was found without these: the driver may have a layout of its devices that it understands."""
+        self._driver.gates_off = off
+        if self._driver.answers_pools:
+            self.request()
 
     def claim_ended(self) -> None:
         """A device that vanished in use goes from the slices when its claim does."""

@@ -91,6 +91,12 @@ class Publisher:
         """Why the slices are not as they should be now, or may not be for long; empty where they are."""
         return self._fault or self._watch.fault
 
+    def not_ready(self) -> list[str]:
+        """What is in the way of readiness; nothing where slices are published and up to date."""
+        if not self.published.is_set():
+            return [f"slices are not published{': ' + self.fault if self.fault else ''}"]
+        return [f"slices are not up to date: {self.fault}"] if self.fault else []
+
     @property
     def status(self) -> PublisherStatus:
         """What is published now."""
