@@ -39,6 +39,10 @@ def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key:
     return Key(resource, obj["metadata"].get("namespace") or "", obj["metadata"]["name"])
 
 
+class Waiting(Exception):
+    """What is in an object's way was told in an event already: it is tried again, and nothing more is said."""
+
+
 class Controller(ABC):
     """Brings objects to the state that they ask for, one key at a time.
 
@@ -85,7 +89,8 @@ class Controller(ABC):
 
     def _failed(self, key: Key, error: Exception) -> None:
         """Tells what is wrong once for the same text. A lost race is no fault: the newer object comes by itself."""
-        if isinstance(error, ApiError) and error.status == 409:
+        if isinstance(error, Waiting) or (isinstance(error, ApiError) and error.status == 409):
+            log.debug("%s: %s: %s", self.name, key, error)
             return
         text = f"{type(error).__name__}: {error}"
         if self._told.get(key) == text:

@@ -24,7 +24,7 @@ from ..informer import (
     owned_by,
     words_of,
 )
-from .base import Controller, Key, key_of
+from .base import Controller, Key, Waiting, key_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -249,7 +249,7 @@ class ClaimController(Controller):
                 raise
 
 
-class _Refused(Exception):
+class _Refused(Waiting):
     """A claim cannot be made; the text is Kubernetes'."""
 
 
