@@ -178,7 +178,7 @@ class _Connection:
             except Exception:
                 log.exception("%s %s failed", request.method, request.path)
                 response = Response(500, b"internal error", "text/plain")
-            if response.tunnel and self.h11.their_state is h11.MIGHT_SWITCH_PROTOCOL:
+            if response.tunnel:
                 await self._become(response.tunnel, response.headers)
                 return
             await self._send(request, response)

@@ -100,9 +100,7 @@ class PodStreams:
         async def start() -> ExecSession:
             return await runtime.exec(uid, name, command, stdin=stdin, tty=tty)
 
-        return Response(
-            101, headers=headers, tunnel=lambda *stream: remote_command.serve(WebSocket(*stream), start)
-        )
+        return Response(101, headers=headers, tunnel=lambda *stream: remote_command.serve(WebSocket(*stream), start))
 
 
 async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -153,7 +151,9 @@ def _container(pod: JSON, asked: str) -> str:
             return str(main[0])
         also = f" or one of the init containers: [{' '.join(init)}]" if init else ""
         raise Refusal(
-            400, "BadRequest", f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{also}"
+            400,
+            "BadRequest",
+            f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{also}",
         )
     if asked not in {*main, *init}:
         raise Refusal(400, "BadRequest", f"container {asked} is not valid for pod {name}")

@@ -34,7 +34,9 @@ async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) 
     try:
         session = await start()
     except (ContainerError, KeyError) as e:
-        await _finish(socket, _failure(f"Internal error occurred: error executing command in container: {e}", "InternalError"))
+        await _finish(
+            socket, _failure(f"Internal error occurred: error executing command in container: {e}", "InternalError")
+        )
         return
     incoming = asyncio.create_task(_listen(socket, session))
     outgoing = asyncio.create_task(_speak(socket, session))

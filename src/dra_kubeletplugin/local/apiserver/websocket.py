@@ -34,7 +34,9 @@ def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str,
     Raises :class:`HandshakeError` with what is wrong; ``headers`` have names in lower case.
     """
     if "websocket" not in headers.get("upgrade", "").lower():
-        raise HandshakeError(f"unable to upgrade: {headers.get('upgrade', 'no upgrade')} is not spoken here, WebSocket is")
+        raise HandshakeError(
+            f"unable to upgrade: {headers.get('upgrade', 'no upgrade')} is not spoken here, WebSocket is"
+        )
     if headers.get("sec-websocket-version") != "13":
         raise HandshakeError("unable to upgrade: Sec-WebSocket-Version is not 13")
     key = headers.get("sec-websocket-key", "")
