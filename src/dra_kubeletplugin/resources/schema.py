@@ -381,7 +381,7 @@ def _scalar(value: Any, kind: str, path: str) -> Any:
             if isinstance(value, bool) or not isinstance(value, (str, int, float)):
                 raise _mistyped(value, path, kind)
             try:
-                return quantity.stored(str(value).strip())
+                return quantity.stored(str(value).strip(quantity.SPACES))
             except quantity.QuantityError as e:
                 raise DecodeError(e.reason) from None
         case "int" | "int32":
