@@ -24,7 +24,7 @@ from .batch import Batcher
 from .judge import RECOVER
 from .keeper import Keeper
 from .record import Record, Unreadable
-from .schema import Connection, as_records_error, explained, identity_of, is_busy, is_damage, rollback
+from .schema import Connection, as_records_error, explained, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
@@ -150,29 +150,23 @@ class Store:
     # --- in the thread --------------------------------------------------------------------------
 
     def _open(self) -> Connection:
-        if self._db is not None and self._is_named(self._db):
+        if self._db is not None and self._db.is_named(self.path):
             return self._db
         self._write_notes(self._stands)
         # The old one stays open until the new one is: it may be the last that knows what a removed file had.
         db = self.keeper.open(self._damage, self._db)
-        self._drop()
-        self._db, self._damage = db, None
+        old, self._db, self._damage = self._db, db, None
+        if old is not None:
+            with contextlib.suppress(sqlite3.Error):
+                old.close()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.opened.set)
         return db
 
-    def _is_named(self, db: Connection) -> bool:
-        """The name decides, not the open file: another instance may have replaced it, or somebody may have removed it."""
-        try:
-            return identity_of(self.path) == db.file
-        except FileNotFoundError:
-            return False
-
     def _drop(self) -> None:
         db, self._db = self._db, None
-        with contextlib.suppress(sqlite3.Error):
-            if db is not None:
-                db.close()
+        if db is not None:
+            self.keeper.close(db)
 
     def _work(self, jobs: Sequence[Job]) -> list[object]:
         """Reads first, in a transaction of their own: a writer that is stopped must not hold them up."""
@@ -225,7 +219,7 @@ class Store:
         except BaseException:
             rollback(db)
             raise
-        if write and not self._is_named(db) and not self.keeper.restore(db):
+        if write and not db.is_named(self.path) and not self.keeper.restore(db):
             # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
             raise RecordsBusyError(
                 f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
@@ -243,7 +237,7 @@ class Store:
                 return db
             db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
-            if self._is_named(db):
+            if db.is_named(self.path):
                 return db
             rollback(db)  # it lost its name while we waited for the lock
         raise RecordsBusyError(
@@ -264,7 +258,7 @@ class Store:
 
     def _give_up(self, e: sqlite3.Error) -> None:
         """The next use opens anew, and repairs where that shows damage. What a removed file had is not let go of."""
-        if self.path.exists():
+        if self._db is None or self._db.is_named(self.path):
             self._drop()
             self._damage = e if is_damage(e) else None
 
