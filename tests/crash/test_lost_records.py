@@ -314,6 +314,27 @@ async def test_who_lets_go_of_the_records_is_waited_for_no_more(tmp_path: Path) 
         assert await staying.recovering()
 
 
+@pytest.mark.parametrize("edits", [{}, {"D": "0"}], ids=["without CDI edits", "with"])
+async def test_what_was_answered_is_held_though_the_plugin_dies_and_the_records_are_lost_at_that_moment(
+    tmp_path: Path, edits: dict[str, str]
+) -> None:
+    class Plain(Driver):
+        name = DRIVER
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(env=edits)) for d in claim.devices]
+
+    api = Api()
+    killed = Room(tmp_path, Plain(), api, "boot")
+    await killed.open()
+    assert not isinstance(await killed.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
+    await die(killed.claims.store)
+    for part in PARTS:
+        killed.settings.records_path.with_name(f"records.db{part}").unlink(missing_ok=True)
+    async with room(tmp_path, Plain(), api) as after:
+        assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
+
+
 # --- what the driver knows --------------------------------------------------------------------------
 
 

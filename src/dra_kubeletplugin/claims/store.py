@@ -58,12 +58,10 @@ class Job(NamedTuple):
 class Store:
     """Records of one driver. All methods may be called from any task; they are gathered into transactions.
 
-    ``write_notes`` is called in the thread of the records when nobody waits, and before the file is opened, which may need them; it
-    is given what tells whether a record still stands.
     ``fault`` says why the records cannot be used, empty when they can; ``opened`` is set each time that the file was opened.
     """
 
-    def __init__(self, keeper: Keeper, write_notes: Callable[[Callable[[Record], bool]], None]) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         self.path = keeper.path
         self.driver = keeper.specs.driver
         self.keeper = keeper
@@ -72,8 +70,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._db: Connection | None = None
         self._damage: Exception | None = None
-        self._write_notes = write_notes
-        self._batcher: Batcher[Job] = Batcher("records", self._work, self._rest)
+        self._batcher: Batcher[Job] = Batcher("records", self._work, self._write_back)
 
     @property
     def transactions(self) -> int:
@@ -105,8 +102,7 @@ class Store:
         """Waits up to ``timeout`` seconds for what is under way."""
         if self._db is not None:
             # A file that was removed just now comes back: the next instance would find nothing.
-            last = (self.aside(functools.partial(self._write_notes, self._stands)), self.look())
-            await asyncio.wait([asyncio.ensure_future(each) for each in last], timeout=timeout)
+            await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
         await self._batcher.close(timeout)
         if self._db is not None:
             self._drop()
@@ -152,7 +148,6 @@ class Store:
     def _open(self) -> Connection:
         if self._db is not None and self._db.is_named(self.path):
             return self._db
-        self._write_notes(self._stands)
         # The old one stays open until the new one is: it may be the last that knows what a removed file had.
         db = self.keeper.open(self._damage, self._db)
         old, self._db, self._damage = self._db, db, None
@@ -261,17 +256,6 @@ class Store:
         if self._db is None or self._db.is_named(self.path):
             self._drop()
             self._damage = e if is_damage(e) else None
-
-    def _rest(self) -> None:
-        self._write_notes(self._stands)
-        self._write_back()
-
-    def _stands(self, record: Record) -> bool:
-        """Whether no other instance has taken ``record`` over; taken for so where the records cannot tell."""
-        try:
-            return self._db is None or rows.stands(self._db, record, self.keeper.process.id)
-        except sqlite3.Error:
-            return True
 
     def _write_back(self) -> None:
         """Moves a long log into the database, which syncs both, when nobody waits for it."""
