@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
@@ -24,7 +25,6 @@ from .running import InProcess, OwnProcess, Running
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)
-_SUCCESSOR = "-successor"  # of an instance's POD_UID in a rolling update
 
 
 class Leftovers(TypedDict):
@@ -102,11 +102,14 @@ class DriverNode(Generic[D]):
 
     async def upgrade(self, driver: type[D] | None = None, /, **settings: Any) -> None:
         """A rolling update: the next instance, of another class or with other settings, starts before the old one stops."""
-        old = self._running
+        old, before = self._running, (self.driver_class, self.settings)
         self.driver_class = driver or self.driver_class
-        uid = self.settings.pod_uid
-        settings.setdefault("pod_uid", uid.removesuffix(_SUCCESSOR) if uid.endswith(_SUCCESSOR) else uid + _SUCCESSOR)
-        await self.start(**settings)
+        try:
+            await self.start(**{"pod_uid": str(uuid.uuid4())} | settings)
+        except BaseException:  # the old one stays, as a DaemonSet's does
+            await self.stop()
+            self._running, (self.driver_class, self.settings) = old, before
+            raise
         if old:
             await old.stop()
 
