@@ -96,7 +96,7 @@ def test_a_container_without_metadata_has_no_devices(tmp_path: Path) -> None:
 values = st.one_of(
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),
-    st.text("aé\"\\ \n", max_size=64),
+    st.text('aé"\\ \n', max_size=64),
     st.just(Version("1.2.3-rc.1")),
     st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple),
     st.lists(st.text("ab", max_size=5), min_size=1, max_size=3).map(tuple),
