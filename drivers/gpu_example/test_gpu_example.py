@@ -48,7 +48,7 @@ async def started(node: DriverNode, example: str, *pods: str, namespace: str = "
     for name in pods:
         pod = await node.cluster.wait_running(name, namespace)
         first = pod["spec"]["containers"][0]["name"]
-        spec = node.kubelet.runtime.started[pod["metadata"]["uid"], first].spec
+        spec = node.kubelet.runtime.spec(pod["metadata"]["uid"], first)
         out.append(dict(e.split("=", 1) for e in spec["process"]["env"]))
     return out
 
@@ -137,7 +137,7 @@ async def test_containers_of_a_pod_share_a_gpu() -> None:
     async with gpus() as node:
         (env,) = await started(node, "02", "shared-by-containers")
         pod = await node.cluster.wait_running("shared-by-containers")
-        second = node.kubelet.runtime.started[pod["metadata"]["uid"], "second"].spec["process"]["env"]
+        second = node.kubelet.runtime.spec(pod["metadata"]["uid"], "second")["process"]["env"]
         assert devices(env) == devices(dict(e.split("=", 1) for e in second)) == ["gpu-0"]
 
 

@@ -89,8 +89,7 @@ class DriverNode:
 
     def oci(self, pod: Mapping[str, Any]) -> JSON:
         """The OCI spec of a pod's container."""
-        spec: JSON = self.kubelet.runtime.started[pod["metadata"]["uid"], "main"].spec
-        return spec
+        return self.cluster.node.runtime.spec(pod["metadata"]["uid"], "main")
 
     def env(self, pod: Mapping[str, Any]) -> dict[str, str]:
         """What the container sees in its environment."""
@@ -138,7 +137,7 @@ async def node_with(
             sysfs_root=sysfs,
             local_cluster=True,
         )
-        cluster.node.kubelet.runtime.dev = Host(sysfs).dev
+        cluster.node.runtime.dev = Host(sysfs).dev
         node = DriverNode(cluster, driver, dataclasses.replace(base, **settings))
         await cluster.apply(pods.device_class(CLASS, node.settings.driver_name))
         try:

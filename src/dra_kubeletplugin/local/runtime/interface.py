@@ -54,11 +54,13 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host that the kubelet prepared, in the container."""
+    """A file or folder of the host in the container. ``from_host``: the pod asked for this very path (hostPath), it is not one that
+    the kubelet made; a runtime that guards the host refuses it."""
 
     host: Path
     container: str
     read_only: bool = False
+    from_host: bool = False
 
 
 @dataclass(frozen=True)
