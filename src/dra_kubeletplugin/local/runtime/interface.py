@@ -41,7 +41,8 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A pod as the runtime knows it. ``folder`` is the pod's own on the host (kubelet root, pods/<uid>), for what it needs there."""
+    """A pod as the runtime knows it. ``folder`` is the pod's own on the host (kubelet root, pods/<uid>), for what it needs there;
+    ``restart_policy`` tells a runtime that only simulates whether a container is to end by itself."""
 
     namespace: str
     name: str
@@ -50,6 +51,7 @@ class Sandbox:
     folder: Path
     annotations: Mapping[str, str] = field(default_factory=dict)
     host_network: bool = False
+    restart_policy: str = "Always"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-
-
-
 PODMAN_OPTIONS = (
     "--rm", "--runtime", "runc", "--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
 )  # fmt: skip
