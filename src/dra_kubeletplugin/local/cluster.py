@@ -99,6 +99,7 @@ class LocalCluster:
             supervisor.start("scheduler", Scheduler(self.client, self._binding_timeout).run)
             for name in self._names:
                 node = self._node(name, supervisor)
+                stack.push_async_callback(node.runtime.close)
                 await node.kubelet.start()
                 stack.push_async_callback(node.kubelet.stop)
             self._stack = stack.pop_all()
