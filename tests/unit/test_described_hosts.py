@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import described, description, recording
-from dra_kubeletplugin.host.description import Function, Machine
+from dra_kubeletplugin.host.parts import Function, Machine
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 

@@ -19,8 +19,8 @@ import msgspec
 
 from ..errors import SettingsError
 from . import description, sysfs
-from .description import Function, Machine
 from .marker import BOOT_ID, MARKER, is_described
+from .parts import Function, Machine
 from .places import Faults
 
 __all__ = [
