@@ -150,6 +150,8 @@ def _device(given: object) -> Texts:
     out = {
         name: values.text(value) for name, value in values.named({} if given is None else given, values.path).items()
     }
+    if links := sorted(name for name in out if name.partition("/")[0] in {"device", "subsystem"}):
+        raise ValueError(f"{links[0]} is made for every device: leave it out")
     if "dev" in out and not values.NUMBERS.fullmatch(out["dev"]):
         raise ValueError(f"dev {out['dev']!r} is not major:minor, such as 240:0")
     if "devname" in out:

@@ -72,7 +72,7 @@ def root(given: object) -> str:
 
 
 def path(given: object) -> str:
-    if not isinstance(given, str) or not given or PurePosixPath(given).is_absolute() or "\0" in given:
+    if not isinstance(given, str) or not given or PurePosixPath(given).is_absolute() or not given.isprintable():
         raise ValueError(f"{given!r} is no path within the folder")
     if not all(part not in {"", ".", ".."} and not part.startswith(".") for part in given.split("/")):
         raise ValueError(f"{given!r} is no path within the folder")
@@ -89,7 +89,9 @@ def attribute(given: object) -> str:
 def text(given: object) -> str:
     if given is None or isinstance(given, Mapping | list):
         raise ValueError(f"{given!r} is no text or number")
-    return str(int(given) if isinstance(given, bool) else given)
+    out = str(int(given) if isinstance(given, bool) else given)
+    out.encode()  # raises ValueError for what no file can hold
+    return out
 
 
 def node(given: object) -> str:
