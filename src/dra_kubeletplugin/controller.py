@@ -84,7 +84,7 @@ class Controller:
         self.publisher = Publisher(
             self.client,
             self.inventory,
-            ClusterScope(name),
+            ClusterScope(name, settings.namespace),
             self.metrics,
             lambda: self.elector.leads,
             gates_off=self.scan.gates_off,

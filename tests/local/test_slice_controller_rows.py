@@ -27,7 +27,7 @@ class Row:
     def __init__(self, server: Odd, client: KubeClient, role: Role) -> None:
         self.server, self.client = server, client
         self.inventory = Inventory("node" if role is Role.NODE else "", role=role)
-        self.scope = None if role is Role.NODE else ClusterScope(DRIVER)
+        self.scope = None if role is Role.NODE else ClusterScope(DRIVER, "default")
 
     async def existing(
         self, name: str, devices: list[str | Device], *, generation: int = 1, count: int = 1, **spec: Any

@@ -18,12 +18,13 @@ from ..host import described
 from ..kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles
 from .apiserver import ApiServer
 from .apiserver.kinds import BY_PLURAL
-from .controllers import ClaimController
+from .controllers import ControllerManager
 from .informer import PODS
 from .kubelet import Kubelet, Timers
 from .runtime.oci import Runtime
 from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
+from .supervision import Supervisor
 
 JSON = dict[str, Any]
 
@@ -89,25 +90,25 @@ class LocalCluster:
             self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
-            for component in (ClaimController(self.client), Scheduler(self.client, self._binding_timeout)):
-                task = asyncio.create_task(component.run(), name=type(component).__name__)
-                stack.push_async_callback(_cancel, task)
+            supervisor = await stack.enter_async_context(Supervisor())
+            supervisor.start("controllers", ControllerManager(self.client).run)
+            supervisor.start("scheduler", Scheduler(self.client, self._binding_timeout).run)
             for name in self._names:
-                node = self._node(name)
+                node = self._node(name, supervisor)
                 await node.kubelet.start()
                 stack.push_async_callback(node.kubelet.stop)
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str, supervisor: Supervisor) -> Node:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
         runtime = Runtime(root / "containers", (cdi,))
-        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, self._timers)
+        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
         self.nodes[name] = Node(name, root, kubelet, cdi)
         return self.nodes[name]
 
@@ -224,13 +225,6 @@ class LocalCluster:
             yield
         finally:
             self.api.faults.down = False
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    results = await asyncio.gather(task, return_exceptions=True)
-    if results and isinstance(results[0], Exception):
-        raise results[0]
 
 
 def resource_of(doc: JSON) -> Resource:

@@ -8,15 +8,17 @@ import copy
 import logging
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...observe.http import HttpServer, Request, Response
 from ...resources.defaults import now
 from ...resources.names import SUBDOMAIN
+from ..runtime.interface import ContainerRuntime
 from . import discovery, managing, patch, selectors, strategy, watching
 from .kinds import BY_PLURAL, Kind, table
+from .pod_streams import PodStreams
 from .requests import (
     Refusal,
     Target,
@@ -60,12 +62,18 @@ class ApiServer:
         address: HOST:PORT; the loopback and a free port by default.
         tls: for HTTPS.
         storage: of another server: a second one in front of the same objects.
+        runtime_of: the runtime of a node by its name, for pods' logs and commands in them; None where it is not known.
     """
 
     def __init__(
-        self, address: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None, storage: Storage | None = None
+        self,
+        address: str = "127.0.0.1:0",
+        tls: ssl.SSLContext | None = None,
+        storage: Storage | None = None,
+        runtime_of: Callable[[str], ContainerRuntime | None] = lambda _: None,
     ) -> None:
         self.storage = storage or Storage()
+        self._streams = PodStreams(self.storage, runtime_of)
         self.faults = Faults()
         self.url = ""
         self._http = HttpServer(self._handle, address, tls)
@@ -108,6 +116,8 @@ class ApiServer:
             return status_response(e)
 
     async def _resource(self, request: Request) -> Response:
+        if (streamed := await self._streams.answer(request)) is not None:
+            return streamed
         target = parse_path(request.path)
         if not discovery.is_served(target.kind.group, target.version, self.faults.served):
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
