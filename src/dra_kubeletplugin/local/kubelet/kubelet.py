@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,8 @@ class Kubelet:
             ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"), "local"
         )
         info |= {"kubeletVersion": VERSION, "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64"}
-        status = {"conditions": [ready], "nodeInfo": info}
+        status: JSON = {"conditions": [ready], "nodeInfo": info}
+        status["allocatable"] = status["capacity"] = {"cpu": str(os.cpu_count() or 1), "memory": "16Gi", "pods": "110"}
         await self.client.patch(NODES, self.name, {"status": status}, sub="status")
 
     # --- slices ---------------------------------------------------------------------------------

@@ -17,9 +17,7 @@ Place = tuple[str, str]  # topology key, its value
 NamespaceLabels = Mapping[str, Mapping[str, str]]
 _NEAR = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod affinity rules")
 _FAR = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod anti-affinity rules", resolvable=True)
-_OTHERS = Rejection.of(
-    Plugin.POD_AFFINITY, "node(s) didn't satisfy existing pods anti-affinity rules", resolvable=True
-)
+_OTHERS = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't satisfy existing pods anti-affinity rules", resolvable=True)
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,7 @@ class PodAffinity:
     def _look_at(self, other: PodInfo, node: NodeInfo) -> None:
         if self._near and all(t.matches(other) for t in self._near):
             self._liked |= {(t.key, node.labels[t.key]) for t in self._near if t.key in node.labels}
-        self._disliked |= {
-            (t.key, node.labels[t.key]) for t in self._far if t.key in node.labels and t.matches(other)
-        }
+        self._disliked |= {(t.key, node.labels[t.key]) for t in self._far if t.key in node.labels and t.matches(other)}
 
     @property
     def matters(self) -> bool:
@@ -93,7 +89,10 @@ def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLab
     """What each place gains or loses by what the pod prefers, and by what pods that are there want of it."""
     gains: Counter[Place] = Counter()
     wishes = [
-        (_Term(str(w["podAffinityTerm"]["topologyKey"]), pod, w["podAffinityTerm"], namespaces), sign * int(w["weight"]))
+        (
+            _Term(str(w["podAffinityTerm"]["topologyKey"]), pod, w["podAffinityTerm"], namespaces),
+            sign * int(w["weight"]),
+        )
         for kind, sign in (("podAffinity", 1), ("podAntiAffinity", -1))
         for w in pod.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []
     ]

@@ -44,19 +44,22 @@ class Change:
     pod: str = ""
 
 
+_PLACE = frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS})
+_OTHER_PODS = frozenset({Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE})
+_OWN = frozenset({Kind.OWN})
 _HELPS: Mapping[Plugin, frozenset[Kind]] = {
-    Plugin.GATES: frozenset({Kind.OWN}),
-    Plugin.UNSUPPORTED: frozenset({Kind.OWN}),
+    Plugin.GATES: _OWN,
+    Plugin.UNSUPPORTED: _OWN,
     Plugin.NODE_NAME: frozenset({Kind.NODE_ADDED}),
-    Plugin.NODE_UNSCHEDULABLE: frozenset({Kind.NODE_ADDED, Kind.NODE_TAINTS, Kind.OWN}),
-    Plugin.TAINTS: frozenset({Kind.NODE_ADDED, Kind.NODE_TAINTS, Kind.OWN}),
-    Plugin.NODE_AFFINITY: frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS}),
+    Plugin.NODE_UNSCHEDULABLE: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
+    Plugin.TAINTS: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
+    Plugin.NODE_AFFINITY: _PLACE,
     Plugin.PORTS: frozenset({Kind.NODE_ADDED, Kind.POD_GONE}),
-    Plugin.FIT: frozenset({Kind.NODE_ADDED, Kind.NODE_RESOURCES, Kind.POD_GONE, Kind.CLASS, Kind.OWN}),
-    Plugin.SPREAD: frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS, Kind.NODE_TAINTS, Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE, Kind.OWN}),
-    Plugin.POD_AFFINITY: frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS, Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE, Kind.NAMESPACE, Kind.OWN}),
-    Plugin.DEVICES: frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS, Kind.NODE_TAINTS, Kind.CLAIM, Kind.CLASS, Kind.SLICE, Kind.OWN}),
-}  # fmt: skip
+    Plugin.FIT: _OWN | {Kind.NODE_ADDED, Kind.NODE_RESOURCES, Kind.POD_GONE, Kind.CLASS},
+    Plugin.SPREAD: _OWN | _PLACE | _OTHER_PODS | {Kind.NODE_TAINTS},
+    Plugin.POD_AFFINITY: _OWN | _PLACE | _OTHER_PODS | {Kind.NAMESPACE},
+    Plugin.DEVICES: _OWN | _PLACE | {Kind.NODE_TAINTS, Kind.CLAIM, Kind.CLASS, Kind.SLICE},
+}
 
 
 def helps(change: Change, uid: str, rejectors: Iterable[Plugin], uses: Callable[[str], bool]) -> bool:

@@ -131,7 +131,9 @@ class ClaimBinder:
             path = CLAIMS.path(meta["namespace"], meta["name"], "status")
             self.store.wrote(await self.client.call("PATCH", path, patch, content_type=STRATEGIC))
         except ApiError as e:
-            log.debug("the reservation of %s for %s stays: %s", meta["name"], pod.key, e)  # the claim controller takes it
+            log.debug(
+                "the reservation of %s for %s stays: %s", meta["name"], pod.key, e
+            )  # the claim controller takes it
 
     async def delete(self, claim: JSON) -> None:
         """Deletes a claim that was made for extended resources. Raises :class:`ApiError`."""
@@ -186,9 +188,7 @@ class ClaimBinder:
             if claims.is_extended(index):
                 continue
             if all(r["uid"] == pod.uid for r in reserved_for(claim)):
-                rest = {
-                    k: v for k, v in claim["status"].items() if k not in {"allocation", "reservedFor", "devices"}
-                }
+                rest = {k: v for k, v in claim["status"].items() if k not in {"allocation", "reservedFor", "devices"}}
                 try:
                     self.store.wrote(await self.client.update(CLAIMS, {**claim, "status": rest}, "status"))
                 except ApiError as e:
@@ -276,4 +276,3 @@ class PodBinding:
                         await self._binder.delete(claim)
             elif is_allocated(claim) and any(r["uid"] == pod.uid for r in reserved_for(claim)):
                 await self._binder.unreserve(claim, pod)
-

@@ -17,7 +17,9 @@ from .search import plus
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-EXTENDED = "resource.kubernetes.io/extended-resource-claim"  # annotation of the claim that stands for extended resources
+EXTENDED = (
+    "resource.kubernetes.io/extended-resource-claim"  # annotation of the claim that stands for extended resources
+)
 
 
 @dataclass(frozen=True, eq=False)

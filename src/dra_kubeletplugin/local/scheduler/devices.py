@@ -95,7 +95,8 @@ class PodClaims:
         """Raises :class:`SchedulerError` where the claims cannot be allocated anywhere. May take long: for a thread."""
         if not self.claims:
             return None
-        filled, mappings = None, []
+        filled: JSON | None = None
+        mappings: list[JSON] = []
         if self.extended is not None:
             if not extended.is_draft(self.extended):
                 return rejected("cannot schedule extended resource claim")
@@ -106,17 +107,18 @@ class PodClaims:
                 return None  # the node has all of it from device plugins
         unusable = [i for i, c in enumerate(self.claims) if is_allocated(c) and not self._usable(c, node)]
         wanted = [i for i in self.to_allocate if not self.is_extended(i) or filled is not None]
-        results: list[JSON] | None = []
+        results: list[JSON] = []
         if wanted:
             claims = [filled if filled is not None and self.is_extended(i) else self.claims[i] for i in wanted]
             try:
-                results = allocations.on(node, claims)
+                found = allocations.on(node, claims)
             except (AllocationTimeout, NodeFault) as e:
                 return rejected(str(e))
             except AllocationError as e:
                 raise SchedulerError(f'running "{Plugin.DEVICES.value}" filter plugin: {e}') from None
-            if results is None:
+            if found is None:
                 return rejected("cannot allocate all claims")
+            results = found
         if unusable:
             self.unusable += [i for i in unusable if i not in self.unusable]
             return rejected("resourceclaim not available on the node")

@@ -40,9 +40,7 @@ def node_affinity(pod: PodInfo, node: NodeInfo) -> Rejection | None:
 def ports(pod: PodInfo, node: NodeInfo) -> Rejection | None:
     if not pod.ports or not node.conflicts(pod.ports):
         return None
-    return Rejection.of(
-        Plugin.PORTS, "node(s) didn't have free ports for the requested pod ports", resolvable=True
-    )
+    return Rejection.of(Plugin.PORTS, "node(s) didn't have free ports for the requested pod ports", resolvable=True)
 
 
 def fit(pod: PodInfo, node: NodeInfo, by_devices: Collection[str] = ()) -> Rejection | None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from .podinfo import PODS, PodInfo, Port, amount_of
+from .podinfo import ANY_ADDRESS, PODS, PodInfo, Port, amount_of
 
 JSON = dict[str, Any]
-NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-_ANY = "0.0.0.0"  # noqa: S104 - the host address of a port that takes all of them
+_READY_TAINTS = {"False": "node.kubernetes.io/not-ready", "Unknown": "node.kubernetes.io/unreachable"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ class NodeInfo:
 
     def conflicts(self, ports: Iterable[Port]) -> bool:
         return any(
-            protocol == used and number == taken and (address == at or _ANY in {address, at})
+            protocol == used and number == taken and (address == at or ANY_ADDRESS in {address, at})
             for protocol, address, number in ports
             for used, at, taken in self.ports
         )
@@ -73,8 +72,10 @@ def read(node: JSON) -> NodeInfo:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     amounts = status.get("allocatable") or status.get("capacity") or {}
     taints = [dict(t) for t in spec.get("taints") or []]
-    if not _is_ready(status) and not any(t["key"] == NOT_READY["key"] for t in taints):
-        taints.append(NOT_READY)  # as the node controller will say it; until then nothing is sent to a node that is not ready
+    for condition in status.get("conditions") or []:
+        key = _READY_TAINTS.get(condition["status"]) if condition["type"] == "Ready" else None
+        if key and not any(t["key"] == key for t in taints):
+            taints.append({"key": key, "effect": "NoSchedule"})  # as the node controller is going to say
     return NodeInfo(
         node,
         str(meta["name"]),
@@ -90,7 +91,3 @@ def read(node: JSON) -> NodeInfo:
 
 def pods_allowed(node: NodeInfo) -> int:
     return node.allocatable.get(PODS, 0)
-
-
-def _is_ready(status: JSON) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])

@@ -15,6 +15,7 @@ CPU, MEMORY, PODS, EPHEMERAL = "cpu", "memory", "pods", "ephemeral-storage"
 _LEAST_CPU = 100  # millicores that a container without a request is taken to need, when nodes are compared
 _LEAST_MEMORY = 200 * 1024 * 1024
 _NATIVE = "kubernetes.io/"
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the host address of a port that takes all of them
 Port = tuple[str, str, int]  # protocol, host address, port
 
 
@@ -155,7 +156,7 @@ def _ports(spec: Mapping[str, Any]) -> Iterable[Port]:
         for port in container.get("ports") or []:
             number = port.get("hostPort") or (port["containerPort"] if spec.get("hostNetwork") else 0)
             if number:
-                yield str(port.get("protocol") or "TCP"), str(port.get("hostIP") or "0.0.0.0"), int(number)
+                yield str(port.get("protocol") or "TCP"), str(port.get("hostIP") or ANY_ADDRESS), int(number)
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

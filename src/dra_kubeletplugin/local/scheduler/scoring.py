@@ -95,9 +95,7 @@ def _node_preference(pod: PodInfo, node: NodeInfo) -> int:
 def _near(
     pod: PodInfo, nodes: Sequence[NodeInfo], everywhere: Sequence[NodeInfo], namespaces: NamespaceLabels
 ) -> dict[str, int]:
-    concerned = pod.spec.get("affinity") or any(
-        p.spec.get("affinity") for n in everywhere for p in n.pods.values()
-    )
+    concerned = pod.spec.get("affinity") or any(p.spec.get("affinity") for n in everywhere for p in n.pods.values())
     gains = preference(pod, everywhere, namespaces) if concerned else {}
     if not gains:
         return dict.fromkeys((n.name for n in nodes), 0)

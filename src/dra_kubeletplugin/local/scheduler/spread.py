@@ -78,7 +78,9 @@ class Spread:
 def _constraint(spec: JSON, pod: PodInfo) -> _Constraint:
     selector = with_keys(spec.get("labelSelector"), pod.labels, spec.get("matchLabelKeys") or [], [])
     itself = int(selected(pod.labels, selector))
-    return _Constraint(str(spec["topologyKey"]), int(spec["maxSkew"]), int(spec.get("minDomains") or 1), selector, itself)
+    return _Constraint(
+        str(spec["topologyKey"]), int(spec["maxSkew"]), int(spec.get("minDomains") or 1), selector, itself
+    )
 
 
 def _counts(spec: JSON, pod: PodInfo, node: NodeInfo) -> bool:
