@@ -80,6 +80,14 @@ def _read(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"parameters of type {printable(wanted.__name__)} cannot be read from JSON")
 
 
+FORMS = (Quantity, Version, Capacity, RequestPolicy)  # what has a form of its own in JSON
+
+
+def given_as_default(default: object, wanted: Any) -> None:
+    """Raises ``ValueError`` or ``TypeError`` where a claim that gave this default could not be read."""
+    msgspec.convert(msgspec.to_builtins(default, enc_hook=_written), wanted, dec_hook=_read)
+
+
 Resolved = tuple[Config | None, str]
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..driver import Driver
+from ..driver import Driver, check, make
 from ..host import Host, described
 from ..local.cluster import LocalCluster
 from ..local.kubelet import Timers
@@ -45,7 +45,7 @@ class DriverNode:
         Raises :class:`NotReadyError` with the reason where it does not get there.
         """
         self.settings = dataclasses.replace(self.settings, **settings)
-        self.plugin = Plugin(self.driver_class(), self.settings, self.cluster.config)
+        self.plugin = Plugin(make(self.driver_class), self.settings, self.cluster.config)
         self._running = contextlib.AsyncExitStack()
         await self._running.enter_async_context(self.plugin.running())
         await self.plugin.ready(_READY)
@@ -125,6 +125,7 @@ async def node_with(
         timers: of the kubelet.
         settings: fields of :class:`Settings`.
     """
+    check(driver)
     async with LocalCluster(timers=timers) as cluster:
         sysfs = Path("/sys")
         if host is not None:
