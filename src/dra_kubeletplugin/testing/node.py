@@ -304,7 +304,7 @@ async def on_node(
         health_interval=0.1,
         local_cluster=True,
     )
-    cluster.node.kubelet.runtime.dev = Host(sysfs).dev
+    cluster.node.runtime.dev = Host(sysfs).dev
     node = DriverNode(cluster, driver, dataclasses.replace(base, **settings), process=process)
     await node.api.apply(pods.device_class(CLASS, node.settings.driver_name))
     try:
