@@ -141,7 +141,8 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
 async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> None:
     server = ApiServer()
     server.faults.served = {version}
-    config = ApiConfig(await server.start())
+    await server.start()
+    config = server.config
     driver = Fabric()
     try:
         async with KubeClient(config) as client, Controller(driver, settings(), config, QUICK).running() as controller:

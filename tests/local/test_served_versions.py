@@ -101,11 +101,11 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
         await node.stop()
         for found in node.cluster.slices(Everything.name):
             node.cluster.api.storage.remove(SLICES, "", found["metadata"]["name"])
-        front = ApiServer(storage=node.cluster.api.storage)
+        front = ApiServer(storage=node.cluster.api.storage, tokens=node.cluster.api.tokens)
         front.faults.served = set(versions)
         await front.start()
         try:
-            node.plugin = Plugin(Everything(), node.settings, ApiConfig(front.url))
+            node.plugin = Plugin(Everything(), node.settings, front.config)
             async with node.plugin.running():
                 await node.plugin.ready(20)
                 yield node, front

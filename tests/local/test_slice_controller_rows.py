@@ -85,7 +85,7 @@ class Row:
 
 @contextlib.asynccontextmanager
 async def row(role: Role = Role.NODE) -> AsyncIterator[Row]:
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         yield Row(server, client, role)
 
 

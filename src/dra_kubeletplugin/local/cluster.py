@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import ssl
 import tempfile
@@ -15,8 +16,9 @@ from typing import Any
 
 from ..errors import ApiError
 from ..host import described
-from ..kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles
+from ..kube import KubeClient, Resource, Tls, TlsFiles
 from .apiserver import ApiServer
+from .apiserver.certificate import write as make_certificate
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ClaimController
 from .informer import PODS
@@ -49,7 +51,7 @@ class LocalCluster:
         nodes: their names.
         state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
         address: of the API server.
-        certificate: files with a certificate for that address and its key, for HTTPS; plain HTTP when left out.
+        certificate: files with a certificate for that address and its key; one is made when left out.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
         binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
@@ -73,20 +75,21 @@ class LocalCluster:
         self._cdi_root = cdi_root
         self._timers = timers
         self._binding_timeout = binding_timeout
-        self._certificate = certificate
-        self.api = ApiServer(address, _server_tls(certificate))
+        self.state.mkdir(parents=True, exist_ok=True)
+        self._certificate = certificate or make_certificate(self.state, _hosts(address))
+        tls = _server_tls(self._certificate)
+        self.api = ApiServer(address, tls) if certificate else ApiServer(front=(address, tls))
         self.nodes: dict[str, Node] = {}
 
     async def __aenter__(self) -> LocalCluster:
         self._stack = contextlib.AsyncExitStack()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._clean_up)
-            url = await self.api.start()
+            await self.api.start()
             stack.push_async_callback(self.api.close)
             self.kubeconfig = self.state / "kubeconfig"
-            self.state.mkdir(parents=True, exist_ok=True)
-            self.kubeconfig.write_text(_kubeconfig(url, self._certificate))
-            self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
+            _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
+            self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
             for component in (ClaimController(self.client), Scheduler(self.client, self._binding_timeout)):
@@ -248,24 +251,37 @@ def load_yaml(path: Path) -> list[JSON]:
     return [d for d in yaml.safe_load_all(path.read_text()) if d]
 
 
-def _server_tls(certificate: tuple[Path, Path] | None) -> ssl.SSLContext | None:
-    if certificate is None:
-        return None
+def _hosts(address: str) -> list[str]:
+    """The names and addresses by which a server at HOST:PORT is reached."""
+    host = address.rpartition(":")[0].strip("[]")
+    own = [] if host in {"", "0.0.0.0", "::"} else [host]
+    return [*own, "127.0.0.1", "::1", "localhost"]
+
+
+def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*map(str, certificate))
     return tls
 
 
-def _kubeconfig(url: str, certificate: tuple[Path, Path] | None) -> str:
+def _write_private(path: Path, text: str) -> None:
+    """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    temporary.replace(path)
+
+
+def _kubeconfig(url: str, certificate: Path, token: str) -> str:
     """JSON, which kubectl takes as well as YAML."""
-    cluster = {"server": url} | ({"certificate-authority": str(certificate[0].absolute())} if certificate else {})
+    cluster = {"server": url, "certificate-authority": str(certificate.absolute())}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "local",
         "clusters": [{"name": "local", "cluster": cluster}],
         "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
-        "users": [{"name": "local", "user": {}}],
+        "users": [{"name": "local", "user": {"token": token}}],
     }
     return json.dumps(config, indent=2) + "\n"
 
