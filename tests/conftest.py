@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.local.runtime import runc
 from dra_kubeletplugin.local.runtime.oci import Podman
 
 
@@ -28,6 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons = {
         "mounts": None if "mounts" not in wanted or _can_mount() else "needs root and the right to mount",
         "podman": why_not or None,
+        "runc": None
+        if "runc" not in wanted or (not runc.missing() and Path("/bin/busybox").is_file() and _can_mount())
+        else runc.missing() or "needs a static /bin/busybox, and the right to mount",
         "kubectl": None if shutil.which("kubectl") else "needs kubectl on the PATH",
     }
     for item in items:

@@ -90,6 +90,8 @@ class Inventory:
         """Grows with every health report and every change of the devices."""
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
+        self.taken: Mapping[str, str] = {}
+        """Pools that another publishes, each with the reason: of one pool two must never publish."""
         self._policy = policy
         self._clock = clock
         self._stocks: dict[str, Stock] = {}
@@ -151,7 +153,8 @@ class Inventory:
 
     def contents(self) -> list[PoolContent]:
         """The pools as they should be in slices. What the API server would refuse is missing, see :attr:`left_out`."""
-        found = (s.content(self._taints(s), self.gates_off) for s in self._stocks.values())
+        stocks = (s for s in self._stocks.values() if s.name not in self.taken)
+        found = (s.content(self._taints(s), self.gates_off) for s in stocks)
         return [content for content in found if content]
 
     def _taints(self, stock: Stock) -> dict[str, JSON]:
@@ -242,9 +245,21 @@ class Inventory:
             self._leave_out()
             await self._tell(published=True)
 
+    async def set_taken(self, taken: Mapping[str, str]) -> bool:
+        """Pools that another publishes now, each with the reason; True where that is news."""
+        if taken == self.taken:
+            return False
+        self.taken = dict(taken)
+        self._leave_out()
+        await self._tell(published=True)
+        return True
+
     def _leave_out(self) -> None:
         out = {}
         for stock in self._stocks.values():
+            if stock.name in self.taken:
+                out[f"pool {printable(stock.name)}"] = self.taken[stock.name]
+                continue
             faults = dict(stock.left_out)
             if self.gates_off and not stock.fault:
                 faults |= stock.withheld(self._taints(stock), self.gates_off)

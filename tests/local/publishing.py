@@ -11,7 +11,7 @@ import msgspec
 
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.informer import NODES
 from dra_kubeletplugin.observe.http import Request, Response

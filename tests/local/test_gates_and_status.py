@@ -11,7 +11,7 @@ import pytest
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.slices import Notices
@@ -293,7 +293,7 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
         node.cluster.api.faults.down = True
         node.driver.bad = False
-        await node.rescan()
+        await node.plugin.scan.look()
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
             await node.plugin.published(1)
         node.cluster.api.faults.down = False

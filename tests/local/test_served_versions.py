@@ -21,7 +21,6 @@ from dra_kubeletplugin import (
     RequestPolicy,
     Taint,
 )
-from dra_kubeletplugin.kube import ApiConfig
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.testing import node_with
@@ -105,10 +104,9 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
         front.faults.served = set(versions)
         await front.start()
         try:
-            node.plugin = Plugin(Everything(), node.settings, front.config)
-            async with node.plugin.running():
-                await node.plugin.ready(20)
-                yield node, front
+            await node.start_plugin(Plugin(Everything(), node.settings, front.config))
+            yield node, front
+            await node.stop()
         finally:
             await front.close()
 

@@ -12,7 +12,7 @@ import pytest
 from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, RequestPolicy, Role, Taint
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.slices import ClusterScope, Publisher
 
@@ -27,7 +27,7 @@ class Row:
     def __init__(self, server: Odd, client: KubeClient, role: Role) -> None:
         self.server, self.client = server, client
         self.inventory = Inventory("node" if role is Role.NODE else "", role=role)
-        self.scope = None if role is Role.NODE else ClusterScope(DRIVER)
+        self.scope = None if role is Role.NODE else ClusterScope(DRIVER, "default")
 
     async def existing(
         self, name: str, devices: list[str | Device], *, generation: int = 1, count: int = 1, **spec: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -60,12 +61,44 @@ def test_nodes_are_compared_by_what_they_say() -> None:
         lambda: Nodes.selector({}),
         lambda: Nodes.selector({"nodeSelectorTerms": [{}, {}]}),
         lambda: Nodes.selector({"nodeSelectorTerms": 5}),
+        lambda: Nodes.selector({"nodeSelectorTerms": [{}]}),
+        lambda: Nodes.selector({"nodeSelectorTerms": [{"matchExpressions": []}]}),
         lambda: Nodes.selector(None),  # type: ignore[arg-type]
     ],
 )
 def test_what_the_server_would_refuse_is_refused_when_it_is_written(make: Any) -> None:
     with pytest.raises(InvalidObjectError, match="Nodes"):
         make()
+
+
+RACK = {"key": "rack", "operator": "In", "values": ["r1"]}
+
+
+@pytest.mark.parametrize(
+    ("term", "says"),
+    [
+        ({"matchLabels": {"rack": "r1"}}, r"unknown field `matchLabels` - at `\$\.nodeSelectorTerms\[0\]`"),
+        ({"matchExpressions": [{**RACK, "value": "r1"}]}, r"unknown field `value` - at .*matchExpressions\[0\]"),
+        ({"matchExpressions": [{**RACK, "values": [float("nan")]}]}, r"Expected `str`, got `float` - at .*values\[0\]"),
+        ({"matchExpressions": [{**RACK, "values": "r1"}]}, r"Expected `array`, got `str` - at .*values"),
+        ({"matchExpressions": [{"operator": "Exists"}]}, r"missing required field `key`"),
+        (
+            {"matchExpressions": [{**RACK, "operator": "in"}]},
+            r"operator: Invalid value: \"in\": not a valid selector operator",
+        ),
+        ({"matchExpressions": [{**RACK, "values": ["\ud800"]}]}, r"values\[0\]"),
+        ({}, "matchExpressions"),
+    ],
+)
+def test_a_wrong_selector_is_refused_with_its_place_and_an_example(term: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidObjectError, match=says) as refused:
+        Nodes.selector({"nodeSelectorTerms": [term]})
+    assert refused.value.message.startswith("Nodes.selector(): ")
+
+
+def test_a_selector_s_lists_may_be_tuples_and_its_maps_of_any_class() -> None:
+    made = Nodes.selector(MappingProxyType({"nodeSelectorTerms": ({"matchExpressions": (RACK,), "matchFields": []},)}))
+    assert made == Nodes.matching({"rack": "r1"})
 
 
 def test_a_pool_s_generator_is_read_where_the_author_s_code_runs() -> None:

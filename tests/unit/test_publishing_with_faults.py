@@ -88,6 +88,8 @@ class Server:
     # --- what the client does ---
 
     async def get(self, resource: Any, name: str) -> dict[str, Any]:
+        if name != "node":
+            raise ApiError("no such node", status=404)
         return {"metadata": {"name": name, "uid": "node-uid"}}
 
     async def page(self, resource: Any, fields: str = "") -> Page:

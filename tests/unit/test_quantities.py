@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Capacity, Config, Device, Quantity, RequestPolicy, Version
 from dra_kubeletplugin.driver.config import decode
 from dra_kubeletplugin.errors import ConfigError, InvalidObjectError
+from dra_kubeletplugin.resources import schema
 from dra_kubeletplugin.resources.quantity import Format, QuantityError, parse, stored
 
 SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -103,6 +104,24 @@ def test_a_suffix_without_a_number_is_zero_for_the_server_and_a_mistake_of_an_au
     assert parse(text) == Quantity(0)
     with pytest.raises(QuantityError, match="write a number such as 16"):
         Quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"), [(" 1", True), ("80Gi  ", True), ("\u00a01", True), ("1 Gi", False), ("\t1", False)]
+)
+def test_spaces_around_a_quantity_do_not_count_and_none_may_be_within(text: str, taken: bool) -> None:
+    server = {"driver": "d.example.com", "devices": [{"name": "d", "capacity": {"memory": {"value": text}}}]}
+    if taken:
+        assert str(Quantity(text)) == text.strip()
+        spec = schema.decode({"spec": server}, "ResourceSlice")["spec"]
+        assert spec["devices"][0]["capacity"]["memory"]["value"] == text.strip()
+    else:
+        with pytest.raises(QuantityError):
+            Quantity(text)
+        with pytest.raises(schema.DecodeError):
+            schema.decode({"spec": server}, "ResourceSlice")
+    with pytest.raises(QuantityError):
+        parse(text)  # as CEL reads it
 
 
 @pytest.mark.parametrize("value", [1.5, True, None, Decimal("NaN"), Decimal("Infinity"), b"1"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.apiserver.kinds import KINDS
 

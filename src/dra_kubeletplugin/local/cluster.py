@@ -16,16 +16,17 @@ from typing import Any
 
 from ..errors import ApiError
 from ..host import described
-from ..kube import KubeClient, Resource, Tls, TlsFiles
+from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
 from .apiserver.kinds import BY_PLURAL
-from .controllers import ClaimController
+from .controllers import ControllerManager
 from .informer import PODS
 from .kubelet import Kubelet, Timers
 from .runtime.oci import Runtime
 from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
+from .supervision import Supervisor
 
 JSON = dict[str, Any]
 
@@ -52,6 +53,7 @@ class LocalCluster:
         state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
         address: of the API server.
         certificate: files with a certificate for that address and its key; one is made when left out.
+        kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
         binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
@@ -64,6 +66,7 @@ class LocalCluster:
         state: Path | None = None,
         address: str = "127.0.0.1:0",
         certificate: tuple[Path, Path] | None = None,
+        kubeconfig: Path | None = None,
         cdi_root: Path | None = None,
         timers: Timers | None = None,
         binding_timeout: float = BINDING_TIMEOUT,
@@ -75,48 +78,76 @@ class LocalCluster:
         self._cdi_root = cdi_root
         self._timers = timers
         self._binding_timeout = binding_timeout
+        self._given = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
         self._certificate = certificate or make_certificate(self.state, _hosts(address))
-        tls = _server_tls(self._certificate)
-        self.api = ApiServer(address, tls) if certificate else ApiServer(front=(address, tls))
+        self._api = None if kubeconfig else self._server(address, own=certificate is not None)
         self.nodes: dict[str, Node] = {}
 
     async def __aenter__(self) -> LocalCluster:
         self._stack = contextlib.AsyncExitStack()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._clean_up)
-            await self.api.start()
-            stack.push_async_callback(self.api.close)
-            self.kubeconfig = self.state / "kubeconfig"
-            _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
-            self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
+            self.state.mkdir(parents=True, exist_ok=True)
+            if self._given:
+                self.kubeconfig = self._given
+                self.config = load_config(str(self._given))
+            else:
+                await self._start_api(stack)
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
-            for component in (ClaimController(self.client), Scheduler(self.client, self._binding_timeout)):
-                task = asyncio.create_task(component.run(), name=type(component).__name__)
-                stack.push_async_callback(_cancel, task)
+            supervisor = await stack.enter_async_context(Supervisor())
+            supervisor.start("controllers", ControllerManager(self.client).run)
+            supervisor.start("scheduler", Scheduler(self.client, self._binding_timeout).run)
             for name in self._names:
-                node = self._node(name)
+                node = self._node(name, supervisor)
                 await node.kubelet.start()
                 stack.push_async_callback(node.kubelet.stop)
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+    async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
+        await self.api.start()
+        stack.push_async_callback(self.api.close)
+        self.kubeconfig = self.state / "kubeconfig"
+        _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
+        self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
 
-    def _node(self, name: str) -> Node:
+    def _server(self, address: str, *, own: bool) -> ApiServer:
+        """With a certificate of its user it serves there only; else what runs in this process has a port without TLS."""
+        tls = _server_tls(self._certificate)
+        return ApiServer(address, tls) if own else ApiServer(front=(address, tls))
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
+
+    def _node(self, name: str, supervisor: Supervisor) -> Node:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
         runtime = Runtime(root / "containers", (cdi,))
-        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, self._timers)
+        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
         self.nodes[name] = Node(name, root, kubelet, cdi)
         return self.nodes[name]
 
     def _clean_up(self) -> None:
         if not self._keep:
             shutil.rmtree(self.state, ignore_errors=True)
+
+    @property
+    def api(self) -> ApiServer:
+        """The local API server, with its memory and its faults.
+
+        Raises ``RuntimeError`` where another one takes its place.
+        """
+        if self._api is None:
+            raise RuntimeError(f"the API server of {self._given} is in use: it is reached through `client` only")
+        return self._api
+
+    @property
+    def has_own_api(self) -> bool:
+        """Whether there is :attr:`api`."""
+        return self._api is not None
 
     @property
     def node(self) -> Node:
@@ -229,13 +260,6 @@ class LocalCluster:
             self.api.faults.down = False
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    results = await asyncio.gather(task, return_exceptions=True)
-    if results and isinstance(results[0], Exception):
-        raise results[0]
-
-
 def resource_of(doc: JSON) -> Resource:
     """Raises ``ValueError`` for a kind that the local cluster does not serve."""
     group, _, version = doc["apiVersion"].rpartition("/")
@@ -258,18 +282,18 @@ def _hosts(address: str) -> list[str]:
     return [*own, "127.0.0.1", "::1", "localhost"]
 
 
-def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(*map(str, certificate))
-    return tls
-
-
 def _write_private(path: Path, text: str) -> None:
     """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(text)
     temporary.replace(path)
+
+
+def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*map(str, certificate))
+    return tls
 
 
 def _kubeconfig(url: str, certificate: Path, token: str) -> str:

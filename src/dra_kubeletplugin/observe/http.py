@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -25,17 +25,23 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
     body: bytes
+    arguments: Sequence[tuple[str, str]] = ()  # the query in order, with names that stand there more than once
+
+
+Tunnel = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""What a connection becomes after an upgrade. The bytes came before the reader's."""
 
 
 @dataclass
 class Response:
-    """``stream``, where given, is sent in chunks in place of ``body``."""
+    """``stream``, where given, is sent in chunks in place of ``body``; ``tunnel`` takes the connection over, after status 101."""
 
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     stream: AsyncIterator[bytes] | None = None
+    tunnel: Tunnel | None = None
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -172,6 +178,9 @@ class _Connection:
             except Exception:
                 log.exception("%s %s failed", request.method, request.path)
                 response = Response(500, b"internal error", "text/plain")
+            if response.tunnel:
+                await self._become(response.tunnel, response.headers)
+                return
             await self._send(request, response)
             if self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
                 return
@@ -180,6 +189,11 @@ class _Connection:
             except h11.LocalProtocolError:
                 return
             self.idle_since = asyncio.get_running_loop().time()
+
+    async def _become(self, tunnel: Tunnel, headers: Mapping[str, str]) -> None:
+        self._write(h11.InformationalResponse(status_code=101, headers=list(headers.items())))
+        await self.writer.drain()
+        await tunnel(bytes(self.h11.trailing_data[0]), self.reader, self.writer)
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while True:
@@ -208,9 +222,9 @@ class _Connection:
             target = urlsplit(head.target.decode("latin-1"))
         except ValueError:  # brackets without an address between them
             return None
-        query = dict(parse_qsl(target.query, keep_blank_values=True))
+        arguments = parse_qsl(target.query, keep_blank_values=True)
         headers = {k.decode().lower(): v.decode("latin-1") for k, v in head.headers}
-        return Request(head.method.decode(), unquote(target.path), query, headers, body)
+        return Request(head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments)
 
     async def _body(self) -> bytes | None:
         body = bytearray()

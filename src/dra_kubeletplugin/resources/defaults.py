@@ -14,7 +14,8 @@ def now() -> str:
 def apply(obj: dict[str, Any], kind: str, time: str = "") -> dict[str, Any]:
     """Fills ``obj``, which is changed in place and returned."""
     if kind == "ResourceSlice":
-        for device in obj["spec"].get("devices") or []:
+        tainted = [d for d in obj["spec"].get("devices") or () if d.get("taints")]
+        for device in tainted:
             _taints(device, time or now())
     elif kind == "ResourceClaim":
         _claim_spec(obj["spec"])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from ..errors import InvalidObjectError, describe, printable
 from . import names as rules
 from .rules import node_selector
@@ -22,6 +24,21 @@ class Where(Enum):
     THIS = "this node"
     SELECTED = "selected nodes"
     ALL = "all nodes"
+
+
+class _Requirement(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class _Term(msgspec.Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    match_expressions: list[_Requirement] = []
+    match_fields: list[_Requirement] = []
+
+
+class _Selector(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    node_selector_terms: list[_Term]
 
 
 @dataclass(frozen=True)
@@ -74,21 +91,33 @@ class Nodes:
         if not values:
             raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
         expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
-        return cls.selector({"nodeSelectorTerms": [{"matchExpressions": expressions}]})
+        return cls._selected({"nodeSelectorTerms": [{"matchExpressions": expressions}]}, "matching")
 
     @classmethod
     def selector(cls, selector: JSON) -> Nodes:
-        """A ``NodeSelector`` of core/v1 as JSON has it; it must have exactly one term (KEP-4381).
+        """A ``NodeSelector`` of core/v1 as JSON has it; it must have exactly one term (KEP-4381), and that one something to match.
 
-        Raises :class:`InvalidObjectError` where the API server would refuse it.
+        Raises :class:`InvalidObjectError` where the API server would refuse it, or it has fields of which the server knows nothing.
         """
+        return cls._selected(selector, "selector")
+
+    @classmethod
+    def _selected(cls, given: object, method: str) -> Nodes:
+        example = '{"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}'
         try:
+            selector = msgspec.to_builtins(msgspec.convert(given, _Selector))
             faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
             text = _text(selector)
         except Exception as e:  # an author's object may be anything inside
-            raise InvalidObjectError(f"Nodes: no NodeSelector: {describe(e)}") from None
+            raise InvalidObjectError(
+                f"Nodes.{method}(): no NodeSelector, such as {example}: {printable(describe(e))}"
+            ) from None
+        if not faults and not selector["nodeSelectorTerms"][0]:
+            faults = (
+                f"nodeSelector.nodeSelectorTerms[0] is empty and would match no node; write {example}, or Nodes.all()"
+            )
         if faults:
-            raise InvalidObjectError(f"Nodes: {printable(faults)}")
+            raise InvalidObjectError(f"Nodes.{method}(): {printable(faults)}")
         return cls(Where.SELECTED, selector_json=text)
 
     def of_slice(self, this: str) -> JSON:

@@ -19,7 +19,7 @@ class Pool:
 
     Args:
         name: DNS subdomains of 253 bytes in all, separated by ``/``; unique in the cluster for the driver, so the pool of a
-            node is named like the node, or begins with its name.
+            node is named like the node, or begins with its name. One that begins with another node's name is left out.
         devices: in the order in which they should be given out. Names are unique in the pool.
         counter_sets: what partitions of one physical device draw from (KEP-4815).
         nodes: from where the devices can be used. A pool of :meth:`Nodes.this` is published by the plugin of that node; all

@@ -30,6 +30,10 @@ _CAP = Decimal(_MAX)
 # Sums of what fits into slices are exact; the far ends of the range, which `1e99999999999` reaches, are not.
 _CONTEXT = Context(prec=120, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation])
 
+# What the API server takes away around a quantity in JSON. Control characters it does not: there they are escaped, and it looks at
+# the raw text.
+SPACES = " \u0085\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+
 GRAMMAR_WRONG = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 NUMBER_WRONG = "unable to parse numeric part of quantity"
 SUFFIX_WRONG = "unable to parse quantity's suffix"
@@ -58,7 +62,7 @@ class Quantity(Immutable):
     """An amount, such as ``Quantity("80Gi")``: compared by value, printed in canonical form.
 
     ``Quantity("1024Mi") == Quantity("1Gi")``, and both print as ``1Gi``. Sums and differences take the format of the left side, or of
-    the right one where the left is zero; a product with an integer keeps it.
+    the right one where the left is zero; a product with an integer keeps it. Spaces around text do not count, as for the server.
 
     Args:
         value: text, an integer, a decimal, or another quantity. Floating point numbers are refused: 0.1 is none of them.
@@ -79,6 +83,7 @@ class Quantity(Immutable):
     def __new__(cls, value: str | int | Decimal | Quantity, format: Format = Format.DECIMAL) -> Quantity:
         match value:
             case str():
+                value = value.strip(SPACES)
                 parsed = parse(value)
                 # The server takes a suffix alone for zero; who writes it here has forgotten the number.
                 if not parsed.value and not _has_digits(_split(value)):

@@ -140,32 +140,33 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False, old: J
     if total > MAX_ATTRIBUTES_AND_CAPACITIES:
         rule = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
         out.append(invalid(path, total, rule))
-    values = sum(map(_count, attributes.values()))
-    if values > MAX_ATTRIBUTE_VALUES:
-        rule = f"the total number of attribute values must not exceed {MAX_ATTRIBUTE_VALUES}"
-        out.append(invalid(path, values, rule))
-    for key in sorted(attributes):
-        if _is_plain(key, attributes[key]):
-            continue
-        if not is_attribute_name(key):
-            out += qualified_name(key, f"{path}.attributes")
-        out += _attribute(attributes[key], entry(f"{path}.attributes", key, _MAX_KEY))
+    if not all(map(_is_plain, attributes, attributes.values())) or total > MAX_ATTRIBUTE_VALUES:
+        out += _attributes(attributes, path)
     multiple = bool(device.get("allowMultipleAllocations"))
     for key in sorted(capacity) if old is None or capacity != (old.get("capacity") or {}) else ():
         if not is_attribute_name(key):
             out += qualified_name(key, f"{path}.capacity")
         out += _capacity(capacity[key], entry(f"{path}.capacity", key, _MAX_KEY), multiple=multiple)
-    if old is None or (device.get("taints") or []) != (old.get("taints") or []):
-        out += items(device.get("taints"), MAX_TAINTS, validate_taint, f"{path}.taints")
-    out += items(
-        device.get("consumesCounters"),
-        MAX_CONSUMPTIONS,
-        _consumption,
-        f"{path}.consumesCounters",
-        lambda c: c["counterSet"],
-    )
+    taints, consumed = device.get("taints") or [], device.get("consumesCounters") or []
+    if taints and (old is None or taints != (old.get("taints") or [])):
+        out += items(taints, MAX_TAINTS, validate_taint, f"{path}.taints")
+    if consumed:
+        out += items(consumed, MAX_CONSUMPTIONS, _consumption, f"{path}.consumesCounters", lambda c: c["counterSet"])
     out += bindings(device, path)
     return out + _device_nodes(device, path, per_device=per_device)
+
+
+def _attributes(attributes: JSON, path: str) -> list[FieldError]:
+    out: list[FieldError] = []
+    values = sum(map(_count, attributes.values()))
+    if values > MAX_ATTRIBUTE_VALUES:
+        rule = f"the total number of attribute values must not exceed {MAX_ATTRIBUTE_VALUES}"
+        out.append(invalid(path, values, rule))
+    for key in sorted(attributes):
+        if not is_attribute_name(key):
+            out += qualified_name(key, f"{path}.attributes")
+        out += _attribute(attributes[key], entry(f"{path}.attributes", key, _MAX_KEY))
+    return out
 
 
 def _is_plain(key: str, value: JSON) -> bool:
@@ -325,6 +326,8 @@ def validate_taint(taint: JSON, path: str) -> list[FieldError]:
 def bindings(owner: JSON, path: str) -> list[FieldError]:
     """Every fault of the binding conditions of a device, or of an allocation's result: both kinds, or none."""
     conditions, failures = owner.get("bindingConditions") or [], owner.get("bindingFailureConditions") or []
+    if not conditions and not failures:
+        return []
     where, failing = f"{path}.bindingConditions", f"{path}.bindingFailureConditions"
 
     def check(value: str, at: str) -> list[FieldError]:

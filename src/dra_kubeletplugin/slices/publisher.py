@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import ApiError, describe
 from ..inventory import Inventory
-from ..kube import KubeClient
+from ..kube import KubeClient, Resource
 from ..observe.metrics import Metrics
 from ..resources.gates import Gate
 from .contention import Contention, Undone
@@ -192,8 +192,7 @@ class Publisher:
 
     async def _publish(self) -> float:
         """Raises :class:`ApiError` and :class:`Superseded`."""
-        resource = await self.client.dra("resourceslices")
-        await self._note_gates(await self._probe.look(resource))
+        resource = await self._resource()
         sync = await self._syncer.plan(resource)
         undone = self._undone(sync)
         if undone and (delay := self._contention.delay(undone, time.monotonic())):
@@ -209,6 +208,12 @@ class Publisher:
         self.metrics.set("pools", len(self._pools))
         self._well(sync.version)
         return 0.0
+
+    async def _resource(self) -> Resource:
+        """Slices as the server has them now, once it is known what it drops. Raises :class:`ApiError`."""
+        resource = await self.client.dra("resourceslices")
+        await self._note_gates(await self._probe.look(resource))
+        return resource
 
     async def _note_gates(self, off: frozenset[Gate]) -> None:
         await self.inventory.set_gates_off(off)
@@ -229,11 +234,13 @@ class Publisher:
             return True
 
     async def _follow_leader(self) -> float:
-        """Another instance publishes: its slices count as ours."""
-        resource = await self.client.dra("resourceslices")
-        version, pools = self.inventory.version, list(self.inventory.pools)
-        existing = await self._syncer.existing(resource, pools)
-        if all(is_complete([s for s in existing if s.pool == pool]) for pool in pools):
+        """Another instance publishes: its slices count as ours.
+
+        Raises :class:`ApiError` and :class:`Superseded`.
+        """
+        resource = await self._resource()
+        version, contents, existing = await self._syncer.look(resource)
+        if all(is_complete([s for s in existing if s.pool == content.name]) for content in contents):
             self._failures = 0
             self._well(version)
             return 0.0

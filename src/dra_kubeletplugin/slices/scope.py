@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from ..errors import ApiError, printable
 from ..kube import KubeClient
 from ..kube.client import NODES
+from ..resources import names
 from ..resources.nodes import Nodes
 
 JSON = dict[str, Any]
 _PUBLISHER = "dra-kubeletplugin.dev/publisher"
 _CONTROLLER = "controller"
+_NAMESPACE = "dra-kubeletplugin.dev/namespace"  # of the controller: each has a Lease, and so a leader, of its own
 
 
 class Scope(Protocol):
@@ -29,6 +32,18 @@ class Scope(Protocol):
         """Whether a slice (v1) is this publisher's to change or delete; ``pools`` are those that it publishes.
 
         Raises ``KeyError``, ``TypeError`` or ``AttributeError`` for what is no slice.
+        """
+
+    def rival(self, obj: Mapping[str, Any]) -> str:
+        """Who else publishes the pool of a slice (v1) that is not this publisher's; empty where nobody does.
+
+        Raises as :meth:`owns` does.
+        """
+
+    async def reserved(self, client: KubeClient, pools: Collection[str]) -> Mapping[str, str]:
+        """The pools that are another's by their names, each with the reason.
+
+        Raises :class:`ApiError`.
         """
 
     def nodes(self, nodes: Nodes) -> JSON:
@@ -60,6 +75,20 @@ class NodeScope:
         spec = obj["spec"]
         return bool(spec["driver"] == self.driver and spec.get("nodeName") == self.node)
 
+    def rival(self, obj: Mapping[str, Any]) -> str:
+        return ""
+
+    async def reserved(self, client: KubeClient, pools: Collection[str]) -> Mapping[str, str]:
+        """What begins with the name of another node is that node's: its plugin and this one would make one pool of two answers."""
+        owners = {pool: pool.partition("/")[0] for pool in pools}
+        strange = {n for n in owners.values() if n != self.node and not names.subdomain(n)}
+        others = {n for n in strange if await _exists(client, n)}
+        return {
+            pool: f"{printable(node)!r} is another node's name, and pools are unique in the cluster: begin with {self.node!r}"
+            for pool, node in owners.items()
+            if node in others
+        }
+
     def nodes(self, nodes: Nodes) -> JSON:
         return dict(nodes.of_slice(self.node))
 
@@ -73,16 +102,28 @@ class NodeScope:
         return {"ownerReferences": [owner]}
 
 
+async def _exists(client: KubeClient, node: str) -> bool:
+    try:
+        await client.get(NODES, node)
+    except ApiError as e:
+        if e.status in {403, 404}:
+            return False
+        raise
+    return True
+
+
 class ClusterScope:
-    """The controller: the driver's slices that name no node and are of its pools, or carry its label.
+    """The controller in one namespace: the driver's slices that name no node and carry its labels, or are of its pools and carry
+    nobody's.
 
     ``owner`` is an owner reference for what is published, so that it goes when the controller is removed.
     """
 
     exact = False
 
-    def __init__(self, driver: str, owner: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, driver: str, namespace: str, owner: Mapping[str, Any] | None = None) -> None:
         self.driver = driver
+        self.namespace = namespace
         self.owner = owner
         self.selector = f"spec.driver={driver},spec.nodeName="  # those that name none: not all nodes of a large cluster
         self.middle = ""
@@ -91,7 +132,19 @@ class ClusterScope:
         spec = obj["spec"]
         if spec["driver"] != self.driver or spec.get("nodeName"):
             return False
-        return spec["pool"]["name"] in pools or (obj["metadata"].get("labels") or {}).get(_PUBLISHER) == _CONTROLLER
+        by = _controller_of(obj)
+        return by == self.namespace or (not by and spec["pool"]["name"] in pools)
+
+    def rival(self, obj: Mapping[str, Any]) -> str:
+        if obj["spec"]["driver"] != self.driver or (by := _controller_of(obj)) in {"", self.namespace}:
+            return ""
+        return (
+            f"the controller in namespace {printable(by)!r} publishes it: remove one of the two or, where that one is no more, what it "
+            f"left: kubectl delete resourceslices --field-selector spec.driver={self.driver} -l {_NAMESPACE}={printable(by)}"
+        )
+
+    async def reserved(self, client: KubeClient, pools: Collection[str]) -> Mapping[str, str]:
+        return {}
 
     def nodes(self, nodes: Nodes) -> JSON:
         return dict(nodes.of_slice(""))
@@ -101,4 +154,10 @@ class ClusterScope:
 
     async def metadata(self, client: KubeClient) -> JSON:
         owners = {"ownerReferences": [dict(self.owner)]} if self.owner else {}
-        return {"labels": {_PUBLISHER: _CONTROLLER}, **owners}
+        return {"labels": {_PUBLISHER: _CONTROLLER, _NAMESPACE: self.namespace}, **owners}
+
+
+def _controller_of(obj: Mapping[str, Any]) -> str:
+    """The namespace of the controller that published a slice; empty where none did."""
+    labels = obj["metadata"].get("labels") or {}
+    return str(labels.get(_NAMESPACE) or "") if labels.get(_PUBLISHER) == _CONTROLLER else ""

@@ -29,6 +29,9 @@ JSON = dict[str, Any]
 _MANY = 1024  # devices that are packed in a thread, so that others have their turn
 
 
+_Age = tuple[str, str]  # time and UID of a slice: the smaller is the older
+
+
 class Superseded(Exception):
     """What is written turned out to be wrong, or another's to write: it must be planned again."""
 
@@ -81,18 +84,37 @@ class Syncer:
         self._layout: dict[str, dict[str, Held]] = {}  # pool → slice → what it had when all was as wanted
         self._metadata: JSON | None = None
         self._found: dict[str, Found] = {}  # as the server had them last
+        self._rivals: Mapping[str, str] = {}  # pools of which another publishes slices, each with what to say
+        self._reserved: Mapping[str, str] = {}  # pools that are another's by their names
+        self._asked: frozenset[str] | None = None  # the pools for which that was asked
         self._good: dict[str, tuple[str, bytes]] = {}  # slice → its version, and what it was found to be as wanted for
 
     def forget(self) -> None:
         """What is remembered of objects that are not ours, such as the Node, may have changed."""
-        self._metadata = None
+        self._metadata, self._asked = None, None
 
-    async def existing(self, resource: Resource, pools: Collection[str]) -> list[Found]:
+    async def look(self, resource: Resource) -> tuple[int, list[PoolContent], list[Found]]:
+        """What is wanted, with the inventory's version, and our slices as the server has them.
+
+        Raises :class:`ApiError`, and :class:`Superseded` where the server has pools of ours that another publishes.
+        """
+        pools = frozenset(self._inventory.pools)
+        if pools != self._asked:
+            self._reserved, self._asked = await self._scope.reserved(self._client, pools), pools
+        version, contents = self._inventory.version, self._inventory.contents()
+        existing = await self._existing(resource, {c.name for c in contents})
+        taken = {p: why for p, why in {**self._rivals, **self._reserved}.items() if p in pools}
+        if await self._inventory.set_taken(taken):
+            raise Superseded
+        return version, contents, existing
+
+    async def _existing(self, resource: Resource, pools: Collection[str]) -> list[Found]:
         """Our slices as the server has them. They are decoded one at a time, and others have their turn between.
 
         Raises :class:`ApiError`.
         """
-        out = []
+        out: list[Found] = []
+        rivals: dict[str, tuple[_Age, str]] = {}
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
             try:
@@ -104,21 +126,29 @@ class Syncer:
                 obj = in_v1(decoded(item), resource)
                 if self._scope.owns(obj, pools):
                     out.append(found(obj))
+                elif by := self._scope.rival(obj):
+                    pool, age = str(obj["spec"]["pool"]["name"]), _age(obj["metadata"])
+                    rivals[pool] = min(rivals.get(pool, (age, by)), (age, by))
             except (KeyError, TypeError, AttributeError, ValueError) as e:
                 raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
             del obj
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}
+        # The older publication stays: each of two decides alike, so that never both go.
+        ours: dict[str, _Age] = {}
+        for slice_ in out:
+            age = _age(slice_.metadata)
+            ours[slice_.pool] = min(ours.get(slice_.pool, age), age)
+        self._rivals = {p: by for p, (age, by) in rivals.items() if p not in ours or age < ours[p]}
         return out
 
     # --- what to write --------------------------------------------------------------------------
 
     async def plan(self, resource: Resource) -> Sync:
-        """Raises :class:`ApiError`."""
+        """Raises :class:`ApiError` and :class:`Superseded`."""
         if self._metadata is None:
             self._metadata = await self._scope.metadata(self._client)
-        version, contents = self._inventory.version, self._inventory.contents()
-        existing = await self.existing(resource, [c.name for c in contents])
+        version, contents, existing = await self.look(resource)
         self._times.learn(existing)
         names = {s.name for s in existing}
         self._echoes = {n: e for n, e in self._echoes.items() if n in names}
@@ -305,6 +335,10 @@ class Syncer:
         if off != self._inventory.gates_off:
             await self._inventory.set_gates_off(off)
             raise Superseded
+
+
+def _age(metadata: Mapping[str, Any]) -> _Age:
+    return str(metadata.get("creationTimestamp") or "~"), str(metadata.get("uid") or "")
 
 
 def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:

@@ -88,7 +88,9 @@ class Access:
                 status: JSON = {"authenticated": True, "user": _info(found)} if found else {"authenticated": False}
                 return json_response({**head, "spec": spec, "status": status}, 201)
             case "SelfSubjectRulesReview":
-                return json_response({**head, "spec": spec, "status": self._all_rules(user, str(spec.get("namespace", "")))}, 201)
+                return json_response(
+                    {**head, "spec": spec, "status": self._all_rules(user, str(spec.get("namespace", "")))}, 201
+                )
             case "SubjectAccessReview" | "LocalSubjectAccessReview":
                 groups = spec.get("groups")
                 user = User(str(spec.get("user", "")), tuple(map(str, groups)) if isinstance(groups, list) else ())
@@ -98,7 +100,10 @@ class Access:
     def _all_rules(self, user: User, namespace: str) -> JSON:
         rules = [dict(rule) for rule, _ in self._rules(user, namespace)]
         if user.is_master:
-            rules = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}, {"verbs": ["*"], "nonResourceURLs": ["*"]}]
+            rules = [
+                {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
+                {"verbs": ["*"], "nonResourceURLs": ["*"]},
+            ]
         resources = [r for r in rules if not r.get("nonResourceURLs")]
         paths = [r for r in rules if r.get("nonResourceURLs")]
         return {"resourceRules": resources, "nonResourceRules": paths, "incomplete": False}

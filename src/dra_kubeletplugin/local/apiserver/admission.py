@@ -10,6 +10,10 @@ from .storage import Storage
 
 JSON = dict[str, Any]
 _PRIORITIES = "priorityclasses.scheduling.k8s.io"
+_COMPUTED = (
+    "the {what} ({given}) must not be provided in pod spec; priority admission controller computed {computed} from the given "
+    "PriorityClass name"
+)
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
@@ -52,12 +56,12 @@ def set_priority(storage: Storage, target: Target, pod: JSON) -> None:
     if found and not name:
         spec["priorityClassName"] = found["metadata"]["name"]
     if asked is not None and asked != value:
-        why = f"the integer value of priority ({asked}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name"
+        why = _COMPUTED.format(what="integer value of priority", given=asked, computed=value)
         raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why)
     spec["priority"] = value
     policy = (found or {}).get("preemptionPolicy") or "PreemptLowerPriority"
     if spec.get("preemptionPolicy") not in (None, policy):
-        why = f"the string value of PreemptionPolicy ({spec['preemptionPolicy']}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name"
+        why = _COMPUTED.format(what="string value of PreemptionPolicy", given=spec["preemptionPolicy"], computed=policy)
         raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why)
     spec["preemptionPolicy"] = policy
 
@@ -73,5 +77,5 @@ def check_account(storage: Storage, target: Target, pod: JSON) -> None:
     if storage.get("serviceaccounts", target.namespace, name) is None:
         meta = pod["metadata"]
         shown = meta.get("name") or meta.get("generateName", "")
-        why = f"error looking up service account {target.namespace}/{name}: serviceaccount \"{name}\" not found"
+        why = f'error looking up service account {target.namespace}/{name}: serviceaccount "{name}" not found'
         raise forbidden(target, shown, why)

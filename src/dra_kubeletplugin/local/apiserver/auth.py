@@ -17,7 +17,13 @@ from ...observe.http import Request
 from .refusals import Refusal
 
 _MASTERS = "system:masters"
-_LOCAL = {"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+_LOCAL = {
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+}
 
 
 @dataclass(frozen=True)

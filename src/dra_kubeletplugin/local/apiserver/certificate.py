@@ -48,9 +48,7 @@ def make(hosts: Sequence[str]) -> tuple[str, str]:
     public = b"\x04" + x.to_bytes(_BYTES) + y.to_bytes(_BYTES)
     body = _certificate_body(public, hosts)
     signed = _sequence(body, _sequence(_oid("1.2.840.10045.4.3.2")), _bits(_sign(secret, body)))
-    key = _sequence(
-        _integer(1), _tag(4, secret.to_bytes(_BYTES)), _tag(0xA0, _oid(_CURVE)), _tag(0xA1, _bits(public))
-    )
+    key = _sequence(_integer(1), _tag(4, secret.to_bytes(_BYTES)), _tag(0xA0, _oid(_CURVE)), _tag(0xA1, _bits(public)))
     return _pem("CERTIFICATE", signed), _pem("EC PRIVATE KEY", key)
 
 
@@ -149,8 +147,10 @@ def _extension(name: str, content: bytes, *, critical: bool = False) -> bytes:
 
 
 def _time(moment: int) -> bytes:
-    return _tag(0x18, time.strftime("%Y%m%d%H%M%SZ", time.gmtime(moment)).encode()) if moment >= 2524608000 else _tag(
-        0x17, time.strftime("%y%m%d%H%M%SZ", time.gmtime(moment)).encode()
+    return (
+        _tag(0x18, time.strftime("%Y%m%d%H%M%SZ", time.gmtime(moment)).encode())
+        if moment >= 2524608000
+        else _tag(0x17, time.strftime("%y%m%d%H%M%SZ", time.gmtime(moment)).encode())
     )
 
 

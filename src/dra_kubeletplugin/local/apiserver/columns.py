@@ -85,7 +85,10 @@ def _claim_state(claim: JSON) -> str:
 
 
 def _claim_devices(claim: JSON) -> str:
-    return ",".join(f"{r['pool']}/{r['device']}" for r in _list(claim, "status", "allocation", "devices", "results")) or _NONE
+    return (
+        ",".join(f"{r['pool']}/{r['device']}" for r in _list(claim, "status", "allocation", "devices", "results"))
+        or _NONE
+    )
 
 
 def _pod_ready(pod: JSON) -> str:

@@ -65,10 +65,16 @@ def definition_faults(definition: JSON, old: JSON | None) -> list[FieldError]:
     if spec.get("scope") not in {"Namespaced", "Cluster"}:
         out.append(unsupported("spec.scope", spec.get("scope", ""), ("Cluster", "Namespaced")))
     if not out and name != f"{names['plural']}.{group}":
-        out.append(invalid("metadata.name", name, "must be spec.names.plural+\".\"+spec.group"))
+        out.append(invalid("metadata.name", name, 'must be spec.names.plural+"."+spec.group'))
     versions = spec.get("versions") or []
     if sum(bool(v.get("storage")) for v in versions) != 1:
-        out.append(invalid("spec.versions", [v.get("name") for v in versions], "must have exactly one version marked as storage version"))
+        out.append(
+            invalid(
+                "spec.versions",
+                [v.get("name") for v in versions],
+                "must have exactly one version marked as storage version",
+            )
+        )
     for i, version in enumerate(versions):
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
         where = f"spec.versions[{i}].schema.openAPIV3Schema"
@@ -192,7 +198,7 @@ def _faults(value: Any, schema: Schema, path: str) -> list[FieldError]:
 def _wrong_type(path: str, value: Any, wanted: str) -> FieldError:
     kinds = {bool: "boolean", str: "string", list: "array", dict: "object", int: "integer", float: "number"}
     given = "null" if value is None else kinds.get(type(value), "object")
-    detail = f"{path} in body must be of type {wanted}: \"{given}\""
+    detail = f'{path} in body must be of type {wanted}: "{given}"'
     return FieldError("FieldValueTypeInvalid", path, f'Invalid value: "{given}": {detail}')
 
 

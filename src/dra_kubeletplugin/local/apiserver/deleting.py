@@ -33,7 +33,9 @@ class Deleter:
 
     def delete(self, request: Request, target: Target) -> Response:
         options = self._options(request)
-        obj, gone = self.one(target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds"))
+        obj, gone = self.one(
+            target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds")
+        )
         if gone and target.kind.storage not in {"pods"} and not target.kind.graceful:
             return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
         return json_response(strategy.outgoing(target.kind, target.version, obj))
@@ -83,7 +85,9 @@ class Deleter:
         seconds = self._grace(target.kind, obj, options, grace)
         policy = options.get("propagationPolicy") or (_ORPHAN if options.get("orphanDependents") else _BACKGROUND)
         finalizers = self._finalizers(meta, policy)
-        waits = bool(seconds or finalizers or (target.storage == "namespaces" and (obj.get("spec") or {}).get("finalizers")))
+        waits = bool(
+            seconds or finalizers or (target.storage == "namespaces" and (obj.get("spec") or {}).get("finalizers"))
+        )
         if waits:
             if meta.get("deletionTimestamp"):
                 seconds = min(seconds, meta.get("deletionGracePeriodSeconds", seconds))

@@ -83,7 +83,10 @@ def _name_of(kind: Kind, version: str) -> str:
 def _paths(kind: Kind, version: str, references: str) -> JSON:
     head = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     collection = f"{head}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}"
-    answer = {"description": "OK", "content": {"application/json": {"schema": {"$ref": references + _name_of(kind, version)}}}}
+    answer = {
+        "description": "OK",
+        "content": {"application/json": {"schema": {"$ref": references + _name_of(kind, version)}}},
+    }
     gvk = _gvk(kind, version)
 
     def operation(verb: str, action: str) -> JSON:

@@ -185,7 +185,9 @@ def json_patch(target: Any, operations: Any) -> Any:
     if not isinstance(operations, Sequence) or isinstance(operations, str):
         raise PatchError("a JSON patch is a list of operations")
     if len(operations) > _MOST_OPERATIONS:
-        raise Refusal(413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MOST_OPERATIONS}")
+        raise Refusal(
+            413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MOST_OPERATIONS}"
+        )
     doc = {"": copy.deepcopy(target)}
     for op in operations:
         if not isinstance(op, Mapping) or not isinstance(op.get("path"), str):

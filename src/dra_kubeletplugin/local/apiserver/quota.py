@@ -151,7 +151,11 @@ def _pod(spec: Mapping[str, Any]) -> Amounts:
 
 def _unsaid(pod: JSON, hard: Amounts) -> str:
     """Which containers say nothing of cpu and memory that a quota is for."""
-    wanted = [n for n in hard if n in _COMPUTE or n.partition(".")[2] in _COMPUTE and n.partition(".")[0] in {"requests", "limits"}]
+    wanted = [
+        n
+        for n in hard
+        if n in _COMPUTE or (n.partition(".")[2] in _COMPUTE and n.partition(".")[0] in {"requests", "limits"})
+    ]
     out = []
     for name in sorted(wanted):
         field, _, bare = name.partition(".") if "." in name else ("requests", "", name)

@@ -17,7 +17,10 @@ from .storage import ExpiredError, Match, Objects, Storage
 
 JSON = dict[str, Any]
 _DEFAULT_WATCH = 1800.0  # seconds
-_GONE = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter."
+_GONE = (
+    "The provided continue parameter is too old to display a consistent list result. You can start a new list without the "
+    "continue parameter."
+)
 
 
 class Reader:
@@ -109,7 +112,7 @@ class Reader:
     def _page(self, request: Request, target: Target, matches: Match) -> tuple[Objects, JSON]:
         limit = number(request, "limit") or 0
         if limit < 0:
-            raise bad_request(f'limit: Invalid value: {limit}: must be greater than or equal to 0')
+            raise bad_request(f"limit: Invalid value: {limit}: must be greater than or equal to 0")
         token = request.query.get("continue", "")
         given = request.query.get("resourceVersion", "")
         match = request.query.get("resourceVersionMatch", "")

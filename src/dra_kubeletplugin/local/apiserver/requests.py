@@ -98,7 +98,11 @@ def number(request: Request, name: str) -> int | None:
 def resource_version(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
-    raise Refusal(400, "BadRequest", f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
+    raise Refusal(
+        400,
+        "BadRequest",
+        f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax',
+    )
 
 
 def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:

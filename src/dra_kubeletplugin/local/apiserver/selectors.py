@@ -45,7 +45,7 @@ def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
             raise SelectorError(f"invalid selector: '{text}'; can't understand '{part}'")
         path = match[1].strip()
         if path not in allowed:
-            raise SelectorError(f'field label not supported: {path}')
+            raise SelectorError(f"field label not supported: {path}")
         terms.append(FieldTerm(tuple(path.split(".")), _ESCAPED.sub(r"\1", match[3]), match[2] == "!="))
     return terms
 
@@ -110,7 +110,9 @@ def _check_value(key: str, value: str) -> None:
 
 def _bound(key: str, operator: str, text: str) -> Callable[[Mapping[str, str]], bool]:
     if not re.fullmatch(r"-?\d+", text):
-        raise SelectorError(f"unable to parse requirement: for 'Gt', 'Lt' operators, the value must be an integer: {text!r}")
+        raise SelectorError(
+            f"unable to parse requirement: for 'Gt', 'Lt' operators, the value must be an integer: {text!r}"
+        )
     limit = int(text)
 
     def beyond(found: Mapping[str, str]) -> bool:

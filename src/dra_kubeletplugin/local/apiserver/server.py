@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 from ...kube import ApiConfig, Tls
 from ...kube.credentials import Token
 from ...observe.http import HttpServer, Request, Response
+from ..runtime.interface import ContainerRuntime
 from . import admission, custom
 from .access import Access, Question
 from .auth import Tokens, User, authenticate
@@ -18,6 +20,7 @@ from .discovery import Discovery, is_served
 from .faults import Faults
 from .kinds import Kind, Registry
 from .openapi import OpenApi
+from .pod_streams import PodStreams
 from .quota import Quotas
 from .reading import Reader
 from .refusals import Refusal, bad_request, no_resource, not_allowed
@@ -42,6 +45,7 @@ class ApiServer:
         tokens: who may ask; a new token by default, and that of the other server for a second one.
         front: an address and TLS at which it serves too: kubectl sends its token through TLS only, and what runs in this
             process has no need of it.
+        runtime_of: the runtime of a node by its name, for pods' logs and commands in them; None where it is not known.
     """
 
     def __init__(
@@ -51,8 +55,10 @@ class ApiServer:
         storage: Storage | None = None,
         tokens: Tokens | None = None,
         front: tuple[str, ssl.SSLContext] | None = None,
+        runtime_of: Callable[[str], ContainerRuntime | None] = lambda _: None,
     ) -> None:
         self.storage = storage or Storage()
+        self._streams = PodStreams(self.storage, runtime_of)
         self.tokens = tokens or Tokens()
         self.faults = Faults()
         self.url = ""
@@ -132,8 +138,13 @@ class ApiServer:
         group = "rbac.authorization.k8s.io"
         if self.storage.get(f"clusterroles.{group}", "", "cluster-admin") is not None:
             return
-        everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}, {"nonResourceURLs": ["*"], "verbs": ["*"]}]
-        self.storage.put(f"clusterroles.{group}", {"metadata": new_metadata({"name": "cluster-admin"}), "rules": everything})
+        everything = [
+            {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+            {"nonResourceURLs": ["*"], "verbs": ["*"]},
+        ]
+        self.storage.put(
+            f"clusterroles.{group}", {"metadata": new_metadata({"name": "cluster-admin"}), "rules": everything}
+        )
         binding = {
             "metadata": new_metadata({"name": "cluster-admin"}),
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
@@ -188,13 +199,13 @@ class ApiServer:
                 refused = status_response(Refusal(429, "TooManyRequests", "too many requests, try again"))
                 refused.headers["Retry-After"] = "0.01"
                 return refused
-            return self._answer(request, user)
+            return await self._answer(request, user)
         except Refusal as e:
             return status_response(e)
         except RecursionError:
             return status_response(bad_request("the object is nested too deeply: exceeded max depth"))
 
-    def _answer(self, request: Request, user: User) -> Response:
+    async def _answer(self, request: Request, user: User) -> Response:
         if request.path in {"/healthz", "/livez", "/readyz"}:
             return Response(200, b"ok", "text/plain")
         if request.method in {"GET", "HEAD"}:
@@ -203,9 +214,9 @@ class ApiServer:
                 found = self._openapi.answer(request.path, self.faults.served)
             if found is not None:
                 return json_response(found)
-        return self._resource(request, user)
+        return await self._resource(request, user)
 
-    def _resource(self, request: Request, user: User) -> Response:
+    async def _resource(self, request: Request, user: User) -> Response:
         target = parse_path(request.path, self._registry)
         if not is_served(target.kind.group, target.version, self.faults.served):
             raise no_resource()
@@ -213,6 +224,8 @@ class ApiServer:
         if not watches:
             self.faults.calls.append((request.method, request.path))
         self._authorize(request, target, user, watches=watches)
+        if (streamed := await self._streams.answer(request)) is not None:
+            return streamed
         if target.kind.virtual:
             if request.method != "POST" or target.name:
                 raise not_allowed()

@@ -43,8 +43,10 @@ class Subresources:
         handler = found.get((request.method, target.sub))
         if handler is not None:
             return handler(request, target)
-        if target.sub in {"log", "exec", "attach", "portforward", "proxy"}:
-            raise Refusal(501, "NotImplemented", f"{target.sub}: the local cluster has no container behind this pod that could answer")
+        if target.sub == "proxy":
+            raise Refusal(
+                501, "NotImplemented", "the kubelets of the local cluster have no port of their own to pass this on to"
+            )
         raise not_allowed()
 
     # --- pods -----------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class Subresources:
                 break
             if allowed < 1:
                 name = budget["metadata"]["name"]
-                healthy = (budget.get("status") or {})
+                healthy = budget.get("status") or {}
                 counts = f"needs {healthy.get('desiredHealthy', 0)} healthy pods and has {healthy.get('currentHealthy', 0)} currently"
                 cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {name} {counts}"}
                 message = "Cannot evict pod as it would violate the pod's disruption budget."
@@ -99,7 +101,9 @@ class Subresources:
             raise bad_request("deleteOptions.gracePeriodSeconds must be a number")
         if not dry:
             pod = self._marked_disrupted(pod)
-        self.deleter.one(target.of(target.name), {"preconditions": (options or {}).get("preconditions") or {}}, dry=dry, grace=grace)
+        self.deleter.one(
+            target.of(target.name), {"preconditions": (options or {}).get("preconditions") or {}}, dry=dry, grace=grace
+        )
         return success(201)
 
     def _marked_disrupted(self, pod: JSON) -> JSON:
@@ -112,7 +116,9 @@ class Subresources:
             "lastProbeTime": None,
             "lastTransitionTime": now(),
         }
-        return self.storage.put("pods", {**pod, "status": {**(pod.get("status") or {}), "conditions": [*others, condition]}})
+        return self.storage.put(
+            "pods", {**pod, "status": {**(pod.get("status") or {}), "conditions": [*others, condition]}}
+        )
 
     def _budgets(self, pod: JSON) -> list[JSON]:
         labels = pod["metadata"].get("labels") or {}
@@ -128,7 +134,9 @@ class Subresources:
         seconds = (spec or {}).get("expirationSeconds") or _HOUR
         if not isinstance(seconds, int) or isinstance(seconds, bool) or not 600 <= seconds < 2**32:
             message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
-            raise invalid("TokenRequest", "authentication.k8s.io", "", [("FieldValueInvalid", "spec.expirationSeconds", message)])
+            raise invalid(
+                "TokenRequest", "authentication.k8s.io", "", [("FieldValueInvalid", "spec.expirationSeconds", message)]
+            )
         token = self.tokens.issue(target.namespace, account["metadata"]["name"], seconds)
         expires = datetime.fromtimestamp(time.time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         head = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {"name": target.name}}
@@ -161,14 +169,18 @@ class Subresources:
             kind = bodies.media_type(request)
             managing.check_options(request, is_apply=kind == managing.APPLY)
             change = bodies.read(request).value
-            asked = patch.merge(current, change) if kind == managing.APPLY and isinstance(change, dict) else patch.apply(kind, scale, current, change)
+            asked = (
+                patch.merge(current, change)
+                if kind == managing.APPLY and isinstance(change, dict)
+                else patch.apply(kind, scale, current, change)
+            )
         shape = shapes.kind_shape("autoscaling", "v1", "Scale")
         assert shape is not None
         try:
             body = asked if isinstance(asked, dict) else {}
             given = decode({k: v for k, v in body.items() if k not in {"apiVersion", "kind"}}, shape, [])
         except DecodeError as e:
-            raise bad_request(f"Scale in version \"v1\" cannot be handled as a Scale: {e}") from None
+            raise bad_request(f'Scale in version "v1" cannot be handled as a Scale: {e}') from None
         replicas = given["spec"].get("replicas", 0)
         if replicas < 0:
             message = f"Invalid value: {replicas}: must be greater than or equal to 0"

@@ -114,9 +114,7 @@ class Writer:
         out = self.replace(request, target, obj, old, asked=None if asked == managed_of(old) else asked)
         return self._answer(target, out, warnings)
 
-    def _apply(
-        self, request: Request, target: Target, config: JSON, old: JSON | None, warnings: list[str]
-    ) -> Written:
+    def _apply(self, request: Request, target: Target, config: JSON, old: JSON | None, warnings: list[str]) -> Written:
         if old is None and target.sub:
             raise not_found(target)
         if target.kind.refused:
@@ -168,9 +166,7 @@ class Writer:
             if not name:
                 meta["name"] = target.name
                 return
-            raise bad_request(
-                f"the name of the object ({name}) does not match the name on the URL ({target.name})"
-            )
+            raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
 
     # --- creating -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from ...kube import KubeClient
 from ...resources.defaults import now
 from ..informer import CLAIMS, NODES, PODS, SLICES, Informers, is_finished, pod_claim_names, record_event
 from ..runtime.oci import InjectError, Runtime
+from ..supervision import Supervisor
 from .claims import ClaimManager, PrepareError
 from .plugins import PluginWatcher
 
@@ -37,12 +38,19 @@ class Kubelet:
     """The kubelet of node ``name`` with its root folder ``root``."""
 
     def __init__(
-        self, client: KubeClient, name: str, root: Path, runtime: Runtime, timers: Timers | None = None
+        self,
+        client: KubeClient,
+        name: str,
+        root: Path,
+        runtime: Runtime,
+        supervisor: Supervisor,
+        timers: Timers | None = None,
     ) -> None:
         self.client = client
         self.name = name
         self.root = root
         self.runtime = runtime
+        self.supervisor = supervisor
         self.timers = timers or Timers()
         self.supported: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
         for folder in ("plugins_registry", "plugins", "pods"):
@@ -65,7 +73,7 @@ class Kubelet:
     async def start(self) -> None:
         await self._publish_node()
         await self._wipe("")
-        self._task = asyncio.create_task(self._run(), name=f"kubelet {self.name}")
+        self._task = self.supervisor.start(f"kubelet {self.name}", self._run)
 
     async def stop(self) -> None:
         for task in [self._task, *self._workers.values(), *self._wipes.values()]:

@@ -234,7 +234,6 @@ def _node(obj: JSON) -> None:
         status["allocatable"] = dict(status["capacity"])
 
 
-
 _KINDS: Mapping[str, Callable[[JSON], None]] = {
     "pods": _pod,
     "nodes": _node,

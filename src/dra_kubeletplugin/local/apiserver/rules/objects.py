@@ -40,7 +40,7 @@ def _metadata(kind: Kind, obj: JSON, old: JSON | None) -> list[FieldError]:
         case "namespaces" | "services":
             if name and not any(f.field == "metadata.name" for f in found):
                 found += invalids("metadata.name", name, _label_name(kind, name))
-        case _ if kind.group == _RBAC_GROUP:
+        case _ if kind.group == _RBAC_GROUP or kind.storage == "events":
             found = [f for f in found if f.field not in {"metadata.name", "metadata.generateName"} or not name]
             found += invalids("metadata.name", name, _path_segment(name)) if name else []
     return found

@@ -81,9 +81,7 @@ def _numbers(spec: JSON, path: str) -> list[FieldError]:
         out.append(invalid(f"{path}.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0"))
     deadline = spec.get("activeDeadlineSeconds")
     if deadline is not None and not 1 <= deadline < 2**31:
-        out.append(
-            invalid(f"{path}.activeDeadlineSeconds", deadline, "must be between 1 and 2147483647, inclusive")
-        )
+        out.append(invalid(f"{path}.activeDeadlineSeconds", deadline, "must be between 1 and 2147483647, inclusive"))
     return out
 
 
@@ -138,7 +136,9 @@ def _restart(container: JSON, where: str, *, init: bool) -> list[FieldError]:
     if init and policy != "Always":
         for probe in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
             if container.get(probe) is not None:
-                out.append(forbidden(f"{where}.{probe}", "may not be set for init containers without restartPolicy=Always"))
+                out.append(
+                    forbidden(f"{where}.{probe}", "may not be set for init containers without restartPolicy=Always")
+                )
     return out
 
 
@@ -177,8 +177,16 @@ def _environment(env: Sequence[JSON], path: str) -> list[FieldError]:
         if source is not None and entry.get("value"):
             out.append(invalid(f"{path}[{i}].valueFrom", "", "may not be specified when `value` is not empty"))
         elif source is not None and len(source) != 1:
-            rule = "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"
-            out.append(invalid(f"{path}[{i}].valueFrom", "", rule if not source else "may not have more than one field specified at a time"))
+            rule = (
+                "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"
+            )
+            out.append(
+                invalid(
+                    f"{path}[{i}].valueFrom",
+                    "",
+                    rule if not source else "may not have more than one field specified at a time",
+                )
+            )
     return out
 
 
@@ -342,7 +350,7 @@ def _tolerations(tolerations: Sequence[JSON], path: str) -> list[FieldError]:
         if key:
             out += invalids(f"{where}.key", key, names.qualified(key))
         elif operator != "Exists":
-            rule = "operator must be Exists when `key` is empty, which means \"match all values and all keys\""
+            rule = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
             out.append(invalid(f"{where}.operator", operator, rule))
         if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
             rule = "effect must be 'NoExecute' when `tolerationSeconds` is set"
@@ -383,7 +391,9 @@ def _affinity(affinity: JSON, path: str) -> list[FieldError]:
         out += _weight(preferred, at)
         term = {"nodeSelectorTerms": [preferred.get("preference") or {}]}
         for fault in rules.node_selector(term, at):
-            out.append(FieldError(fault.reason, fault.field.replace("nodeSelectorTerms[0]", "preference"), fault.message))
+            out.append(
+                FieldError(fault.reason, fault.field.replace("nodeSelectorTerms[0]", "preference"), fault.message)
+            )
     for kind in ("podAffinity", "podAntiAffinity"):
         terms = affinity.get(kind) or {}
         at = f"{path}.{kind}"
@@ -501,7 +511,9 @@ def _gates_only_go(new: JSON, before: JSON) -> list[FieldError]:
     had = {g.get("name") for g in before.get("schedulingGates") or []}
     added = [g.get("name") for g in new.get("schedulingGates") or [] if g.get("name") not in had]
     if added:
-        return [forbidden("spec.schedulingGates", f"only deletion is allowed, but found new scheduling gate '{added[0]}'")]
+        return [
+            forbidden("spec.schedulingGates", f"only deletion is allowed, but found new scheduling gate '{added[0]}'")
+        ]
     return []
 
 

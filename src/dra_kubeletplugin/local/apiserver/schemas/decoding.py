@@ -192,5 +192,4 @@ def _mistyped(value: Any, where: str, shape: Shape, owner: Struct) -> DecodeErro
     if not where:
         return DecodeError(f"json: cannot unmarshal {kind} into Go value of type {go_name(shape)}")
     struct = owner.name.rpartition(".")[2]
-    place = where if not isinstance(shape, Struct) else where
-    return DecodeError(f"json: cannot unmarshal {kind} into Go struct field {struct}.{place} of type {go_name(shape)}")
+    return DecodeError(f"json: cannot unmarshal {kind} into Go struct field {struct}.{where} of type {go_name(shape)}")

@@ -1,0 +1,97 @@
+"""``kubectl exec`` over a WebSocket: one connection, a byte in front of each message says which stream it is of.
+
+Source: k8s.io/apimachinery, pkg/util/remotecommand; k8s.io/kubelet, pkg/cri/streaming/remotecommand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from typing import Any
+
+from ..runtime.interface import ContainerError, ExecSession
+from .websocket import WebSocket
+
+JSON = dict[str, Any]
+V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
+PROTOCOLS = (V5, V4)
+
+
+class Channel(IntEnum):
+    STDIN = 0
+    STDOUT = 1
+    STDERR = 2
+    ERROR = 3
+    RESIZE = 4
+    CLOSE = 255  # v5: the stream that the next byte names has ended
+
+
+async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) -> None:
+    """One command from its start to its end, or to its client's. The last message is its status, on the error channel."""
+    try:
+        session = await start()
+    except (ContainerError, KeyError) as e:
+        await _finish(
+            socket, _failure(f"Internal error occurred: error executing command in container: {e}", "InternalError")
+        )
+        return
+    incoming = asyncio.create_task(_listen(socket, session))
+    outgoing = asyncio.create_task(_speak(socket, session))
+    try:
+        await asyncio.wait({incoming, outgoing}, return_when=asyncio.FIRST_COMPLETED)
+        if outgoing.done() and outgoing.exception() is None:
+            await _finish(socket, _ended(outgoing.result()))
+    finally:
+        for task in (incoming, outgoing):
+            task.cancel()
+        await asyncio.gather(incoming, outgoing, return_exceptions=True)
+        await session.close()
+
+
+async def _listen(socket: WebSocket, session: ExecSession) -> None:
+    while (message := await socket.receive()) is not None:
+        if not message:
+            continue
+        match message[0]:
+            case Channel.STDIN if len(message) > 1:
+                await session.write(message[1:])
+            case Channel.CLOSE if message[1:2] == bytes([Channel.STDIN]):
+                await session.write(b"")
+            case Channel.RESIZE:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    size = json.loads(message[1:])
+                    await session.resize(int(size["Width"]), int(size["Height"]))
+
+
+async def _speak(socket: WebSocket, session: ExecSession) -> int:
+    """The exit code, when all output has been sent."""
+    while (found := await session.read()) is not None:
+        stream, data = found
+        await socket.send(bytes([stream]) + data)
+    return await session.wait()
+
+
+async def _finish(socket: WebSocket, status: JSON) -> None:
+    with contextlib.suppress(OSError):
+        await socket.send(bytes([Channel.ERROR]) + json.dumps(status).encode())
+        await socket.close()
+
+
+def _ended(code: int) -> JSON:
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    text = f"command terminated with non-zero exit code: exit status {code}"
+    return _failure(text, "NonZeroExitCode", [{"reason": "ExitCode", "message": str(code)}])
+
+
+def _failure(message: str, reason: str, causes: list[JSON] | None = None) -> JSON:
+    status: JSON = {"metadata": {}, "status": "Failure", "message": message, "reason": reason}
+    if causes:
+        return status | {"details": {"causes": causes}}
+    return status | {"code": 500, "details": {"causes": [{"message": message}]}}
+
+
+__all__ = ["PROTOCOLS", "Channel", "serve"]

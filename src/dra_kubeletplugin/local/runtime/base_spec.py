@@ -1,0 +1,127 @@
+"""The OCI spec of a container before devices are injected, as containerd makes it for a pod's container."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .interface import Mount
+
+JSON = dict[str, Any]
+
+CAPABILITIES = (
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
+    "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+)  # fmt: skip
+_NUMBERS = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_SYS_CHROOT": 18, "CAP_MKNOD": 27, "CAP_AUDIT_WRITE": 29,
+    "CAP_SETFCAP": 31,
+}  # fmt: skip
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_MOUNTS: list[JSON] = [
+    {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+    {
+        "destination": "/dev",
+        "type": "tmpfs",
+        "source": "tmpfs",
+        "options": ["nosuid", "strictatime", "mode=755", "size=65536k"],
+    },
+    {
+        "destination": "/dev/pts",
+        "type": "devpts",
+        "source": "devpts",
+        "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+    },
+    {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]},
+    {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
+    {
+        "destination": "/sys/fs/cgroup",
+        "type": "cgroup",
+        "source": "cgroup",
+        "options": ["nosuid", "noexec", "nodev", "relatime", "ro"],
+    },
+]
+_MASKED = (
+    "/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+    "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+)  # fmt: skip
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True)
+class Process:
+    """What runs in a container."""
+
+    args: Sequence[str]
+    env: Sequence[str]
+    cwd: str
+    uid: int
+    gid: int
+    groups: Sequence[int] = ()
+    capabilities: Sequence[str] = CAPABILITIES
+    no_new_privileges: bool = False
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a container stands in. ``namespaces`` are files of the pod's own, by type."""
+
+    mounts: Sequence[Mount]
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    cgroup: str = ""
+    read_only_root: bool = False
+
+
+def base_spec(process: Process, around: Around) -> JSON:
+    """The spec with nothing of a device in it. The devices' cgroup allows none beyond a container's usual ones."""
+    own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in around.namespaces))
+    namespaces: list[JSON] = [{"type": t} for t in own]
+    namespaces += [{"type": t, "path": path} for t, path in around.namespaces.items()]
+    user: JSON = {"uid": process.uid, "gid": process.gid}
+    if process.groups:
+        user["additionalGids"] = list(process.groups)
+    capabilities = sorted(set(process.capabilities) & available())
+    linux: JSON = {
+        "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+        "namespaces": namespaces,
+        "maskedPaths": list(_MASKED),
+        "readonlyPaths": list(_READ_ONLY),
+    }
+    if around.cgroup:
+        linux["cgroupsPath"] = around.cgroup
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": user,
+            "args": list(process.args),
+            "env": list(process.env),
+            "cwd": process.cwd,
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+            "noNewPrivileges": process.no_new_privileges,
+        },
+        "root": {"path": "rootfs", "readonly": around.read_only_root},
+        "mounts": [*copy.deepcopy(_MOUNTS), *map(bind, around.mounts)],
+        "linux": linux,
+    }
+
+
+def bind(mount: Mount) -> JSON:
+    options = ["rbind", "rprivate", "ro" if mount.read_only else "rw"]
+    return {"destination": mount.container, "type": "bind", "source": str(mount.host), "options": options}
+
+
+def available() -> frozenset[str]:
+    """The usual capabilities of a container, less what this process could not have itself."""
+    bits = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapBnd:"):
+            bits = int(line.split()[1], 16)
+    return frozenset(name for name, number in _NUMBERS.items() if bits >> number & 1)
+
+
+__all__ = ["CAPABILITIES", "PATH", "Around", "Process", "available", "base_spec", "bind"]

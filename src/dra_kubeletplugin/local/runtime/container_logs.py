@@ -1,0 +1,146 @@
+"""A container's log in the CRI's format, a line of the container a line of the file: time, stream, P or F, text.
+
+Source: k8s.io/cri-client, logs.go; a line longer than 16 KiB is written in parts, tagged P, of which the last is tagged F.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .interface import LogOptions
+
+_PART = 16 * 1024
+
+
+class ContainerLog:
+    """Written by one container, read by any number of followers while it runs and after.
+
+    ``path`` is the file; nothing is removed here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO | None = path.open("ab", buffering=0)
+        self._grown = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._file is None
+
+    async def take(self, reader: asyncio.StreamReader, stream: str) -> None:
+        """Writes what comes until the end, in whole lines where they are short enough. What came is written, if cancelled too."""
+        rest = b""
+        try:
+            while data := await reader.read(65536):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._line(stream, line)
+                while len(rest) > _PART:
+                    self._write(stream, b"P", rest[:_PART])
+                    rest = rest[_PART:]
+        finally:
+            if rest:
+                self._write(stream, b"P", rest)
+
+    def write(self, stream: str, text: str) -> None:
+        """Whole lines."""
+        for line in text.splitlines():
+            self._line(stream, line.encode())
+
+    def _line(self, stream: str, line: bytes) -> None:
+        while len(line) > _PART:
+            self._write(stream, b"P", line[:_PART])
+            line = line[_PART:]
+        self._write(stream, b"F", line)
+
+    def _write(self, stream: str, tag: bytes, data: bytes) -> None:
+        if self._file:
+            self._file.write(b"%s %s %s %s\n" % (_now(), stream.encode(), tag, data))
+            self._wake()
+
+    def close(self) -> None:
+        """The container has ended: followers end as well."""
+        if self._file:
+            self._file.close()
+            self._file = None
+        self._wake()
+
+    def _wake(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def read(self, options: LogOptions) -> AsyncIterator[bytes]:
+        """As ``kubectl logs`` shows it."""
+        left = options.limit
+        offset = _start(self.path, options.tail)
+        held = b""
+        fresh = True  # a line of the container begins
+        while True:
+            grown, ended = self._grown, self.closed
+            data = await asyncio.to_thread(_read, self.path, offset)
+            offset += len(data)
+            *lines, held = (held + data).split(b"\n")
+            out = b""
+            for line in lines:
+                time, _, rest = line.partition(b" ")
+                _, _, rest = rest.partition(b" ")
+                tag, _, text = rest.partition(b" ")
+                if options.since and _seconds(time) < options.since:
+                    continue
+                out += (time + b" " if options.timestamps and fresh else b"") + text + (b"\n" if tag == b"F" else b"")
+                fresh = tag == b"F"
+            if left is not None:
+                out, left = out[:left], left - len(out[:left])
+            if out:
+                yield out
+            if left == 0 or (not data and (ended or not options.follow)):
+                return
+            if not data:
+                await grown.wait()
+
+
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(1 << 20)
+    except FileNotFoundError:  # removed with its pod, while somebody follows
+        return b""
+
+
+def _start(path: Path, tail: int | None) -> int:
+    """Where the last ``tail`` lines of the container begin."""
+    if tail is None:
+        return 0
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    if tail <= 0:
+        return len(data)
+    offset, count = len(data), 0
+    end = len(data)
+    for line in reversed(data.splitlines(keepends=True)):
+        if line.split(b" ", 3)[2] == b"F" or end == len(data):
+            count += 1
+            if count > tail:
+                break
+        end -= len(line)
+        offset = end
+    return offset
+
+
+def _now() -> bytes:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z").encode()
+
+
+def _seconds(time: bytes) -> float:
+    return dt.datetime.fromisoformat(time.decode()).timestamp()
+
+
+__all__ = ["ContainerLog"]

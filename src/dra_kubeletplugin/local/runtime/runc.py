@@ -1,0 +1,186 @@
+"""The command ``runc``: containers of one state folder, and a guard that ends them should this process be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .interface import ContainerError
+
+_LOOK = 0.01  # seconds between looks for what runc writes once a process has started
+_COMMAND = 30.0  # seconds for a call that runs nothing of the user's
+# The writable layer lives in memory and in a mount namespace of its own, so it goes with the container, whatever ends it.
+# Paths are relative to the container's folder: none needs to be escaped.
+_ROOTED = (
+    "mount -t tmpfs -o mode=0755 tmpfs scratch && mkdir scratch/upper scratch/work && "
+    "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
+    'exec "$@"'
+)
+_GUARD = 'trap "" INT TERM HUP; read -r _; runc --root "$1" list -q | while read -r id; do runc --root "$1" delete --force "$id"; done'
+Streams = tuple[int, int, int]  # descriptors for standard input, output and error
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process of runc that stays in front of the container's, ends with it and has its exit code."""
+
+    process: asyncio.subprocess.Process
+
+
+class Runc:
+    """Containers below ``root``, a folder of this process alone. :meth:`find` says whether they can run here."""
+
+    def __init__(self, root: Path, version: tuple[int, ...]) -> None:
+        self.root = root
+        self.version = version
+        self._guard: asyncio.subprocess.Process | None = None
+        self._guarding = asyncio.Lock()
+
+    @classmethod
+    async def find(cls, root: Path) -> Runc:
+        """Raises :class:`ContainerError` with what is missing."""
+        if why := missing():
+            raise ContainerError(why)
+        code, out, error = await _run("runc", "--version")
+        found = re.search(r"runc version (\d+)\.(\d+)\.(\d+)", out)
+        if code or not found:
+            raise ContainerError(f"runc --version failed: {error or out}")
+        return cls(root, tuple(map(int, found.groups())))
+
+    async def run(self, container: str, bundle: Path, streams: Streams) -> Started:
+        """Creates and starts the container of ``bundle``; returns once its process runs.
+
+        Raises :class:`ContainerError` with runc's own words where it does not get there.
+        """
+        await self._watch_over()
+        runc = self._argv(
+            bundle / "runc.log", "run", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container
+        )
+        argv = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _ROOTED, "sh", *runc]
+        return await self._start(argv, bundle / "pid", bundle / "runc.log", streams, cwd=bundle)
+
+    async def exec(
+        self, container: str, scratch: Path, command: Sequence[str], streams: Streams, *, tty: bool
+    ) -> Started:
+        """Starts a command in a running container; ``scratch`` is a new folder for what runc says. Raises as :meth:`run`."""
+        options = ["--pid-file", str(scratch / "pid"), *(["--tty"] if tty else [])]
+        argv = self._argv(scratch / "runc.log", "exec", *options, container, *command)
+        return await self._start(argv, scratch / "pid", scratch / "runc.log", streams, session=tty)
+
+    def _argv(self, log: Path, *words: str) -> list[str]:
+        return ["runc", "--root", str(self.root), "--log", str(log), "--log-format", "json", *words]
+
+    async def _start(
+        self, argv: list[str], pid: Path, log: Path, streams: Streams, *, cwd: Path | None = None, session: bool = False
+    ) -> Started:
+        stdin, stdout, stderr = streams
+        # In a process group of its own: Ctrl-C is for us, and we end the containers in order.
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
+            process_group=None if session else 0,
+        )  # fmt: skip
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while not ended.done() and not _exists(pid):
+                await asyncio.wait({ended}, timeout=_LOOK)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
+        finally:
+            if not ended.done():
+                ended.cancel()
+        if not _exists(pid):
+            raise ContainerError(_last_error(log) or f"runc ended with {process.returncode} before the container ran")
+        return Started(process)
+
+    async def signal(self, container: str, name: str) -> bool:
+        """False where there is no such container, or it has ended."""
+        code, _, _ = await _run("runc", "--root", str(self.root), "kill", container, name)
+        return code == 0
+
+    async def delete(self, container: str) -> None:
+        """Ends it at once; unknown is success."""
+        await _run("runc", "--root", str(self.root), "delete", "--force", container)
+
+    async def list(self) -> list[str]:
+        if not self.root.is_dir():
+            return []
+        _, out, _ = await _run("runc", "--root", str(self.root), "list", "-q")
+        return out.split()
+
+    async def close(self) -> None:
+        """Ends all containers."""
+        await asyncio.gather(*(self.delete(container) for container in await self.list()))
+        if self._guard:
+            assert self._guard.stdin
+            self._guard.stdin.close()
+            await self._guard.wait()
+            self._guard = None
+
+    async def _watch_over(self) -> None:
+        """A small shell that waits for our end, by whatever cause, and then ends the containers that are left."""
+        async with self._guarding:
+            if self._guard is None or self._guard.returncode is not None:
+                self._guard = await asyncio.create_subprocess_exec(
+                    "sh", "-c", _GUARD, "dra-dev-guard", str(self.root),
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+
+
+def _exists(path: Path) -> bool:
+    """On a local file system, which answers at once."""
+    return path.exists()
+
+
+def missing() -> str:
+    """What keeps containers from running on this machine; empty where nothing does."""
+    tools = [tool for tool in ("runc", "unshare", "mount") if not shutil.which(tool)]
+    if tools:
+        return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
+    return (
+        "" if os.geteuid() == 0 else "containers with devices need root here; without --containers they are simulated"
+    )
+
+
+async def _run(*argv: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        process_group=0,
+    )
+    try:
+        async with asyncio.timeout(_COMMAND):
+            out, error = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise ContainerError(f"{' '.join(argv)} did not end within {_COMMAND:g} s") from None
+    return process.returncode or 0, out.decode(errors="replace"), error.decode(errors="replace").strip()
+
+
+def _last_error(log: Path) -> str:
+    """What runc said last that is an error."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if entry.get("level") == "error":
+                return str(entry["msg"])
+    return ""
+
+
+__all__ = ["Runc", "Started", "Streams", "missing"]

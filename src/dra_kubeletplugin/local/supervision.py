@@ -1,0 +1,63 @@
+"""Who owns what runs: one task group, in which each component lives until it is stopped. One that ends by itself ends all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+class ComponentEnded(Exception):
+    """A component of the local cluster ended by itself, which none may. Its cause, if there is one, is chained."""
+
+
+class Supervisor:
+    """Use with ``async with``, in one task: where a component fails, that task is cancelled, as by a task group, and
+    :class:`ComponentEnded` comes out of the block."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Supervisor:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if not isinstance(exc[1], asyncio.CancelledError):
+            exc = (None, None, None)  # what went wrong in the block goes its own way
+        try:
+            await self._group.__aexit__(*exc)
+        except BaseExceptionGroup as group:
+            ended, others = group.split(ComponentEnded)
+            if ended is not None and others is None:
+                raise ended.exceptions[0] from ended.exceptions[0].__cause__
+            raise
+
+    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Runs a component. Cancel the task, or :meth:`stop` it, to end it."""
+
+        async def guarded() -> None:
+            try:
+                await run()
+            except Exception as e:
+                raise ComponentEnded(f"{name} failed: {type(e).__name__}: {e}") from e
+            raise ComponentEnded(f"{name} ended, which it must not")
+
+        task = self._group.create_task(guarded(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @staticmethod
+    async def stop(task: asyncio.Task[None]) -> None:
+        """Returns once it has ended."""
+        task.cancel()
+        with contextlib.suppress(ComponentEnded):
+            await asyncio.wait([task])
+
+
+__all__ = ["ComponentEnded", "Supervisor"]

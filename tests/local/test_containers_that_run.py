@@ -1,0 +1,338 @@
+"""Containers that really run, by runc: what is injected is there, they end with their codes, and nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.runtime.images import Images
+from dra_kubeletplugin.local.runtime.interface import (
+    ContainerConfig,
+    ContainerError,
+    ContainerStatus,
+    LogOptions,
+    Mount,
+    Role,
+    Sandbox,
+    State,
+)
+from dra_kubeletplugin.local.runtime.runc import Runc
+from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+
+pytestmark = pytest.mark.runc
+CDI = {
+    "cdiVersion": "0.6.0",
+    "kind": "example.com/gpu",
+    "devices": [
+        {
+            "name": "zero",
+            "containerEdits": {"env": ["GPU=zero"], "deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/zero"}]},
+        }
+    ],
+}
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[RuncRuntime]:
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi/gpu.json").write_text(json.dumps(CDI))
+    runc = await Runc.find(tmp_path / "runc")
+    made = RuncRuntime(tmp_path / "containers", Images({}, tmp_path / "images"), [tmp_path / "cdi"], runc)
+    yield made
+    await made.close()
+    assert await runc.list() == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
+def sandbox(tmp_path: Path, uid: str = "u1", **other: Any) -> Sandbox:
+    return Sandbox("default", "pod", uid, "pod", tmp_path / "pods" / uid, **other)
+
+
+def shell(script: str, **other: Any) -> ContainerConfig:
+    given: dict[str, Any] = {"name": "main", "role": Role.MAIN, "attempt": 0, "image": "busybox:1.36"}
+    return ContainerConfig(command=("sh", "-c", script), **given | other)
+
+
+async def ended(runtime: RuncRuntime, uid: str = "u1", name: str = "main") -> ContainerStatus:
+    async with asyncio.timeout(20):
+        changes = runtime.changes()
+        while (status := runtime.statuses(uid)[name]).state is State.RUNNING:
+            waiting = asyncio.ensure_future(anext(changes))  # type: ignore[arg-type]
+            await asyncio.wait({waiting}, timeout=0.1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            changes = runtime.changes()
+    return status
+
+
+async def text(runtime: RuncRuntime, uid: str = "u1", name: str = "main", **options: Any) -> str:
+    return b"".join([part async for part in runtime.logs(uid, name, LogOptions(**options))]).decode()
+
+
+async def output(runtime: RuncRuntime, tmp_path: Path, script: str, **other: Any) -> str:
+    await runtime.start(sandbox(tmp_path), shell(script, **other))
+    await ended(runtime)
+    return await text(runtime)
+
+
+async def test_a_container_has_its_devices_and_environment_and_ends_with_its_own_code(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    script = "echo $GPU $NAME; head -c 3 /dev/gpu0 | od -An -tx1; echo done > /dev/termination-log; exit 3"
+    status = await runtime.start(
+        sandbox(tmp_path), shell(script, env=[("NAME", "value")], cdi_devices=["example.com/gpu=zero"])
+    )
+    assert status.state is State.RUNNING
+    status = await ended(runtime)
+    assert (status.exit_code, status.reason, status.message) == (3, "Error", "done\n")
+    assert await text(runtime) == "zero value\n 00 00 00\n"
+    assert runtime.spec("u1", "main")["linux"]["devices"][0]["path"] == "/dev/gpu0"
+
+
+async def test_no_device_but_its_own_can_be_opened(runtime: RuncRuntime, tmp_path: Path) -> None:
+    disk = next((p for p in Path("/dev").iterdir() if p.is_block_device()), None)
+    if disk is None:
+        pytest.skip("no block device on this machine")
+    numbers = disk.stat().st_rdev
+    script = f"mknod /tmp/disk b {os.major(numbers)} {os.minor(numbers)}; head -c 1 /tmp/disk"
+    assert "Operation not permitted" in await output(runtime, tmp_path, script)
+
+
+async def test_containers_of_a_pod_share_their_network_and_host_name_and_nobody_elses(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    await runtime.start(sandbox(tmp_path), shell("nc -ll -p 8000 -e echo hello", name="server"))
+    script = "until nc 127.0.0.1 8000 < /dev/null; do sleep 0.02; done; hostname; ls /sys/class/net"
+    await runtime.start(sandbox(tmp_path), shell(script, name="client"))
+    await ended(runtime, name="client")
+    words = [w for w in (await text(runtime, name="client")).split("\n") if w and "refused" not in w]
+    assert words[:2] == ["hello", "pod"]
+    assert set(words[2:]) <= {
+        "lo",
+        "sit0",
+        "tunl0",
+        "ip6tnl0",
+        "gre0",
+        "gretap0",
+        "erspan0",
+        "ip6gre0",
+        "ip_vti0",
+        "ip6_vti0",
+    }
+
+
+async def test_what_a_container_writes_is_its_own_and_the_image_stays(runtime: RuncRuntime, tmp_path: Path) -> None:
+    assert await output(runtime, tmp_path, "echo x > /bin/new; cat /bin/new") == "x\n"
+    assert "No such file" in await output(runtime, tmp_path, "cat /bin/new", attempt=1)
+    assert not (tmp_path / "images/busybox/bin/new").exists()
+
+
+async def test_the_log_of_the_attempt_before_stays_until_the_next(runtime: RuncRuntime, tmp_path: Path) -> None:
+    for attempt in range(2):
+        await output(runtime, tmp_path, f"echo attempt {attempt}", attempt=attempt)
+    assert await text(runtime) == "attempt 1\n"
+    assert await text(runtime, previous=True) == "attempt 0\n"
+
+
+async def test_a_command_that_is_not_there_is_told_in_containerds_words(runtime: RuncRuntime, tmp_path: Path) -> None:
+    with pytest.raises(ContainerError) as told:
+        await runtime.start(sandbox(tmp_path), ContainerConfig("main", Role.MAIN, 0, "busybox", command=("nowhere",)))
+    assert str(told.value) == (
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+        'unable to start container process: exec: "nowhere": executable file not found in $PATH: unknown'
+    )
+    assert told.value.reason == "RunContainerError"
+
+
+async def test_a_container_that_ignores_its_stop_signal_ends_after_the_grace(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    await runtime.start(sandbox(tmp_path), shell("trap '' TERM; while :; do sleep 0.05; done"))
+    await runtime.stop("u1", "main", 0.1)
+    assert runtime.statuses("u1")["main"].exit_code == 137
+    await runtime.stop("u1", "main", 0.1)
+    await runtime.stop("nobody", "main", 0.1)
+
+
+async def test_a_container_that_heeds_its_stop_signal_ends_with_its_own_code(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    await runtime.start(sandbox(tmp_path), shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done"))
+    async for part in runtime.logs("u1", "main", LogOptions(follow=True)):
+        assert part == b"ready\n"
+        await runtime.stop("u1", "main", 20)
+    assert runtime.statuses("u1")["main"].exit_code == 7
+
+
+async def test_a_removed_pod_leaves_nothing(runtime: RuncRuntime, tmp_path: Path) -> None:
+    await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
+    await runtime.remove("u1")
+    assert runtime.pods() == set()
+    assert not (tmp_path / "containers/u1").exists()
+    with pytest.raises(KeyError):
+        runtime.spec("u1", "main")
+
+
+async def test_mounts_of_the_kubelet_are_there_and_read_only_where_it_says(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    (tmp_path / "volume").mkdir()
+    mounts = [Mount(tmp_path / "volume", "/data"), Mount(tmp_path / "volume", "/fixed", read_only=True)]
+    told = await output(runtime, tmp_path, "echo kept > /data/file; cat /fixed/file; touch /fixed/x", mounts=mounts)
+    assert "kept\n" in told and "Read-only file system" in told
+    assert (tmp_path / "volume/file").read_text() == "kept\n"
+
+
+@pytest.mark.parametrize(
+    ("security", "says"),
+    [
+        ({"privileged": True}, "privileged: containers here get no device but their claims'"),
+        ({"capabilities": {"add": ["SYS_ADMIN"]}}, "CAP_SYS_ADMIN"),
+        ({"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}, "seccompProfile Localhost"),
+        ({"procMount": "Unmasked"}, "procMount Unmasked"),
+        ({"runAsNonRoot": True}, "image will run as root"),
+        ({"somethingNew": 1}, "somethingNew: not known here"),
+    ],
+)
+async def test_what_would_be_a_privilege_is_refused_with_a_sentence(
+    runtime: RuncRuntime, tmp_path: Path, security: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ContainerError, match=says):
+        await runtime.start(sandbox(tmp_path), shell("true", security=security))
+
+
+async def test_a_pod_gets_no_network_of_the_host(runtime: RuncRuntime, tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match="hostNetwork"):
+        await runtime.start(sandbox(tmp_path, host_network=True), shell("true"))
+
+
+async def test_a_pod_gets_no_path_of_the_host(runtime: RuncRuntime, tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match="hostPath /etc: containers here see nothing of this machine's files"):
+        await runtime.start(sandbox(tmp_path), shell("true", mounts=[Mount(Path("/etc"), "/host", from_host=True)]))
+
+
+async def test_user_groups_capabilities_and_root_follow_the_security_context(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    security = {
+        "supplementalGroups": [7],
+        "fsGroup": 8,
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["NET_RAW"]},
+    }
+    script = "id; touch /x; grep -E 'CapBnd|NoNewPrivs' /proc/self/status"
+    told = await output(runtime, tmp_path, script, user=5, group=6, security=security)
+    assert "uid=5 gid=6 groups=" in told and {"7", "8"} <= set(told.partition("groups=")[2].split("\n")[0].split(","))
+    assert "Read-only file system" in told
+    assert "CapBnd:\t0000000000002000" in told and "NoNewPrivs:\t1" in told
+
+
+async def test_a_command_runs_in_the_container_with_input_output_and_its_own_code(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    await runtime.start(sandbox(tmp_path), shell("sleep 1000", env=[("NAME", "value")]))
+    session = await runtime.exec("u1", "main", ["sh", "-c", "cat; echo $NAME >&2; exit 4"], stdin=True)
+    big = b"x" * 300_000
+    writing = asyncio.create_task(session.write(big))
+    got: dict[int, bytes] = {1: b"", 2: b""}
+    async with asyncio.timeout(20):
+        while found := await session.read():
+            got[found[0]] += found[1]
+            if len(got[1]) == len(big):
+                await writing
+                await session.write(b"")
+    assert (got[1] == big, got[2], await session.wait()) == (True, b"value\n", 4)
+    await session.close()
+
+
+async def test_a_command_with_a_terminal_has_one_of_the_size_it_is_told(runtime: RuncRuntime, tmp_path: Path) -> None:
+    await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
+    session = await runtime.exec("u1", "main", ["sh"], stdin=True, tty=True)
+    await session.resize(101, 43)
+    got = b""
+    async with asyncio.timeout(20):
+        while b"43 101" not in got:
+            await session.write(b"tty; stty size\n")
+            found = await session.read()
+            assert found, got
+            got += found[1]
+        await session.write(b"exit 6\n")
+        while await session.read():
+            pass
+    assert b"/dev/pts/" in got
+    assert await session.wait() == 6
+    await session.close()
+
+
+async def test_a_command_that_cannot_start_is_told_and_one_whose_client_left_is_ended(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
+    with pytest.raises(ContainerError, match=r'OCI runtime exec failed: .*"nowhere": executable file not found'):
+        await runtime.exec("u1", "main", ["nowhere"])
+    session = await runtime.exec("u1", "main", ["sleep", "1000"])
+    await session.close()
+    assert await session.wait() != 0
+
+
+async def test_a_described_device_is_no_device_of_this_machine(tmp_path: Path) -> None:
+    """Its numbers might be those of a disk."""
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "dev").mkdir()
+    spec = json.loads(json.dumps(CDI).replace("/dev/zero", "/dev/gpu0"))
+    (tmp_path / "cdi/gpu.json").write_text(json.dumps(spec))
+    from dra_kubeletplugin.host import described
+
+    described.add_device_node(tmp_path, "gpu0", 8, 0)
+    runc = await Runc.find(tmp_path / "runc")
+    runtime = RuncRuntime(tmp_path / "c", Images({}, tmp_path / "i"), [tmp_path / "cdi"], runc, tmp_path / "dev")
+    try:
+        container = shell("ls -l /dev/gpu0; wc -c < /dev/gpu0", cdi_devices=["example.com/gpu=zero"])
+        await runtime.start(sandbox(tmp_path), container)
+        await ended(runtime)
+        told = await text(runtime)
+        assert told.startswith("c") and "1,   3" in told and told.endswith("\n0\n")
+        assert runtime.spec("u1", "main")["linux"]["devices"][0]["major"] == 8
+    finally:
+        await runtime.close()
+
+
+KILLED = """
+    import asyncio, os, signal, sys
+    from pathlib import Path
+    from dra_kubeletplugin.local.runtime.images import Images
+    from dra_kubeletplugin.local.runtime.interface import ContainerConfig, Role, Sandbox
+    from dra_kubeletplugin.local.runtime.runc import Runc
+    from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+
+    async def main(root: Path) -> None:
+        runtime = RuncRuntime(root / "c", Images({}, root / "i"), [], await Runc.find(root / "runc"))
+        container = ContainerConfig("main", Role.MAIN, 0, "busybox", ("sleep", "1000"))
+        await runtime.start(Sandbox("default", "pod", "u1", "pod", root), container)
+        print("runs", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], stdout=subprocess.PIPE, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"runs\n")
+    runc = await Runc.find(tmp_path / "runc")
+    async with asyncio.timeout(20):
+        while await runc.list():
+            await asyncio.sleep(0.02)

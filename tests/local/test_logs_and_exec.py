@@ -1,0 +1,170 @@
+"""``kubectl logs`` and ``kubectl exec``, by kubectl itself against our API server and containers that really run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.local.runtime.images import Images
+from dra_kubeletplugin.local.runtime.interface import ContainerConfig, ContainerRuntime, Role, Sandbox
+from dra_kubeletplugin.local.runtime.runc import Runc
+from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+
+pytestmark = [pytest.mark.runc, pytest.mark.kubectl]
+
+
+@dataclass
+class Kubectl:
+    config: Path
+
+    def argv(self, *args: str) -> list[str]:
+        return ["kubectl", "--kubeconfig", str(self.config), *args]
+
+    async def __call__(self, *args: str, given: bytes | None = None) -> tuple[int | None, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *self.argv(*args),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, error = await process.communicate(given)
+        return process.returncode, out.decode(), error.decode()
+
+
+SCRIPT = "echo out; echo err >&2; trap 'exit 0' TERM; while :; do sleep 0.02; done"
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[RuncRuntime]:
+    runc = await Runc.find(tmp_path / "runc")
+    made = RuncRuntime(tmp_path / "containers", Images({}, tmp_path / "images"), [], runc)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def kubectl(runtime: RuncRuntime, tmp_path: Path) -> AsyncIterator[Kubectl]:
+    """A pod ``pod`` with a container ``main`` that runs, and ``other`` that does not."""
+    runtimes: dict[str, ContainerRuntime] = {"node-1": runtime}
+    server = ApiServer(runtime_of=runtimes.get)
+    url = await server.start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    containers = [{"name": "main", "image": "busybox"}, {"name": "other", "image": "busybox"}]
+    status = {
+        "phase": "Running",
+        "containerStatuses": [{"name": "other", "state": {"waiting": {"reason": "CreateContainerError"}}}],
+    }
+    server.storage.put(
+        "pods",
+        {
+            "metadata": {"name": "pod", "namespace": "default", "uid": "u1"},
+            "spec": {"nodeName": "node-1", "containers": containers},
+            "status": status,
+        },
+    )
+    sandbox = Sandbox("default", "pod", "u1", "pod", tmp_path / "pod")
+    await runtime.start(sandbox, ContainerConfig("main", Role.MAIN, 0, "busybox", ("sh", "-c", SCRIPT)))
+    yield Kubectl(tmp_path / "kubeconfig")
+    await server.close()
+
+
+async def test_logs_are_those_of_the_container_and_following_ends_with_it(
+    kubectl: Kubectl, runtime: RuncRuntime
+) -> None:
+    following = asyncio.create_task(kubectl("logs", "pod", "-c", "main", "-f"))
+    while sorted((await kubectl("logs", "pod", "-c", "main"))[1].split()) != ["err", "out"]:
+        await asyncio.sleep(0.02)
+    assert (await kubectl("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
+    assert not following.done()
+    await runtime.stop("u1", "main", 20)
+    code, out, _ = await following
+    assert (code, sorted(out.split())) == (0, ["err", "out"])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["-c", "other"], 'container "other" in pod "pod" is waiting to start: CreateContainerError'),
+        (["-c", "main", "--previous"], 'previous terminated container "main" in pod "pod" not found'),
+        (["-c", "nobody"], "container nobody is not valid for pod pod"),
+    ],
+)
+async def test_what_has_no_log_is_told_in_kubernetes_words(kubectl: Kubectl, args: list[str], says: str) -> None:
+    code, out, error = await kubectl("logs", "pod", *args)
+    assert (code, out) == (1, "")
+    assert says in error
+
+
+async def test_a_command_has_its_input_its_two_outputs_and_its_exit_code(kubectl: Kubectl) -> None:
+    script = "cat; echo $HOSTNAME >&2; exit 5"
+    code, out, error = await kubectl("exec", "-i", "pod", "-c", "main", "--", "sh", "-c", script, given=b"x" * 100_000)
+    assert (code, out) == (5, "x" * 100_000)
+    assert error == "pod\ncommand terminated with exit code 5\n"
+
+
+async def test_a_command_that_succeeds_ends_with_nothing_said(kubectl: Kubectl) -> None:
+    assert await kubectl("exec", "pod", "-c", "main", "--", "echo", "hello") == (0, "hello\n", "")
+
+
+async def test_a_command_that_is_not_in_the_container_is_told(kubectl: Kubectl) -> None:
+    code, _, error = await kubectl("exec", "pod", "-c", "main", "--", "nowhere")
+    assert code == 1
+    assert "Internal error occurred: error executing command in container: failed to exec in container" in error
+    assert 'exec: "nowhere": executable file not found in $PATH' in error
+
+
+async def test_a_container_that_does_not_run_takes_no_command(kubectl: Kubectl) -> None:
+    code, _, error = await kubectl("exec", "pod", "-c", "other", "--", "true")
+    assert code == 1
+    assert 'container not found ("other")' in error
+
+
+async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
+    master, slave = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *kubectl.argv("exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"),
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    os.write(master, b"word\n")
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    assert "/dev/pts/" in shown and "got word" in shown
+
+
+async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl, runtime: RuncRuntime) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *kubectl.argv("exec", "pod", "-c", "main", "--", "sh", "-c", "echo begun; exec sleep 7531"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout
+    assert await process.stdout.readline() == b"begun\n"
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(20):
+        while "7531" in (await kubectl("exec", "pod", "-c", "main", "--", "ps"))[1]:
+            pass
+
+
+async def test_what_is_not_there_is_said(kubectl: Kubectl) -> None:
+    code, _, error = await kubectl("attach", "pod", "-c", "main")
+    assert code == 1
+    assert "the local cluster has no attach" in error

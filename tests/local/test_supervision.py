@@ -1,0 +1,130 @@
+"""Components live as long as the cluster; what is wrong with one object concerns no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.events import EventRecorder
+from dra_kubeletplugin.local.informer import CLAIMS, EVENTS, PODS
+from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
+from dra_kubeletplugin.testing.pods import claim_spec, device_class, pod, template
+
+JSON = dict[str, Any]
+NAMESPACES = Resource("", "v1", "namespaces")
+
+
+async def test_a_component_that_ends_ends_all_with_its_name_and_cause() -> None:
+    async def fails() -> None:
+        raise ZeroDivisionError("no good")
+
+    with pytest.raises(ComponentEnded, match="scheduler failed: ZeroDivisionError: no good") as told:
+        async with Supervisor() as supervisor:
+            forever = supervisor.start("forever", asyncio.Event().wait)
+            supervisor.start("scheduler", fails)
+            await asyncio.Event().wait()
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert forever.cancelled()
+
+
+async def test_a_component_that_returns_is_a_fault_and_one_that_is_stopped_is_none() -> None:
+    async def returns() -> None:
+        return
+
+    async with Supervisor() as supervisor:
+        await supervisor.stop(supervisor.start("kubelet", asyncio.Event().wait))
+    with pytest.raises(ComponentEnded, match="kubelet ended"):
+        async with Supervisor() as supervisor:
+            supervisor.start("kubelet", returns)
+            await asyncio.Event().wait()
+
+
+async def test_a_component_that_fails_ends_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dra_kubeletplugin.local.controllers import ControllerManager
+
+    async def fails(self: ControllerManager) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(ControllerManager, "run", fails)
+    with pytest.raises(ComponentEnded, match="controllers failed: RuntimeError: a fault of ours"):
+        async with LocalCluster():
+            await asyncio.Event().wait()
+
+
+async def test_a_write_that_is_refused_starves_no_other_object() -> None:
+    """C3: a template that the server refuses, and another pod's claim is made at once."""
+    async with LocalCluster(()) as cluster:
+        label = "resource.kubernetes.io/admin-access"
+        await cluster.client.patch(NAMESPACES, "default", {"metadata": {"labels": {label: "true"}}})
+        await cluster.apply(device_class("devices", "toy.example.com"))
+        await cluster.apply(template("bad", claim_spec("devices", admin=True)), template("good", claim_spec("devices")))
+        await cluster.client.patch(NAMESPACES, "default", {"metadata": {"labels": {label: None}}})
+        await cluster.apply(pod("first", templates=["bad"]))
+
+        async def refused() -> bool:
+            return any(
+                "FailedResourceClaimCreation: PodResourceClaim t0: create ResourceClaim : " in e
+                for e in cluster.events("first")
+            )
+
+        await cluster.wait("the refusal to be told", refused)
+        await cluster.apply(pod("second", templates=["good"]))
+
+        async def made() -> bool:
+            return any(c["metadata"]["name"].startswith("second-t0-") for c in cluster.claims())
+
+        await cluster.wait("the claim of the other pod", made)
+
+
+async def test_repeated_events_are_counted_and_similar_ones_combined() -> None:
+    async with LocalCluster(()) as cluster:
+        [made] = await cluster.apply(pod("noisy"))
+        recorder = EventRecorder(cluster.client, "tester")
+        running = asyncio.ensure_future(recorder.run())
+        for _ in range(5):
+            recorder.warn(made, "Pod", "Same", "the same words")
+        for number in range(15):
+            recorder.warn(made, "Pod", "Similar", f"words {number}")
+
+        async def counted() -> list[JSON]:
+            found: list[JSON] = (await cluster.client.list(EVENTS, "default"))["items"]
+            return found if sum(e["count"] for e in found if e["reason"] == "Similar") == 15 else []
+
+        found = await cluster.wait("all events", counted)
+        running.cancel()
+        same = [e for e in found if e["reason"] == "Same"]
+        assert [(e["count"], e["reportingComponent"]) for e in same] == [(5, "tester")]
+        similar = {e["message"]: e["count"] for e in found if e["reason"] == "Similar"}
+        assert len(similar) == 10
+        assert similar["(combined from similar events): words 14"] == 6
+
+
+async def test_a_claim_is_deallocated_in_one_write_once_its_pod_has_finished() -> None:
+    """Behaviours 13 and 14 of scheduler-behaviour.md."""
+    async with LocalCluster(()) as cluster:
+        await cluster.apply(device_class("devices", "toy.example.com"), template("t", claim_spec("devices")))
+        [made] = await cluster.apply(pod("job", templates=["t"]))
+
+        async def claim() -> JSON | None:
+            return next(iter(cluster.claims()), None)
+
+        found = await cluster.wait("the claim", claim)
+        assert found["metadata"]["ownerReferences"] == [
+            {"apiVersion": "v1", "kind": "Pod", "name": "job", "uid": made["metadata"]["uid"], "controller": True}
+        ]
+        assert found["metadata"]["annotations"] == {"resource.kubernetes.io/pod-claim-name": "t0"}
+        await cluster.client.patch(PODS, "job", {"status": {"phase": "Succeeded"}}, "default", "status")
+
+        async def gone() -> bool:
+            return not cluster.claims()
+
+        await cluster.wait("the claim to go", gone)
+        told = (await cluster.client.get(PODS, "job", "default"))["status"]["resourceClaimStatuses"]
+        assert told == [{"name": "t0", "resourceClaimName": found["metadata"]["name"]}]
+        with pytest.raises(ApiError):
+            await cluster.client.get(CLAIMS, found["metadata"]["name"], "default")

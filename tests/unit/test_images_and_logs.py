@@ -1,0 +1,199 @@
+"""Images from folders and OCI layouts, and container logs as ``kubectl logs`` shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.runtime.container_logs import ContainerLog
+from dra_kubeletplugin.local.runtime.images import Image, ImageError, Images, parse_option
+from dra_kubeletplugin.local.runtime.interface import ContainerError, LogOptions
+
+
+def blob(layout: Path, data: bytes) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    path = layout / "blobs/sha256" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return {"digest": f"sha256:{digest}", "size": len(data)}
+
+
+def layer(files: dict[str, str], *, links: dict[str, str] | None = None) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
+    return out.getvalue()
+
+
+def layout(folder: Path, layers: list[bytes], config: dict[str, Any]) -> Path:
+    manifest = {
+        "config": blob(folder, json.dumps({"config": config}).encode()),
+        "layers": [blob(folder, data) for data in layers],
+    }
+    other = {"digest": "sha256:" + "0" * 64, "platform": {"os": "windows", "architecture": "amd64"}}
+    nested = blob(folder, json.dumps({"manifests": [other, blob(folder, json.dumps(manifest).encode())]}).encode())
+    (folder / "index.json").write_text(json.dumps({"manifests": [nested]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("busybox", "busybox"),
+        ("busybox:1.36", "busybox"),
+        ("docker.io/library/busybox:1.36@sha256:abc", "busybox:1.36"),
+        ("docker.io/busybox", "busybox"),
+        ("user/app:2", "docker.io/user/app"),
+        ("localhost:5000/app:2", "localhost:5000/app:2"),
+        ("registry.k8s.io/pause:3.9", "*"),
+    ],
+)
+def test_a_name_is_found_as_a_registry_would_read_it(tmp_path: Path, asked: str, given: str) -> None:
+    assert Images({given: tmp_path}, tmp_path).find(asked).root == tmp_path
+
+
+def test_an_image_that_is_not_here_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match=r'image "ubuntu:24.04" is not here.*--image ubuntu:24.04=FOLDER') as told:
+        Images({"localhost:5000/ubuntu": tmp_path}, tmp_path).find("ubuntu:24.04")
+    assert told.value.reason == "ErrImagePull"
+
+
+def test_layers_are_put_over_each_other_with_what_they_take_away(tmp_path: Path) -> None:
+    layers = [
+        layer({"etc/a": "1", "etc/b": "1", "opt/old/x": "1", "usr/lib/y": "1"}, links={"lib": "usr/lib"}),
+        layer({"etc/a": "2", "etc/.wh.b": "", "opt/old/.wh..wh..opq": "", "opt/old/z": "2", "lib/new": "2"}),
+    ]
+    config = {
+        "Entrypoint": ["/app"],
+        "Cmd": ["serve"],
+        "Env": ["A=1"],
+        "User": "5:6",
+        "WorkingDir": "/srv",
+        "StopSignal": "QUIT",
+    }
+    images = Images({"app": layout(tmp_path / "layout", layers, config)}, tmp_path / "cache")
+    image = images.find("app:1")
+    assert sorted(str(p.relative_to(image.root)) for p in image.root.rglob("*") if p.is_file()) == [
+        "etc/a", "opt/old/z", "usr/lib/new", "usr/lib/y",
+    ]  # fmt: skip
+    assert (image.root / "etc/a").read_text() == "2"
+    assert (image.env, image.working_dir, image.stop_signal, image.user_of(None, None)) == (
+        ["A=1"],
+        "/srv",
+        "QUIT",
+        (5, 6),
+    )
+    assert image.arguments([], []) == ["/app", "serve"]
+    assert image.arguments([], ["other"]) == ["/app", "other"]
+    assert image.arguments(["/bin/sh"], []) == ["/bin/sh"]
+    assert images.find("app:2") is image
+
+
+@pytest.mark.parametrize("escape", ["../outside", "link/file", "a/../../outside"])
+def test_a_layer_that_leads_out_of_the_image_is_refused_and_writes_nothing(tmp_path: Path, escape: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    bad = [layer({"kept": ""}, links={"link": str(tmp_path / "elsewhere")}), layer({escape: "x"})]
+    images = Images({"*": layout(tmp_path / "layout", bad, {})}, tmp_path / "cache" / "deep")
+    with pytest.raises(ContainerError) as told:
+        images.find("app")
+    assert told.value.reason == "ErrImagePull"
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not list(tmp_path.rglob("outside"))
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"manifests": []}', '{"manifests": [{"digest": "md5:x"}]}'])
+def test_a_layout_that_cannot_be_read_is_told_with_its_place(tmp_path: Path, index: str) -> None:
+    (tmp_path / "index.json").write_text(index)
+    with pytest.raises(ContainerError, match=str(tmp_path)):
+        Images({"*": tmp_path}, tmp_path / "cache").find("app")
+
+
+def test_users_and_groups_are_those_of_the_image(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("broken\nweb:x:33:34::/:/bin/sh\n")
+    (tmp_path / "etc/group").write_text("disk:x:6:\n")
+    image = Image(tmp_path, user="web:disk")
+    assert image.user_of(None, None) == (33, 6)
+    assert image.user_of(33, None) == (33, 34)
+    assert image.user_of(99, 1) == (99, 1)
+    with pytest.raises(ContainerError, match="no users found: nobody"):
+        Image(tmp_path, user="nobody").user_of(None, None)
+
+
+def test_a_root_folder_has_no_entry_point_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match="no command specified"):
+        Image(tmp_path).arguments([], [])
+
+
+@pytest.mark.parametrize("text", ["busybox", "=x", "busybox=", "busybox=/nowhere-at-all"])
+def test_an_option_that_names_no_folder_is_refused(text: str) -> None:
+    with pytest.raises(ImageError, match="--image"):
+        parse_option(text)
+
+
+# --- logs -------------------------------------------------------------------------------------------------
+
+
+async def feed(log: ContainerLog, *parts: bytes) -> None:
+    reader = asyncio.StreamReader()
+    for part in parts:
+        reader.feed_data(part)
+    reader.feed_eof()
+    await log.take(reader, "stdout")
+
+
+async def shown(log: ContainerLog, **options: Any) -> bytes:
+    return b"".join([part async for part in log.read(LogOptions(**options))])
+
+
+async def test_what_a_container_wrote_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    log = ContainerLog(tmp_path / "log")
+    data = b"one\n\ntwo\xff\n" + b"x" * 40_000 + b"\nno newline"
+    await feed(log, *(data[i : i + 7_001] for i in range(0, len(data), 7_001)))
+    assert await shown(log) == data
+    log.close()
+    assert await shown(log, follow=True) == data
+
+
+async def test_tail_limit_and_timestamps_count_lines_of_the_container(tmp_path: Path) -> None:
+    log = ContainerLog(tmp_path / "log")
+    await feed(log, b"a\n" + b"b" * 40_000 + b"\nc\n")
+    assert await shown(log, tail=1) == b"c\n"
+    assert await shown(log, tail=2) == b"b" * 40_000 + b"\nc\n"
+    assert await shown(log, tail=0) == b""
+    assert await shown(log, tail=99) == await shown(log)
+    assert await shown(log, limit=5) == b"a\nbbb"
+    assert [line.partition(b"Z ")[2][:1] for line in (await shown(log, timestamps=True)).splitlines()] == [
+        b"a",
+        b"b",
+        b"c",
+    ]
+    assert await shown(log, since=4e9) == b""
+    log.close()
+
+
+async def test_a_follower_sees_what_is_written_later_and_ends_with_the_container(tmp_path: Path) -> None:
+    log = ContainerLog(tmp_path / "log")
+    log.write("stdout", "first")
+    following = log.read(LogOptions(follow=True))
+    assert await anext(following) == b"first\n"  # type: ignore[call-overload]
+    next_part = asyncio.ensure_future(anext(following))  # type: ignore[call-overload]
+    await asyncio.sleep(0)
+    log.write("stderr", "second\nthird")
+    assert await next_part == b"second\nthird\n"
+    log.close()
+    assert [part async for part in following] == []
