@@ -23,7 +23,7 @@ from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
 from .informer import PODS
 from .kubelet import Kubelet, Timers
-from .runtime.oci import Runtime
+from .runtime.simulated import SimulatedRuntime
 from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
@@ -38,6 +38,7 @@ class Node:
     name: str
     root: Path
     kubelet: Kubelet
+    runtime: SimulatedRuntime
     cdi_root: Path
 
     @property
@@ -98,9 +99,12 @@ class LocalCluster:
             stack.push_async_callback(self.client.close)
             supervisor = await stack.enter_async_context(Supervisor())
             supervisor.start("controllers", ControllerManager(self.client).run)
-            supervisor.start("scheduler", Scheduler(self.client, self._binding_timeout).run)
+            scheduler = Scheduler(self.client, self._binding_timeout)
+            supervisor.start("scheduler", scheduler.run)
+            await scheduler.wait_ready()
             for name in self._names:
                 node = self._node(name, supervisor)
+                stack.push_async_callback(node.runtime.close)
                 await node.kubelet.start()
                 stack.push_async_callback(node.kubelet.stop)
             self._stack = stack.pop_all()
@@ -125,9 +129,9 @@ class LocalCluster:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
-        runtime = Runtime(root / "containers", (cdi,))
+        runtime = SimulatedRuntime(root / "containers", (cdi,))
         kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
-        self.nodes[name] = Node(name, root, kubelet, cdi)
+        self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
 
     def _clean_up(self) -> None:
