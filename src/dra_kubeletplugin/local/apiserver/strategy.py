@@ -146,18 +146,8 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
             out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
         obj = out
     elif kind.status and old is None and not status:
-<<<<<<< HEAD
         obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_ONCE}
         if kind.kind == "ResourceClaim" and kind.structured:
-=======
-        if kind.kind != "Node":  # a kubelet says at once what its node has
-            obj = {k: v for k, v in obj.items() if k != "status"}
-        if kind.kind == "Pod":
-            obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-        elif kind.kind == "Namespace":
-            obj["status"] = {"phase": "Active"}
-        elif kind.kind == "ResourceClaim":
->>>>>>> main
             obj["status"] = {}
         elif (first := defaulting.initial_status(kind, obj)) is not None:
             obj["status"] = first
