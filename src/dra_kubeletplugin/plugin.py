@@ -89,6 +89,7 @@ class Plugin:
             self.process.is_newest,
             times=settings.plugin_dir / "taint-times.json",
             gates_off=self.scan.gates_off,
+            instances=self.process.folder,
         )
         self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)

@@ -66,7 +66,7 @@ async def session(
     async with LocalCluster(
         (name,), state=state, address=address, certificate=certificate, cdi_root=cdi_root, timers=timers
     ) as cluster:
-        cluster.node.kubelet.runtime.dev = Host(sysfs, settings.dev_root).dev
+        cluster.node.runtime.dev = Host(sysfs, settings.dev_root).dev
         ready = node_settings(settings, cluster, cluster.node, sysfs)
         plugin = Plugin(driver(), ready)
         async with contextlib.AsyncExitStack() as stack:
