@@ -32,7 +32,16 @@ class NodeInfo:
     @cached_property
     def repelling(self) -> tuple[PodInfo, ...]:
         """Pods that keep others away."""
-        return tuple(p for p in self.pods.values() if p.terms("podAntiAffinity"))
+        return tuple(p for p in self.minding if p.terms("podAntiAffinity"))
+
+    @cached_property
+    def softly_tainted(self) -> bool:
+        return any(t["effect"] == "PreferNoSchedule" for t in self.taints)
+
+    @cached_property
+    def minding(self) -> tuple[PodInfo, ...]:
+        """Pods that want to be near others, or far from them."""
+        return tuple(p for p in self.pods.values() if p.has_affinity)
 
     def with_pod(self, pod: PodInfo) -> NodeInfo:
         """This node with one pod more; one of the same UID is replaced."""
