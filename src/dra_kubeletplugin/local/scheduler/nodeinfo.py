@@ -10,7 +10,6 @@ from typing import Any
 from .podinfo import ANY_ADDRESS, PODS, PodInfo, Port, amount_of
 
 JSON = dict[str, Any]
-_READY_TAINTS = {"False": "node.kubernetes.io/not-ready", "Unknown": "node.kubernetes.io/unreachable"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +80,6 @@ def read(node: JSON) -> NodeInfo:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     amounts = status.get("allocatable") or status.get("capacity") or {}
     taints = [dict(t) for t in spec.get("taints") or []]
-    for condition in status.get("conditions") or []:
-        key = _READY_TAINTS.get(condition["status"]) if condition["type"] == "Ready" else None
-        if key and not any(t["key"] == key for t in taints):
-            taints.append({"key": key, "effect": "NoSchedule"})  # as the node controller is going to say
     return NodeInfo(
         node,
         str(meta["name"]),
