@@ -43,8 +43,9 @@ filterwarnings = error
 """
 FUNCTIONS = """
 from dra_kubeletplugin.testing import Api, Cluster, Kubelet, Node
+from driver import Fpga
 
-def test_a_function_waits_until_the_pod_runs(node: Node, api: Api, kubelet: Kubelet, local_cluster: Cluster):
+def test_a_function_waits_until_the_pod_runs(node: Node[Fpga], api: Api, kubelet: Kubelet, local_cluster: Cluster):
     pod = node.run_pod()
     assert node.env(pod)["FPGA"] in node.allocated("pod")
     assert api.get("Pod", "pod")["status"]["phase"] == "Running"

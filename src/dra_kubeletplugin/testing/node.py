@@ -224,9 +224,13 @@ class DriverNode(Generic[D]):
         return await self.api.wait(f"the claim of pod {pod_name}", find)
 
     async def allocated(self, pod_name: str) -> list[str]:
-        """The names of the devices of a pod's own claim, in the order of its requests; empty before it is allocated."""
-        status = (await self.claim_of(pod_name)).get("status") or {}
-        return [r["device"] for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []]
+        """The names of the devices of a pod's own claim, in the order of its requests, once it is allocated."""
+
+        async def results() -> list[JSON] | None:
+            status = (await self.claim_of(pod_name)).get("status") or {}
+            return ((status.get("allocation") or {}).get("devices") or {}).get("results")
+
+        return [r["device"] for r in await self.api.wait(f"the allocation of pod {pod_name}", results)]
 
     async def delete_pod(self, name: str = "pod") -> None:
         """Deletes a pod and waits until it has gone."""
