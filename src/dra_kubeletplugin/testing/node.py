@@ -245,7 +245,7 @@ class DriverNode(Generic[D]):
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
         """What a container sees in its environment; as :meth:`oci`."""
-        return dict(e.split("=", 1) for e in self.oci(pod, container)["process"]["env"])
+        return env_of(self.cluster, pod, container)
 
     async def leftovers(self) -> Leftovers:
         """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
@@ -265,6 +265,11 @@ def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -
         raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started: there is no {path}")
     spec: JSON = json.loads(path.read_text())
     return spec
+
+
+def env_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+    """What a container sees in its environment; as :meth:`DriverNode.oci`."""
+    return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 
 
 def _with_faults(driver: type[D], told: Mapping[str, Health]) -> type[D]:
