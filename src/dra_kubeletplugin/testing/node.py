@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
-from ..driver import Driver, Health
+from ..driver import Driver, Health, check, make
 from ..host import Host, described
 from ..local.cluster import LocalCluster
 from ..local.kubelet import Kubelet, Timers
@@ -79,7 +79,7 @@ class DriverNode(Generic[D]):
             await own.start()
         else:
             driver = _with_faults(self.driver_class, self._told)
-            await self.start_plugin(Plugin(driver(), self.settings, self.cluster.config))
+            await self.start_plugin(Plugin(make(driver), self.settings, self.cluster.config))
 
     async def start_plugin(self, plugin: Plugin) -> None:
         """Starts a plugin of the caller's making, and waits as :meth:`start`."""
@@ -296,6 +296,7 @@ async def on_node(
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
     """The driver on the first node of a cluster that runs; arguments as of :func:`node_with`."""
+    check(driver)
     sysfs = Path("/sys")
     if host is not None:
         description = host if isinstance(host, Mapping) else described.load(described.find(str(host)))
