@@ -128,12 +128,15 @@ class DriverNode(Generic[D]):
     # --- hardware ---------------------------------------------------------------------------------
 
     async def plug(self, function: Mapping[str, Any]) -> None:
-        """Plugs a PCI function into the described host, written as in its description, and waits until that is published."""
+        """Plugs a PCI function into the described host, written as in its description, and waits until that is published.
+
+        A driver in a process of its own looks by itself, after 0.2 s: wait for its slices then.
+        """
         described.add_function(self._described("plug"), function)
         await self._looked()
 
     async def unplug(self, address: str) -> None:
-        """Takes the PCI function at ``address`` out of the described host, and waits until that is published."""
+        """Takes the PCI function at ``address`` out of the described host, and waits as :meth:`plug`."""
         described.remove_function(self._described("unplug"), address)
         await self._looked()
 
@@ -308,6 +311,7 @@ async def on_node(
         cdi_root=cluster.node.cdi_root,
         sysfs_root=sysfs,
         health_interval=0.1,
+        rescan_interval=0.2 if process else Settings.rescan_interval,  # a process cannot be asked to look
         local_cluster=True,
     )
     cluster.node.runtime.dev = Host(sysfs).dev
