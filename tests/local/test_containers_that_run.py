@@ -216,6 +216,11 @@ async def test_a_pod_gets_no_network_of_the_host(runtime: RuncRuntime, tmp_path:
         await runtime.start(sandbox(tmp_path, host_network=True), shell("true"))
 
 
+async def test_a_pod_gets_no_path_of_the_host(runtime: RuncRuntime, tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match="hostPath /etc: containers here see nothing of this machine's files"):
+        await runtime.start(sandbox(tmp_path), shell("true", mounts=[Mount(Path("/etc"), "/host", from_host=True)]))
+
+
 async def test_user_groups_capabilities_and_root_follow_the_security_context(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:

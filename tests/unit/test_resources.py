@@ -67,6 +67,18 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", {"l": [1, "x"]}), "attribute 'l' is [1, 'x']"),
         (lambda: Device("d", {"l": [2**63]}), "attributes[l]: 9223372036854775808 does not fit into 64 bits"),
         (lambda: Device("d", {}, {"memory": Capacity("1Gi", RequestPolicy(default="1Gi"))}), "allowMultipleAllocations must be true"),
+        (lambda: Device(3), "device 3: its name is int, not text"),  # type: ignore[arg-type]
+        (lambda: Device(None), "device None: its name is NoneType, not text"),  # type: ignore[arg-type]
+        (lambda: Device("d", ["model"]), "attributes is list: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", {}, "80Gi"), "capacity is str: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", taints=Taint(key="x")), "taints is Taint: give a list of Taint"),  # type: ignore[arg-type]
+        (lambda: Device("d", taints=["x"]), "taints has str: give a list of Taint"),  # type: ignore[list-item]
+        (lambda: Device("d", consumes_counters={"gpu": 3}), "consumes_counters['gpu'] is int: give counters"),  # type: ignore[dict-item]
+        (lambda: Device("d", consumes_counters=["gpu"]), "consumes_counters is list: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", binding_conditions="ab", binding_failure_conditions=["x"]), "binding_conditions is str: give a list"),
+        (lambda: Device("d", binding_conditions=[1], binding_failure_conditions=["x"]), "binding_conditions has int: give a list"),  # type: ignore[list-item]
+        (lambda: Device("d", nodes="node-1"), "nodes is str: give Nodes.named"),  # type: ignore[arg-type]
+        (lambda: Device("d", extra=[1]), "extra is list: give a mapping"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_a_device_that_kubernetes_would_refuse_cannot_be_made(make: object, says: str) -> None:
@@ -135,14 +147,10 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"name": 5}, "device '5': name is of type int, give text"),
-        ({"taints": Taint(key="k")}, "taints is of type Taint, give a list of Taint"),
-        ({"taints": ["k"]}, "taints is of type list, give a list of Taint"),
-        ({"taints": [Taint(key=5)]}, "whose fields are text"),  # type: ignore[arg-type]
-        ({"attributes": {1: "x"}}, "attributes is of type dict, give a mapping of names to values"),
-        ({"consumes_counters": {"gpu": 1}}, "give a mapping of counter sets to mappings of counters to amounts"),
-        ({"binding_conditions": "ready"}, "binding_conditions is of type str, give a list of text"),
-        ({"nodes": "node-1"}, "nodes is of type str, give Nodes, or None"),
+        ({"name": "a\ud800"}, "device 'a\\ud800'"),
+        ({"taints": [Taint(key=5)]}, "taints has a Taint whose key, value or effect is not text"),  # type: ignore[arg-type]
+        ({"attributes": {1: "x"}}, "attributes has a name that is int, not text"),
+        ({"binding_conditions": "ready"}, "binding_conditions is str: give a list of str"),
         ({"extra": {"taints": [{}]}}, "taints[0].effect: Required value"),
         ({"extra": {"name": "other"}}, "extra: `name` is a field of its own"),
         ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field spec.devices.nodeName of type string"),

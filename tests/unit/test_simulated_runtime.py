@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dra_kubeletplugin.local.runtime.interface import (
     Sandbox,
     State,
 )
+from dra_kubeletplugin.local.runtime.rehearsal import PREFIX, Part, part_of
 from dra_kubeletplugin.local.runtime.simulated import SimulatedRuntime
 
 SANDBOX = Sandbox("default", "pod", "uid", "pod", Path("/nowhere"))
@@ -25,7 +27,7 @@ DEVICE = "example.com/gpu=one"
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> SimulatedRuntime:
+async def runtime(tmp_path: Path) -> AsyncIterator[SimulatedRuntime]:
     cdi = tmp_path / "cdi"
     cdi.mkdir()
     edits = {"env": ["GPU=one"]}
@@ -33,7 +35,8 @@ def runtime(tmp_path: Path) -> SimulatedRuntime:
     (cdi / "gpu.json").write_text(json.dumps(spec))
     made: ContainerRuntime = SimulatedRuntime(tmp_path / "containers", (cdi,))  # mypy holds it to the protocol
     assert isinstance(made, SimulatedRuntime)
-    return made
+    yield made
+    await made.close()
 
 
 async def test_a_container_runs_with_its_devices_until_it_ends(runtime: SimulatedRuntime) -> None:
@@ -44,9 +47,12 @@ async def test_a_container_runs_with_its_devices_until_it_ends(runtime: Simulate
     assert status.simulated
     spec = runtime.spec("uid", "main")
     assert spec["process"]["env"][-2:] == ["A=b", "GPU=one"]
-    assert {"destination": "/data", "type": "bind", "source": "/host/data", "options": ["rbind", "ro"]} in spec[
-        "mounts"
-    ]
+    assert {
+        "destination": "/data",
+        "type": "bind",
+        "source": "/host/data",
+        "options": ["rbind", "rprivate", "ro"],
+    } in spec["mounts"]
     following = runtime.changes()
     heard = asyncio.ensure_future(anext(following))
     await asyncio.sleep(0)
@@ -83,3 +89,77 @@ async def test_what_is_removed_or_lost_in_a_reboot_is_not_known(runtime: Simulat
     assert runtime.statuses("b") == {}
     with pytest.raises(KeyError):
         runtime.spec("b", "m")
+
+
+async def test_the_log_shows_what_was_injected_and_says_that_nothing_runs(runtime: SimulatedRuntime) -> None:
+    config = ContainerConfig("main", Role.MAIN, 0, "busybox", ["run"], env=(("A", "b"),), cdi_devices=(DEVICE,))
+    await runtime.start(SANDBOX, config)
+    shown = b"".join([part async for part in runtime.logs("uid", "main", LogOptions())]).decode()
+    assert "simulated: nothing runs" in shown
+    assert "environment injected:\n  GPU=one\n" in shown
+    assert "environment of its own:\n  A=b\n" in shown
+    assert b"".join([part async for part in runtime.logs("uid", "main", LogOptions(tail=1))]) == b"  GPU=one\n"
+
+
+def asked(role: Role = Role.MAIN, attempt: int = 0, *command: str) -> ContainerConfig:
+    return ContainerConfig("main", role, attempt, "busybox", command)
+
+
+def pod(restart_policy: str = "Never", **annotations: str) -> Sandbox:
+    given = {f"{PREFIX}/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return Sandbox("default", "pod", "uid", "pod", Path("/nowhere"), given, restart_policy=restart_policy)
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "container", "part"),
+    [
+        (pod("Always"), asked(Role.MAIN, 0, "sleep", "5"), Part(None)),
+        (pod(), asked(Role.MAIN, 0, "sleep", "5"), Part(5.0)),
+        (pod("OnFailure"), asked(Role.MAIN, 0, "sh", "-c", "sleep 1.5; nvidia-smi; sleep 1m"), Part(61.5)),
+        (pod(), asked(Role.MAIN, 0, "sleep", "infinity"), Part(None)),
+        (pod(), asked(Role.MAIN, 0, "tail", "-f", "/dev/null"), Part(None)),
+        (pod(), asked(Role.MAIN, 0, "/pause"), Part(None)),
+        (pod(), asked(Role.MAIN, 0, "nvidia-smi"), Part(1.0)),
+        (pod(), asked(Role.SIDECAR, 0, "sleep", "5"), Part(None)),
+        (pod(), asked(Role.INIT, 0, "sleep", "5"), Part(0.0)),
+        (pod("Always", duration="1m30s"), asked(), Part(90.0)),
+        (pod(duration="forever"), asked(), Part(None)),
+        (pod("Always", exit_code="3"), asked(), Part(1.0, 3)),
+        (pod(duration="250ms", exit_code="1,0"), asked(), Part(0.25, 1)),
+        (pod(duration="250ms", exit_code="1, 0"), asked(attempt=7), Part(0.25, 0)),
+        (pod(**{"duration": "1s", "duration.main": "2s", "exit-code.other": "x"}), asked(), Part(2.0)),
+    ],
+)
+def test_how_long_a_container_lasts_is_annotated_or_guessed(
+    sandbox: Sandbox, container: ContainerConfig, part: Part
+) -> None:
+    assert part_of(sandbox, container) == part
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [{"duration": "soon"}, {"duration": "5"}, {"duration": "-1s"}, {"exit_code": "256"}, {"exit_code": "1;0"}],
+)
+async def test_an_annotation_that_cannot_be_read_starts_nothing(
+    runtime: SimulatedRuntime, annotations: dict[str, str]
+) -> None:
+    with pytest.raises(ContainerError, match="must be"):
+        await runtime.start(pod(**annotations), asked())
+    assert runtime.pods() == set()
+
+
+async def test_a_container_ends_by_itself_and_its_earlier_log_stays(runtime: SimulatedRuntime) -> None:
+    heard = asyncio.ensure_future(anext(runtime.changes()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await runtime.start(pod(duration="1ms", exit_code="4"), asked())
+    assert await heard == "uid"
+    assert runtime.statuses("uid")["main"].exit_code == 4
+    await runtime.start(pod(duration="forever"), asked(attempt=1))
+    assert [part async for part in runtime.logs("uid", "main", LogOptions(previous=True, follow=True))]
+    assert runtime.statuses("uid")["main"].attempt == 1
+
+
+async def test_nothing_runs_in_which_a_command_could(runtime: SimulatedRuntime) -> None:
+    await runtime.start(pod("Always"), asked())
+    with pytest.raises(ContainerError, match="simulated here"):
+        await runtime.exec("uid", "main", ["true"])

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..driver import Driver, load_driver
+from ..driver import Driver, Role, load_driver, make
 from ..errors import SettingsError
 from ..host import Host
 from ..local.cluster import LocalCluster, Node
@@ -66,9 +66,9 @@ async def session(
     async with LocalCluster(
         (name,), state=state, address=address, certificate=certificate, cdi_root=cdi_root, timers=timers
     ) as cluster:
-        cluster.node.kubelet.runtime.dev = Host(sysfs, settings.dev_root).dev
+        cluster.node.runtime.dev = Host(sysfs, settings.dev_root).dev
         ready = node_settings(settings, cluster, cluster.node, sysfs)
-        plugin = Plugin(driver(), ready)
+        plugin = Plugin(make(driver), ready)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(plugin.running())
             await plugin.ready(_READY)
@@ -85,7 +85,7 @@ async def _control(stack: contextlib.AsyncExitStack, driver: type[Driver], setti
 
     shared = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in NODE_ONLY}
     shared |= {"http_address": "", "sysfs_root": settings.sysfs_root}  # the address is the plugin's
-    running = Controller(driver(), ControllerSettings(**shared, namespace="default"))
+    running = Controller(make(driver, Role.CONTROLLER), ControllerSettings(**shared, namespace="default"))
     await stack.enter_async_context(running.running())
     await running.ready(_READY)
 

@@ -19,6 +19,7 @@ JSON = dict[str, Any]
 
 PODS = Resource("", "v1", "pods", namespaced=True)
 NODES = Resource("", "v1", "nodes")
+NAMESPACES = Resource("", "v1", "namespaces")
 EVENTS = Resource("", "v1", "events", namespaced=True)
 CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
@@ -63,6 +64,12 @@ class Informers:
         for resource in resources or self._copies:
             await self._copies[resource].synced.wait()
 
+    async def wait_watching(self) -> None:
+        """Until all are followed: from then on the order of what happens is about the order in which it is heard."""
+        for copies in self._copies.values():
+            while not copies.reflector.heard:  # noqa: ASYNC110 - a reflector says it in no other way
+                await asyncio.sleep(0.005)
+
     def on(self, resource: Resource, handler: Handler) -> None:
         """Calls ``handler`` for each change from now on; what it raises is logged, and concerns nobody else."""
         self._copies[resource].handlers.append(handler)
@@ -76,6 +83,9 @@ class Informers:
 
     def all(self, resource: Resource) -> list[JSON]:
         return list(self._copies[resource].by_uid.values())
+
+    def by_uid(self, resource: Resource, uid: str) -> JSON | None:
+        return self._copies[resource].by_uid.get(uid)
 
     def find(self, resource: Resource, name: str, namespace: str = "") -> JSON | None:
         return self._copies[resource].by_name.get((namespace if resource.namespaced else "", name))

@@ -41,7 +41,8 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A pod as the runtime knows it. ``folder`` is the pod's own on the host (kubelet root, pods/<uid>), for what it needs there."""
+    """A pod as the runtime knows it. ``folder`` is the pod's own on the host (kubelet root, pods/<uid>), for what it needs there;
+    ``restart_policy`` tells a runtime that only simulates whether a container is to end by itself."""
 
     namespace: str
     name: str
@@ -50,15 +51,18 @@ class Sandbox:
     folder: Path
     annotations: Mapping[str, str] = field(default_factory=dict)
     host_network: bool = False
+    restart_policy: str = "Always"
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host that the kubelet prepared, in the container."""
+    """A file or folder of the host in the container. ``from_host``: the pod asked for this very path (hostPath), it is not one that
+    the kubelet made; a runtime that guards the host refuses it."""
 
     host: Path
     container: str
     read_only: bool = False
+    from_host: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
     why: list[str] = []
     if sandbox.host_network:
         why.append("hostNetwork: containers here have a network of their own, with nothing on it")
+    why += [
+        f"hostPath {m.host}: containers here see nothing of this machine's files"
+        for m in container.mounts
+        if m.from_host
+    ]
     if security.get("privileged"):
         why.append("privileged: containers here get no device but their claims'")
     if security.get("procMount") not in {None, "Default"}:

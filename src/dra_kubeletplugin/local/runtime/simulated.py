@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .base_spec import PATH, bind
 from .cdi_cache import CdiCache, InjectError
+from .changes import Changes
+from .container_logs import ContainerLog
 from .interface import (
     ContainerConfig,
     ContainerError,
     ContainerStatus,
     ExecSession,
     LogOptions,
-    Mount,
     Role,
     Sandbox,
     State,
 )
+from .rehearsal import PREFIX, part_of
 
 JSON = dict[str, Any]
-_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
@@ -38,11 +41,11 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
         "process": {
             "user": {"uid": container.user or 0, "gid": container.group or 0},
             "args": [*(container.command or ["/bin/sh"]), *container.args],
-            "env": [_PATH, *(f"{name}={value}" for name, value in container.env)],
+            "env": [PATH, *(f"{name}={value}" for name, value in container.env)],
             "cwd": container.working_dir or "/",
         },
         "root": {"path": "rootfs"},
-        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *map(_bind, container.mounts)],
+        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *map(bind, container.mounts)],
         "linux": {},
     }
     try:
@@ -51,23 +54,19 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
         raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
 
 
-def _bind(mount: Mount) -> JSON:
-    options = ["rbind", "ro" if mount.read_only else "rw"]
-    return {"destination": mount.container, "type": "bind", "source": str(mount.host), "options": options}
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Container:
     status: ContainerStatus
     spec: JSON
-    role: Role
+    log: ContainerLog
+    end: asyncio.TimerHandle | None = None
 
 
 class SimulatedRuntime:
-    """Init containers end at once, others run until they are stopped, or :meth:`end` is called.
+    """Containers end as :mod:`.rehearsal` has it, when they are stopped, or when :meth:`end` is called.
 
     Args:
-        state: a folder in which the OCI specs can be read, ``<pod UID>/<container>.json``.
+        state: a folder in which the OCI specs can be read, ``<pod UID>/<container>.json``, and the logs.
         cdi_dirs: folders of CDI specs, lowest priority first.
         dev: where device nodes are looked up; of a described host its own.
     """
@@ -79,13 +78,16 @@ class SimulatedRuntime:
         self.cdi_dirs = cdi_dirs
         self.dev = dev
         self._pods: dict[str, dict[str, _Container]] = {}
-        self._watchers: set[asyncio.Queue[str]] = set()
+        self._earlier: dict[tuple[str, str], ContainerLog] = {}  # of the attempt before
+        self._changes = Changes()
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
+        part = part_of(sandbox, container)
         spec = oci_spec(container, self.cdi_dirs, self.dev)
         folder = self.state / sandbox.uid
-        folder.mkdir(parents=True, exist_ok=True)
+        log = ContainerLog(folder / f"{container.name}-{container.attempt}.log")
         (folder / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
+        log.write("stdout", told(container, spec))
         status = ContainerStatus(
             f"simulated://{sandbox.uid}/{container.name}/{container.attempt}",
             container.name,
@@ -95,26 +97,36 @@ class SimulatedRuntime:
             time.time(),
             simulated=True,
         )
-        if container.role is Role.INIT:
-            status = _ended(status, 0)
-        self._pods.setdefault(sandbox.uid, {})[container.name] = _Container(status, spec, container.role)
-        return status
+        containers = self._pods.setdefault(sandbox.uid, {})
+        if before := containers.get(container.name):
+            _close(before)
+            self._earlier[sandbox.uid, container.name] = before.log
+        found = _Container(status, spec, log)
+        containers[container.name] = found
+        if part.seconds == 0.0 and container.role is Role.INIT:
+            _ended(found, part.exit_code)
+        elif part.seconds is not None:
+            found.end = asyncio.get_running_loop().call_later(
+                part.seconds, self._over, sandbox.uid, found, part.exit_code
+            )
+        return found.status
+
+    def _over(self, pod_uid: str, container: _Container, code: int) -> None:
+        _ended(container, code)
+        self._changes.tell(pod_uid)
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
-        found = self._pods.get(pod_uid, {}).get(name)
-        if found and found.status.state is State.RUNNING:
-            self._pods[pod_uid][name] = replace(found, status=_ended(found.status, 137))
+        if found := self._pods.get(pod_uid, {}).get(name):
+            _ended(found, 137 if grace == 0 else 143)
 
     def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None:
         """The container's process ends by itself. Raises ``KeyError`` where there is none."""
-        found = self._pods[pod_uid][name]
-        if found.status.state is State.RUNNING:
-            self._pods[pod_uid][name] = replace(found, status=_ended(found.status, exit_code))
-        for queue in self._watchers:
-            queue.put_nowait(pod_uid)
+        self._over(pod_uid, self._pods[pod_uid][name], exit_code)
 
     async def remove(self, pod_uid: str) -> None:
-        self._pods.pop(pod_uid, None)
+        for container in self._pods.pop(pod_uid, {}).values():
+            _close(container)
+        self._earlier = {key: log for key, log in self._earlier.items() if key[0] != pod_uid}
         await asyncio.to_thread(shutil.rmtree, self.state / pod_uid, ignore_errors=True)
 
     def statuses(self, pod_uid: str) -> dict[str, ContainerStatus]:
@@ -123,41 +135,85 @@ class SimulatedRuntime:
     def pods(self) -> set[str]:
         return set(self._pods)
 
-    async def changes(self) -> AsyncIterator[str]:
-        queue: asyncio.Queue[str] = asyncio.Queue()
-        self._watchers.add(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._watchers.discard(queue)
+    def changes(self) -> AsyncIterator[str]:
+        return self._changes.listen()
 
     def spec(self, pod_uid: str, name: str) -> JSON:
-        return self._pods[pod_uid][name].spec
+        return copy.deepcopy(self._pods[pod_uid][name].spec)
 
-    async def logs(self, pod_uid: str, name: str, options: LogOptions) -> AsyncIterator[bytes]:
+    def logs(self, pod_uid: str, name: str, options: LogOptions) -> AsyncIterator[bytes]:
         """What was injected, since nothing runs."""
-        process = self.spec(pod_uid, name)["process"]
-        yield b"# simulated: nothing runs here; this container would have been started with\n"
-        yield json.dumps({"args": process["args"], "env": process["env"]}).encode() + b"\n"
+        log = self._earlier[pod_uid, name] if options.previous else self._pods[pod_uid][name].log
+        return log.read(options)
 
     async def exec(
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError("containers are simulated here: nothing runs in which a command could")
+        raise ContainerError(
+            "containers are simulated here, so nothing runs in which a command could: `kubectl logs` shows what was injected, "
+            "and `dra dev --containers` runs them"
+        )
 
     async def reboot(self) -> None:
         for uid in self.pods():
             await self.remove(uid)
 
     async def close(self) -> None:
-        self._pods.clear()
+        await self.reboot()
 
 
-def _ended(status: ContainerStatus, code: int) -> ContainerStatus:
-    reason = "Completed" if code == 0 else "Error"
-    return replace(status, state=State.EXITED, finished_at=time.time(), exit_code=code, reason=reason)
+def told(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
+    """The log of a container that does not run: what would, and with what."""
+    process, linux = spec["process"], spec["linux"]
+    own = {f"{name}={value}" for name, value in container.env} | {PATH}
+    lines = [
+        "# This container is simulated: nothing runs. `dra dev --containers` runs it; annotations say how long it lasts:",
+        f"# {PREFIX}/duration: 5s, {PREFIX}/exit-code: 1",
+        f"image: {container.image}",
+        f"command: {json.dumps(process['args'])}",
+    ]
+    lines += _section("environment of its own", [e for e in process["env"] if e in own - {PATH}])
+    lines += _section("devices asked for", container.cdi_devices)
+    lines += _section("environment injected", [e for e in process["env"] if e not in own])
+    lines += _section("devices injected", map(_device, linux.get("devices") or []))
+    lines += _section("network devices injected", linux.get("netDevices") or {})
+    lines += _section("mounts", [_mount(m) for m in spec["mounts"] if m.get("type") != "proc"])
+    lines += _section("groups injected", map(str, process["user"].get("additionalGids") or []))
+    hooks = (
+        f"{stage}: {' '.join(h.get('args') or [h['path']])}"
+        for stage, found in (spec.get("hooks") or {}).items()
+        for h in found
+    )
+    return "\n".join([*lines, *_section("hooks injected", hooks)])
 
 
-__all__ = ["SimulatedRuntime", "oci_spec"]
+def _section(title: str, entries: Any) -> list[str]:
+    found = [f"  {entry}" for entry in entries]
+    return [f"{title}:", *found] if found else []
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    return f"{device['path']} {device['type']} {device.get('major', 0)}:{device.get('minor', 0)}"
+
+
+def _mount(mount: Mapping[str, Any]) -> str:
+    return f"{mount['destination']} from {mount.get('source', '')} ({','.join(mount.get('options') or [])})"
+
+
+def _ended(container: _Container, code: int) -> None:
+    if container.status.state is State.RUNNING:
+        reason = "Completed" if code == 0 else "Error"
+        container.status = replace(
+            container.status, state=State.EXITED, finished_at=time.time(), exit_code=code, reason=reason
+        )
+    _close(container)
+
+
+def _close(container: _Container) -> None:
+    if container.end:
+        container.end.cancel()
+    container.log.close()
+
+
+__all__ = ["SimulatedRuntime", "oci_spec", "told"]
