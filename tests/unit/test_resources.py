@@ -147,14 +147,10 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"name": 5}, "device '5': name is of type int, give text"),
-        ({"taints": Taint(key="k")}, "taints is of type Taint, give a list of Taint"),
-        ({"taints": ["k"]}, "taints is of type list, give a list of Taint"),
-        ({"taints": [Taint(key=5)]}, "whose fields are text"),  # type: ignore[arg-type]
-        ({"attributes": {1: "x"}}, "attributes is of type dict, give a mapping of names to values"),
-        ({"consumes_counters": {"gpu": 1}}, "give a mapping of counter sets to mappings of counters to amounts"),
-        ({"binding_conditions": "ready"}, "binding_conditions is of type str, give a list of text"),
-        ({"nodes": "node-1"}, "nodes is of type str, give Nodes, or None"),
+        ({"name": "a\ud800"}, "device 'a\\ud800'"),
+        ({"taints": [Taint(key=5)]}, "taints has a Taint whose key, value or effect is not text"),  # type: ignore[arg-type]
+        ({"attributes": {1: "x"}}, "attributes has a name that is int, not text"),
+        ({"binding_conditions": "ready"}, "binding_conditions is str: give a list of str"),
         ({"extra": {"taints": [{}]}}, "taints[0].effect: Required value"),
         ({"extra": {"name": "other"}}, "extra: `name` is a field of its own"),
         ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field spec.devices.nodeName of type string"),

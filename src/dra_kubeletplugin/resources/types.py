@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,29 +192,24 @@ class Device:
 
     def __post_init__(self) -> None:
         try:
-            if not isinstance(self.taints, Sequence):
+            if isinstance(self.taints, Iterator):
                 object.__setattr__(self, "taints", tuple(self.taints))  # a generator can be read once
             built = self.json()
             faults = self.faults(built)
             shape = hash(msgspec.json.encode(built))
         except Exception as e:  # an author's values may be anything
-            why = (
-                self._mistyped()
-                or "; ".join(_misread(self.extra, alone=True))
-                or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
-            )
-            raise InvalidObjectError(f"device {printable(self.name)!r}: {why}") from None
+            why = next(_wrong_types(self), "") or "; ".join(_misread(self.extra, alone=True))
+            why = why or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
+            raise InvalidObjectError(f"device {printable(repr(self.name))}: {why}") from None
+        if faults or self.binding_conditions or self.binding_failure_conditions:
+            if wrong := next(_wrong_types(self), ""):
+                raise InvalidObjectError(f"device {printable(repr(self.name))}: {wrong}")
         if faults:
-            raise InvalidObjectError(f"device {printable(self.name)!r}: {'; '.join(faults)}")
+            raise InvalidObjectError(f"device {printable(repr(self.name))}: {'; '.join(faults)}")
         # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
         if type(self.attributes) is dict:
             object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
         object.__setattr__(self, "_checked", shape)
-
-    def _mistyped(self) -> str:
-        """The fields that are no such thing as they must be; asked where reading one failed."""
-        wrong = [(name, wanted) for name, (fits, wanted) in _FIELDS.items() if not fits(getattr(self, name))]
-        return "; ".join(f"{n} is of type {type(getattr(self, n)).__name__}, give {wanted}" for n, wanted in wrong)
 
     def faults(self, built: Mapping[str, Any]) -> list[str]:
         """Why the API server would refuse ``built``, its JSON now; nothing where it would not."""
@@ -240,20 +235,14 @@ class Device:
         if self.binds_to_node:
             out["bindsToNode"] = True
         if self.binding_conditions:
-            out["bindingConditions"] = _texts(self.binding_conditions)
+            out["bindingConditions"] = list(self.binding_conditions)
         if self.binding_failure_conditions:
-            out["bindingFailureConditions"] = _texts(self.binding_failure_conditions)
+            out["bindingFailureConditions"] = list(self.binding_failure_conditions)
         if self.allow_multiple_allocations:
             out["allowMultipleAllocations"] = True
         if self.nodes is not None:
             out |= self.nodes.of_device()
         return out | dict(self.extra)
-
-
-def _texts(given: Sequence[str]) -> list[str]:
-    if not _is_texts(given):  # a text alone would be its letters
-        raise TypeError("binding conditions are no list of text")
-    return list(given)
 
 
 def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
@@ -269,32 +258,35 @@ def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
         return [f"extra: {describe(e)}"]
 
 
-def _is_texts(given: object) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(t, str) for t in given)
+def _wrong_types(device: Device) -> Iterator[str]:
+    """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
+    if not isinstance(device.name, str):
+        yield f"its name is {_kind(device.name)}, not text"
+    for name in ("attributes", "capacity", "consumes_counters", "extra"):
+        if not isinstance(value := getattr(device, name), Mapping):
+            yield f"{name} is {_kind(value)}: give a mapping of names to values"
+        elif odd := next((key for key in value if not isinstance(key, str)), None):
+            yield f"{name} has a name that is {_kind(odd)}, not text"
+    for set_name, counters in device.consumes_counters.items() if isinstance(device.consumes_counters, Mapping) else ():
+        if not isinstance(counters, Mapping):
+            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+    kinds = {"taints": Taint, "binding_conditions": str, "binding_failure_conditions": str}
+    for name, kind in kinds.items():
+        value = getattr(device, name)
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | Set):
+            yield f"{name} is {_kind(value)}: give a list of {kind.__name__}"
+            continue
+        for item in value:
+            if not isinstance(item, kind):
+                yield f"{name} has {_kind(item)}: give a list of {kind.__name__}"
+            elif isinstance(item, Taint) and not all(isinstance(t, str) for t in (item.key, item.value, item.effect)):
+                yield f"{name} has a Taint whose key, value or effect is not text"
+    if device.nodes is not None and not isinstance(device.nodes, Nodes):
+        yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
 
 
-def _is_named(given: object) -> bool:
-    return isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
-
-
-def _is_taint(given: object) -> bool:
-    return isinstance(given, Taint) and all(isinstance(t, str) for t in (given.key, given.value, given.effect))
-
-
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda v: isinstance(v, str), "text"),
-    "attributes": (_is_named, "a mapping of names to values"),
-    "capacity": (_is_named, "a mapping of names to amounts"),
-    "taints": (lambda v: isinstance(v, Sequence) and all(map(_is_taint, v)), "a list of Taint, whose fields are text"),
-    "consumes_counters": (
-        lambda v: _is_named(v) and all(map(_is_named, v.values())),
-        "a mapping of counter sets to mappings of counters to amounts",
-    ),
-    "binding_conditions": (_is_texts, "a list of text"),
-    "binding_failure_conditions": (_is_texts, "a list of text"),
-    "nodes": (lambda v: v is None or isinstance(v, Nodes), "Nodes, or None"),
-    "extra": (_is_named, "a mapping of fields to JSON"),
-}
+def _kind(value: object) -> str:
+    return printable(type(value).__name__)
 
 
 @dataclass(frozen=True)
