@@ -218,3 +218,12 @@ async def test_binding_conditions_that_nobody_makes_true_are_told_once_and_for_a
         assert "device waits has binding conditions, and Scripted has no bind()" in scan.note
         await until(lambda: len(driver.looks) > 4 and not scan.note)
     assert caplog.text.count("has no bind()") == 1
+
+
+def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_say_that_devices_changed(tmp_path: Path) -> None:
+    async def life() -> DeviceScan:
+        async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):
+            await scan.first_look(5)
+        return scan
+
+    asyncio.run(life()).request()
