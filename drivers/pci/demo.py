@@ -68,6 +68,9 @@ async def main(description: str | None = None) -> int:
         print(
             f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl."
         )
+        print(
+            "examples/ has a manifest for each feature, from one device to taints and partitions: make examples runs them."
+        )
     return 0
 
 

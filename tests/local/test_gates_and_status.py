@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
@@ -184,6 +185,17 @@ async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_p
     file.write_bytes(content)
     async with api() as server, publishing(server, await inventory_of("a"), times=file) as publisher:
         assert (await current(publisher)).current
+
+
+@pytest.mark.parametrize("time", ["", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", 5, None])
+async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Path, time: object) -> None:
+    file = tmp_path / "times.json"
+    taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
+    file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
+    device = Device("a", taints=[Taint(key="sick")])
+    async with api() as server, publishing(server, await inventory_of(device), times=file) as publisher:
+        assert (await current(publisher)).current
+        assert time_of(server) != time
 
 
 # --- owners -----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def check_namespace(storage: Storage, target: Target, meta: JSON) -> JSON:
     if namespace is None:
         raise Refusal(404, "NotFound", f'namespaces "{name}" not found', {"name": name, "kind": "namespaces"})
     meta["namespace"] = name
-    if namespace["metadata"].get("deletionTimestamp") and target.storage != "events":
+    if namespace["metadata"].get("deletionTimestamp"):
         cause = {
             "reason": "NamespaceTerminating",
             "message": f"namespace {name} is being terminated",

@@ -70,7 +70,7 @@ class Subresources:
             raise conflict(target, f"pod {target.name} has non-empty .spec.schedulingGates")
         pod["spec"]["nodeName"] = node
         status = pod["status"] = dict(pod.get("status") or {})
-        status.pop("nominatedNodeName", None)  # it has come true
+        status.pop("nominatedNodeName", None)
         others = [c for c in status.get("conditions") or [] if c.get("type") != "PodScheduled"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
         status["conditions"] = [*others, scheduled]
