@@ -255,7 +255,7 @@ class Scheduler:
         except asyncio.CancelledError:
             if pod.uid not in self._abandoned:
                 raise
-            await binding.undo(pod)
+            binding.forget()  # the claim controller takes back what was written for a pod that is gone
         except Exception as e:
             log.exception("scheduler: binding pod %s", pod.key)
             await self._give_up(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
