@@ -39,7 +39,7 @@ from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
-from .scanning import DeviceScan, Pace
+from .scanning import DeviceScan, Pace, asked
 from .settings import Settings
 from .slices import NodeScope, Notices, Publisher, PublisherStatus
 
@@ -139,7 +139,10 @@ class Plugin:
                 jobs = begin(tasks, {"devices": self.scan.run})
                 try:
                     if not await self.scan.first_look(self.settings.scan_timeout):
-                        log.warning("serving without knowing the devices: %s", self.scan.fault)
+                        log.warning(
+                            "serving without knowing the devices: %s() of the driver has not answered within %g s",
+                            asked(self.driver), self.settings.scan_timeout,
+                        )  # fmt: skip
                     await self._serve(stack)
                     jobs += begin(tasks, self._background())
                     self.serving = True
@@ -259,6 +262,7 @@ class Plugin:
     async def notes(self) -> list[str]:
         """What keeps the plugin from nothing and should be known."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out += [self.scan.note] if self.scan.note else []
         age = self.inventory.health_age()
         if self._health_fault or (age is not None and age > self.settings.health_timeout):
             out.append(self._health_fault or f"health() of the driver has not answered for {age or 0:.0f} s")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..driver import Driver, load_driver
+from ..driver import Driver, Role, load_driver, make
 from ..errors import SettingsError
 from ..host import Host
 from ..local.cluster import LocalCluster, Node
@@ -68,7 +68,7 @@ async def session(
     ) as cluster:
         cluster.node.runtime.dev = Host(sysfs, settings.dev_root).dev
         ready = node_settings(settings, cluster, cluster.node, sysfs)
-        plugin = Plugin(driver(), ready)
+        plugin = Plugin(make(driver), ready)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(plugin.running())
             await plugin.ready(_READY)
@@ -85,7 +85,7 @@ async def _control(stack: contextlib.AsyncExitStack, driver: type[Driver], setti
 
     shared = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in NODE_ONLY}
     shared |= {"http_address": "", "sysfs_root": settings.sysfs_root}  # the address is the plugin's
-    running = Controller(driver(), ControllerSettings(**shared, namespace="default"))
+    running = Controller(make(driver, Role.CONTROLLER), ControllerSettings(**shared, namespace="default"))
     await stack.enter_async_context(running.running())
     await running.ready(_READY)
 
@@ -145,7 +145,9 @@ async def _serve(
     ) as s:
         started.set()
         slices = len(s.cluster.slices())
-        print(f"{style.bold('local cluster')} at {s.cluster.api.url}, driver {settings.driver_name} with", end=" ")
+        print(
+            f"{style.bold('local cluster')} at {s.cluster.api.public_url}, driver {settings.driver_name} with", end=" "
+        )
         print(f"{len(s.plugin.inventory)} devices in {slices} slices on {s.cluster.node.name}")
         print(
             f"\n  export KUBECONFIG={s.cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"

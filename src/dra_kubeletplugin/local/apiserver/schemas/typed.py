@@ -1,0 +1,304 @@
+"""Objects seen through their types: which paths they have, what changed between two, one merged into another, paths removed.
+
+The rules are those of sigs.k8s.io/structured-merge-diff (package typed), which API servers use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .field_paths import Path, below, field_element, key_element, shown, value_element
+from .merging import ListOf, MapOf, Scalar, Type, Untyped
+
+
+class SchemaError(Exception):
+    """An object does not fit its type."""
+
+
+class _Absent:
+    """Where one of two objects has nothing; null is something."""
+
+
+_ABSENT: Final = _Absent()
+_PYTHON = {Scalar.STRING: (str,), Scalar.NUMERIC: (int, float), Scalar.BOOLEAN: (bool,)}
+_DEDUCED_MAP = MapOf({}, None, False)
+_ATOMIC_MAP = MapOf({}, None, True)
+
+
+@dataclass
+class Comparison:
+    """Paths by what happened to them."""
+
+    added: set[Path] = field(default_factory=set)
+    removed: set[Path] = field(default_factory=set)
+    modified: set[Path] = field(default_factory=set)
+
+
+def check(value: Any, type_: Type, path: Path = ()) -> None:
+    """Raises :class:`SchemaError` where ``value`` has fields or values that its type has not, or list items twice."""
+    if value is None:
+        return
+    if isinstance(type_, Scalar):
+        wanted = _PYTHON.get(type_)
+        wrong = isinstance(value, (dict, list)) or (wanted and not isinstance(value, wanted))
+        if wrong or (type_ is Scalar.NUMERIC and isinstance(value, bool)):
+            raise SchemaError(
+                f"{shown(path)}: expected {type_.value}, got &value.valueUnstructured{{Value:{_go(value)}}}"
+            )
+    elif isinstance(type_, ListOf):
+        if not isinstance(value, list):
+            raise SchemaError(f"{shown(path)}: expected list, got &{{{_go(value)}}}")
+        seen = set()
+        for item in value:
+            if type_.atomic:
+                check(item, type_.item.type, path)
+                continue
+            element = _element(type_, item, path)
+            if element in seen:
+                raise SchemaError(f"{shown(path)}: duplicate entries for key {shown((element,))}")
+            seen.add(element)
+            check(item, type_.item.type, (*path, element))
+    elif isinstance(type_, MapOf):
+        if not isinstance(value, dict):
+            raise SchemaError(f"{shown(path)}: expected map, got &{{{_go(value)}}}")
+        for key, item in value.items():
+            where = (*path, field_element(key))
+            if key not in type_.fields and type_.values is None:
+                raise SchemaError(f"{shown(where)}: field not declared in schema")
+            check(item, _value_type(type_, key), where)
+
+
+def _go(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def paths_of(value: Any, type_: Type) -> set[Path]:
+    """The paths that an applied object claims."""
+    out: set[Path] = set()
+    _collect(value, type_, (), out)
+    return out
+
+
+def _collect(value: Any, type_: Type, path: Path, out: set[Path]) -> None:
+    seen = _form(type_, value)
+    if isinstance(seen, ListOf):
+        if seen.atomic:
+            out.add(path)
+            return
+        for item in value or ():
+            where = (*path, _element(seen, item, path))
+            _collect(item, seen.item.type, where, out)
+            out.add(where)
+    elif isinstance(seen, MapOf):
+        if seen.atomic:
+            out.add(path)
+            return
+        for key, item in (value or {}).items():
+            where = (*path, field_element(key))
+            _collect(item, _value_type(seen, key), where, out)
+            if item is None or item == {} or key not in seen.fields:
+                out.add(where)
+    else:
+        out.add(path)
+
+
+def compare(old: Any, new: Any, type_: Type) -> Comparison:
+    """What it takes to make ``new`` of ``old``."""
+    out = Comparison()
+    _compare(old, new, type_, (), out)
+    return out
+
+
+def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> None:
+    a = _form(type_, old) if old is not _ABSENT else None
+    b = _form(type_, new) if new is not _ABSENT else None
+    leaf = False
+    for seen in {id(s): s for s in (a, b) if s is not None}.values():
+        leaf = _compare_as(seen, old, new, path, out) or leaf
+    if not leaf:
+        if old is _ABSENT:
+            out.added.add(path)
+        elif new is _ABSENT:
+            out.removed.add(path)
+
+
+def _compare_as(seen: Type, old: Any, new: Any, path: Path, out: Comparison) -> bool:
+    """Whether the two are one value each, whose parts do not count."""
+    if isinstance(seen, ListOf) and not seen.atomic and (_items(old) or _items(new)):
+        before, after = _by_element(seen, old, path), _by_element(seen, new, path)
+        for element in {**before, **after}:
+            where = (*path, element)
+            _compare(before.get(element, _ABSENT), after.get(element, _ABSENT), seen.item.type, where, out)
+        return False
+    if isinstance(seen, MapOf) and not seen.atomic and (_entries(old) or _entries(new)):
+        first, second = _entries(old), _entries(new)
+        for key in {**first, **second}:
+            where = (*path, field_element(key))
+            _compare(first.get(key, _ABSENT), second.get(key, _ABSENT), _value_type(seen, key), where, out)
+        return False
+    if old is _ABSENT:
+        out.added.add(path)
+    elif new is _ABSENT:
+        out.removed.add(path)
+    elif old != new:
+        out.modified.add(path)
+    return True
+
+
+def merge(live: Any, applied: Any, type_: Type) -> Any:
+    """``live`` with all that ``applied`` says."""
+    return _merge(live, applied, type_, ())
+
+
+def _merge(live: Any, applied: Any, type_: Type, path: Path) -> Any:
+    seen = _form(type_, live if applied is _ABSENT or applied is None else applied)
+    if isinstance(seen, ListOf) and not seen.atomic and (_items(live) or _items(applied)):
+        return _merge_items(live, applied, seen, path)
+    if isinstance(seen, MapOf) and not seen.atomic and (_entries(live) or _entries(applied)):
+        first, second = _entries(live), _entries(applied)
+        return {
+            key: _merge(
+                first.get(key, _ABSENT), second.get(key, _ABSENT), _value_type(seen, key), (*path, field_element(key))
+            )
+            for key in {**first, **second}
+        }
+    return live if applied is _ABSENT else applied
+
+
+def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any]:
+    """Shared items in the applied order; what only one side has stays between its neighbours."""
+    left, right = _by_element(type_, live, path), _by_element(type_, applied, path)
+    lefts, rights = list(left), list(right)
+    shared = [e for e in rights if e in left]
+    out, merged = [], set()
+    i = j = 0
+
+    def take(element: str) -> None:
+        item = _merge(left.get(element, _ABSENT), right.get(element, _ABSENT), type_.item.type, (*path, element))
+        out.append(item)
+
+    while i < len(lefts) or j < len(rights):
+        if i < len(lefts) and j < len(rights):
+            if lefts[i] == rights[j]:
+                merged.add(lefts[i])
+                take(lefts[i])
+                i, j, shared = i + 1, j + 1, shared[1:]
+                continue
+            if lefts[i] in right and shared and shared[0] != lefts[i]:
+                i += 1
+                continue
+        if i < len(lefts):
+            if lefts[i] not in right:
+                take(lefts[i])
+                i += 1
+                continue
+            if lefts[i] in merged:
+                i += 1
+        if j < len(rights):
+            merged.add(rights[j])
+            take(rights[j])
+            if shared and shared[0] == rights[j]:
+                shared = shared[1:]
+            j += 1
+    return out
+
+
+def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
+    """``value`` without what is at ``paths``; a map of which nothing is left is null, a list is empty."""
+    gone = set(paths)
+    seen = _form(type_, value)
+    if not gone or value is None:
+        return value
+    if isinstance(seen, ListOf):
+        if seen.atomic:
+            return value
+        items = []
+        for item in value:
+            element = _element(seen, item, ())
+            if (element,) not in gone:
+                items.append(remove(item, below(gone, element), seen.item.type))
+        return items
+    if isinstance(seen, MapOf):
+        if seen.atomic:
+            return value
+        kept = {
+            key: remove(item, below(gone, field_element(key)), _value_type(seen, key))
+            for key, item in value.items()
+            if (field_element(key),) not in gone
+        }
+        return kept or None
+    return value
+
+
+def with_named(paths: Iterable[Path], type_: Type) -> set[Path]:
+    """``paths``, and every struct's field on the way to one of them: such a field cannot be without its parts."""
+    out = set(paths)
+    for path in list(out):
+        at: Type | None = type_
+        for depth, element in enumerate(path[:-1], 1):
+            name = element[2:]
+            if isinstance(at, MapOf) and element.startswith("f:"):
+                if name in at.fields:
+                    out.add(path[:depth])
+                at = _value_type(at, name)
+            elif isinstance(at, ListOf):
+                at = at.item.type
+            else:
+                at = Untyped.DEDUCED
+    return out
+
+
+def cleaned(value: Any, type_: Type) -> Any:
+    """What is stored of ``value``: no nulls, but empty strings in maps of strings, as a server written in Go has it."""
+    seen = _form(type_, value)
+    if isinstance(seen, MapOf) and isinstance(value, Mapping):
+        zeroed = not seen.fields and seen.values is not None and seen.values.type is Scalar.STRING
+        pairs = ((k, "" if v is None and zeroed else v) for k, v in value.items())
+        return {k: cleaned(v, _value_type(seen, k)) for k, v in pairs if v is not None}
+    if isinstance(seen, ListOf) and isinstance(value, list):
+        return [cleaned(v, seen.item.type) for v in value]
+    return value
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def _form(type_: Type, value: Any) -> Type:
+    """The type of a value that may have any: by what it is."""
+    if not isinstance(type_, Untyped):
+        return type_
+    if isinstance(value, dict):
+        return _DEDUCED_MAP if type_ is Untyped.DEDUCED else _ATOMIC_MAP
+    return Scalar.UNTYPED  # a list too: it is one value
+
+
+def _value_type(type_: MapOf, key: str) -> Type:
+    found = type_.fields.get(key) or type_.values
+    return found.type if found else Untyped.DEDUCED
+
+
+def _entries(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _by_element(type_: ListOf, value: Any, path: Path) -> dict[str, Any]:
+    return {_element(type_, item, path): item for item in _items(value)}
+
+
+def _element(type_: ListOf, item: Any, path: Path) -> str:
+    """The path element of a list's item. Raises :class:`SchemaError` where it has none of the keys."""
+    if type_.is_set:
+        return value_element(item)
+    if not isinstance(item, Mapping):
+        raise SchemaError(f"{shown(path)}: associative list with keys has an element that is not a map")
+    keys = {**type_.defaults, **{k: item[k] for k in type_.keys if item.get(k) is not None}}
+    if not keys:
+        names = ", ".join(type_.keys)
+        raise SchemaError(f"{shown(path)}: associative list with keys has an element that omits all key fields {names}")
+    return key_element(keys)
