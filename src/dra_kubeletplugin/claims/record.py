@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import enum
 import time
 from collections.abc import Mapping, Sequence
@@ -144,9 +144,7 @@ class InFlight:
 
     def put(self, record: Record) -> None:
         # Documents are replaced and never changed in place, so one level is copy enough.
-        kept = copy.copy(record)
-        kept.doc = dict(record.doc)
-        self._records[record.uid] = kept
+        self._records[record.uid] = dataclasses.replace(record, doc=dict(record.doc))
 
     def drop(self, uid: str) -> None:
         self._records.pop(uid, None)
