@@ -59,7 +59,7 @@ async def main(description: str | None = None) -> int:
     with host_root(description, settings.sysfs_root) as sysfs:
         say(1, "Local cluster and driver start")
         async with session(Pci, settings, sysfs=sysfs, cdi_root=CDI_ROOT if podman else None) as s:
-            show(f"API server {s.cluster.api.url}, kubelet root {s.cluster.node.kubelet_root}")
+            show(f"API server {s.cluster.api.public_url}, kubelet root {s.cluster.node.kubelet_root}")
             show(f"driver {settings.driver_name} registered with the kubelet in {time.monotonic() - started:.2f} s")
             story = Story(s, podman, why_not)
             found = Host(sysfs).pci()
@@ -67,6 +67,9 @@ async def main(description: str | None = None) -> int:
                 await step()
         print(
             f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl."
+        )
+        print(
+            "examples/ has a manifest for each feature, from one device to taints and partitions: make examples runs them."
         )
     return 0
 

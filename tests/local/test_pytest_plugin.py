@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+ROOT = Path(__file__).parents[2]
 
 DRIVER = """
 import asyncio, os
@@ -145,9 +146,19 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
                 api.get_all("Pod")
             node.run_pod("two")
 
-        def test_what_cannot_be_killed_says_how_it_could(node):
+        def test_what_cannot_be_done_says_how_it_could(node, api):
             with pytest.raises(FaultError, match="process=True"):
                 node.kill()
+            with pytest.raises(FaultError, match="nothing is no device of fpga.example.com"):
+                node.health("nothing")
+            node.run_pod()
+            with pytest.raises(FaultError, match="container other of pod pod was not started on node-1"):
+                node.env(api.get("Pod", "pod"), "other")
+
+        @pytest.mark.dra(host="this machine")
+        def test_real_hardware_is_left_alone(node):
+            with pytest.raises(FaultError, match="plug needs a described host"):
+                node.plug(FUNCTION)
 
         @pytest.mark.dra(process=True)
         def test_a_killed_process(node, api):
@@ -159,7 +170,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             api.wait_running("late")
         """
     )
-    run(author).assert_outcomes(passed=5)
+    run(author).assert_outcomes(passed=6)
 
 
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
@@ -256,10 +267,15 @@ def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytes
     run(author).assert_outcomes(passed=1)
 
 
-def test_the_entry_point_is_the_module() -> None:
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"dra_kubeletplugin.pytest_plugin": "dra_kubeletplugin.pytest_plugin"}
-    __import__("dra_kubeletplugin.pytest_plugin")
-    assert hasattr(sys.modules["dra_kubeletplugin.pytest_plugin"], "node")
+def test_an_installed_package_needs_no_word_in_pytest_s_settings(
+    author: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry point of pyproject.toml, as an installation writes it down."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    info = author.mkdir("installed") / "dra_kubeletplugin-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dra-kubeletplugin\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT / 'src'}")
+    author.makepyfile("def test_it(local_cluster): assert local_cluster.kubeconfig.is_file()")
+    author.runpytest_subprocess("-p", "no:asyncio", timeout=60).assert_outcomes(passed=1)

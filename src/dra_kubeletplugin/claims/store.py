@@ -100,12 +100,11 @@ class Store:
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for what is under way."""
+        end = time.monotonic() + timeout
         if self._db is not None:
             # A file that was removed just now comes back: the next instance would find nothing.
             await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
-        await self._batcher.close(timeout)
-        if self._db is not None:
-            self._drop()
+        await self._batcher.close(max(0.0, end - time.monotonic()), self._drop)
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class Store:
 
     async def recovering(self) -> bool:
         """Whether the driver has still to say what its hardware knows, because the database was made anew."""
-        return bool(await self.do(lambda db: rows.get_meta(db, RECOVER), Mode.READ))
+        return await self.do(lambda db: rows.has_meta(db, RECOVER), Mode.READ)
 
     async def probe(self) -> None:
         """A synced write of a large record's size: tells, and clears ``fault``, where the disk has room again.

@@ -145,7 +145,9 @@ async def _serve(
     ) as s:
         started.set()
         slices = len(s.cluster.slices())
-        print(f"{style.bold('local cluster')} at {s.cluster.api.url}, driver {settings.driver_name} with", end=" ")
+        print(
+            f"{style.bold('local cluster')} at {s.cluster.api.public_url}, driver {settings.driver_name} with", end=" "
+        )
         print(f"{len(s.plugin.inventory)} devices in {slices} slices on {s.cluster.node.name}")
         print(
             f"\n  export KUBECONFIG={s.cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"

@@ -17,7 +17,7 @@ from ..local.kubelet import Kubelet as LocalKubelet
 from ..plugin import Plugin
 from .api import TIMEOUT, AsyncApi
 from .cluster import controller_on, plugin_on
-from .node import D, DriverNode, oci_of
+from .node import D, DriverNode, env_of, oci_of
 from .thread import LoopThread, Scope, both
 
 JSON = dict[str, Any]
@@ -145,12 +145,12 @@ class Cluster(_Handle[LocalCluster]):
         return Scope(self.thread, controller_on(self.inner, driver, **settings), f"the controller of {driver.name}")
 
     def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it."""
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it."""
         return oci_of(self.inner, pod, container)
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
         """What a container sees in its environment."""
-        return dict(e.split("=", 1) for e in self.oci(pod, container)["process"]["env"])
+        return env_of(self.inner, pod, container)
 
 
 class Node(_Handle[DriverNode[D]], Generic[D]):
@@ -194,7 +194,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
         )
 
     def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it."""
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it."""
         return self.inner.oci(pod, container)
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
-import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -128,12 +127,15 @@ class DriverNode(Generic[D]):
     # --- hardware ---------------------------------------------------------------------------------
 
     async def plug(self, function: Mapping[str, Any]) -> None:
-        """Plugs a PCI function into the described host, written as in its description, and waits until that is published."""
+        """Plugs a PCI function into the described host, written as in its description, and waits until that is published.
+
+        A driver in a process of its own looks by itself, after 0.2 s: wait for its slices then.
+        """
         described.add_function(self._described("plug"), function)
         await self._looked()
 
     async def unplug(self, address: str) -> None:
-        """Takes the PCI function at ``address`` out of the described host, and waits until that is published."""
+        """Takes the PCI function at ``address`` out of the described host, and waits as :meth:`plug`."""
         described.remove_function(self._described("unplug"), address)
         await self._looked()
 
@@ -146,10 +148,9 @@ class DriverNode(Generic[D]):
             raise FaultError(
                 f"{self.driver_class.__name__} has no health(): there is nothing to say that a device is broken"
             )
-        self._told[device] = Health(healthy=healthy, message=message)
-        known = self.plugin.inventory.get(device)
-        if known is None:
+        if self.plugin.inventory.get(device) is None:
             raise FaultError(f"{device} is no device of {self.settings.driver_name}")
+        self._told[device] = Health(healthy=healthy, message=message)
 
         async def seen() -> bool:
             return self.plugin.inventory.healthy(device) is healthy
@@ -237,7 +238,7 @@ class DriverNode(Generic[D]):
         await self.api.delete_pod(name)
 
     def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it.
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
 
         Raises :class:`FaultError` where it was not started on this cluster's nodes.
         """
@@ -245,7 +246,7 @@ class DriverNode(Generic[D]):
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
         """What a container sees in its environment; as :meth:`oci`."""
-        return dict(e.split("=", 1) for e in self.oci(pod, container)["process"]["env"])
+        return env_of(self.cluster, pod, container)
 
     async def leftovers(self) -> Leftovers:
         """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
@@ -260,11 +261,17 @@ class DriverNode(Generic[D]):
 def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> JSON:
     """As :meth:`DriverNode.oci`."""
     container = container or pod["spec"]["containers"][0]["name"]
-    path = cluster.nodes[pod["spec"]["nodeName"]].root / "containers" / pod["metadata"]["uid"] / f"{container}.json"
-    if not path.is_file():
-        raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started: there is no {path}")
-    spec: JSON = json.loads(path.read_text())
-    return spec
+    node = pod["spec"].get("nodeName", "")
+    try:
+        return cluster.nodes[node].runtime.spec(pod["metadata"]["uid"], container)
+    except KeyError:
+        where = f"on {node}" if node else "anywhere"
+        raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started {where}") from None
+
+
+def env_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+    """What a container sees in its environment; as :meth:`DriverNode.oci`."""
+    return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 
 
 def _with_faults(driver: type[D], told: Mapping[str, Health]) -> type[D]:
@@ -303,6 +310,7 @@ async def on_node(
         cdi_root=cluster.node.cdi_root,
         sysfs_root=sysfs,
         health_interval=0.1,
+        rescan_interval=0.2 if process else Settings.rescan_interval,  # a process cannot be asked to look
         local_cluster=True,
     )
     cluster.node.runtime.dev = Host(sysfs).dev
