@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.local.apiserver import ApiServer, Tokens
 from dra_kubeletplugin.observe.http import HttpServer, Request, Response
 from tests.certificates import authority, server_side, signed
 
@@ -88,7 +88,7 @@ async def api_server(given: argparse.Namespace) -> None:
     (row,) = csv.reader(Path(given.token_auth_file).read_text().splitlines())
     assert Path(given.token_auth_file).stat().st_mode & 0o077 == 0
     assert row[3] == "system:masters"
-    objects, asked = ApiServer(), 0
+    objects, asked = ApiServer(tokens=Tokens(row[0])), 0
 
     async def answer(request: Request) -> Response:
         nonlocal asked
