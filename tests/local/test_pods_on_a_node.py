@@ -255,7 +255,13 @@ async def test_environment_and_volumes_come_from_where_the_manifest_says(room: R
         {"name": "BOTH", "value": "$(POD)-$(KEY)-$(NONE)-$$(POD)"},
         {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}},
     ]
-    container = {"name": "main", "image": "i", "env": env, "envFrom": [{"configMapRef": {"name": "cm"}}]}
+    container = {
+        "name": "main",
+        "image": "i",
+        "command": ["sleep", "infinity"],
+        "env": env,
+        "envFrom": [{"configMapRef": {"name": "cm"}}],
+    }
     container |= {"resources": {"limits": {"cpu": "1500m"}}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     await room.cluster.apply(config)
     await bound(room, containers=[container], volumes=[{"name": "v", "configMap": {"name": "cm"}}])
