@@ -224,6 +224,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
         """
         import pytest
         from driver import Fpga
+        from dra_kubeletplugin.testing import Timers
 
         class Other(Fpga):
             name = "other.example.com"
@@ -233,6 +234,11 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
         def test_module(node, local_cluster):
             assert (node.driver.name, local_cluster.nodes) == ("other.example.com", ["a", "b"])
             assert node.driver.settings.health_interval == 0.5
+
+        @pytest.mark.dra(timers=Timers(wipe=0.1))
+        def test_timers(node, api):
+            node.stop()
+            api.wait("the kubelet to wipe the slices", lambda: not api.slices(), 10)
 
         @pytest.mark.dra(driver=Fpga, host={"functions": []})
         def test_nearest(node, api, local_cluster):
@@ -244,7 +250,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
                 assert {s["spec"]["nodeName"] for s in api.slices()} == {"a", "b"}
         """
     )
-    run(author).assert_outcomes(passed=3)
+    run(author).assert_outcomes(passed=4)
 
 
 def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester) -> None:
