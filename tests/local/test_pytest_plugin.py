@@ -83,7 +83,7 @@ def author(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
     """A pytest without pytest-asyncio, where no arguments are given."""
     return author.runpytest_subprocess(
-        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=60
+        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=110
     )
 
 
@@ -105,7 +105,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
         import pytest
-        from dra_kubeletplugin.testing import FaultError
+        from dra_kubeletplugin.testing import FaultError, PodError
 
         FUNCTION = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
@@ -134,6 +134,16 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             node.reboot()
             node.delete_pod()
             assert not any(node.leftovers().values())
+
+        def test_containers(node, api):
+            node.run_pod("good")
+            node.run_pod("bad")
+            node.end("good")
+            assert api.wait_finished("good")["status"]["phase"] == "Succeeded"
+            node.end("bad", exit_code=3)
+            with pytest.raises(PodError, match="pod bad failed"):
+                api.wait_finished("bad")
+            api.wait("both claims to be unprepared", lambda: not any(node.leftovers().values()))
 
         def test_servers(node, api):
             api.conflict(2)
@@ -170,7 +180,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             api.wait_running("late")
         """
     )
-    run(author).assert_outcomes(passed=6)
+    run(author).assert_outcomes(passed=7)
 
 
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
@@ -284,4 +294,4 @@ def test_an_installed_package_needs_no_word_in_pytest_s_settings(
     (info / "entry_points.txt").write_text("[pytest11]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT / 'src'}")
     author.makepyfile("def test_it(local_cluster): assert local_cluster.kubeconfig.is_file()")
-    author.runpytest_subprocess("-p", "no:asyncio", timeout=60).assert_outcomes(passed=1)
+    author.runpytest_subprocess("-p", "no:asyncio", timeout=110).assert_outcomes(passed=1)
