@@ -196,6 +196,8 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[
         faults = custom.faults(kind, obj, old)
     else:
         faults = objects.validate(kind, obj, old, status=status)
+        if kind.storage == custom.DEFINITIONS and not status:
+            faults += custom.definition_faults(obj, old)
     if faults:
         raise InvalidObject(faults)
 

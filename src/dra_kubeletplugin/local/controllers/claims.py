@@ -43,6 +43,7 @@ class ClaimController(Controller):
         # (pod UID, name in the pod) → claim that we made, which our copies may not show yet
         self._made: dict[tuple[str, str], str] = {}
         self._gone: set[str] = set()  # UIDs of pods of whose deletion we heard
+        self._freed: set[str] = set()  # UIDs of claims that were deallocated and may still be protected
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
         informers.index(CLAIMS, "owner", _owners_of)
@@ -69,6 +70,10 @@ class ClaimController(Controller):
     def _claim_changed(self, change: Change) -> None:
         claim = change.object
         meta = claim["metadata"]
+        if change.gone or _is_allocated(claim):
+            self._freed.discard(meta["uid"])
+        elif change.before is not None and _is_allocated(change.before):
+            self._freed.add(meta["uid"])  # whoever did it, the scheduler or we
         self.queue.add(key_of(CLAIMS, claim))
         # A claim that was deleted may have to be made again, and an allocated one reserved for a pod bound by hand.
         for pod in self.informers.by(PODS, "claims", (meta["namespace"], meta["name"])):
@@ -193,7 +198,7 @@ class ClaimController(Controller):
                 await self._deallocate(claim)
             else:
                 await self.client.update(CLAIMS, {**claim, "status": fresh}, "status")
-        elif protected and meta.get("deletionTimestamp") and not kept:
+        elif protected and not kept and (meta.get("deletionTimestamp") or meta["uid"] in self._freed):
             await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
             await self._delete(claim)
@@ -213,10 +218,10 @@ class ClaimController(Controller):
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
         """A pod that our copy does not have may be newer than the copy, so the server is asked.
 
-        Raises ``ValueError`` for a consumer that is no pod: the claim stays as it is.
+        Raises :class:`Waiting` for a consumer that is no pod: the claim stays as it is, as in Kubernetes without a word.
         """
         if consumer["resource"] != "pods" or consumer.get("apiGroup"):
-            raise ValueError(f"unsupported ReservedFor entry: {consumer}")
+            raise Waiting(f"unsupported ReservedFor entry: {consumer}")
         if consumer["uid"] in self._gone:
             return False
         pod = self.informers.find(PODS, consumer["name"], namespace)
@@ -278,6 +283,10 @@ def _unprotected(claim: JSON) -> JSON:
     meta = dict(claim["metadata"])
     meta["finalizers"] = [f for f in meta.get("finalizers") or [] if f != FINALIZER]
     return {**claim, "metadata": meta}
+
+
+def _is_allocated(claim: Mapping[str, Any]) -> bool:
+    return (claim.get("status") or {}).get("allocation") is not None
 
 
 def _is_done(pod: Mapping[str, Any]) -> bool:
