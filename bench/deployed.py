@@ -23,7 +23,8 @@ from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.local.informer import CLAIMS
 from dra_kubeletplugin.local.kubelet.plugins import dial
-from dra_kubeletplugin.testing.pods import claim, claim_spec
+from dra_kubeletplugin.testing import ClaimSpec
+from dra_kubeletplugin.testing.pods import claim
 
 NODE = "node-1"
 NODES = Resource("", "v1", "nodes")
@@ -147,7 +148,7 @@ async def register(registry: Path, process: asyncio.subprocess.Process) -> tuple
 
 async def allocated(api: Api, driver: str, name: str, device: str) -> Ref:
     """A claim that has ``device``, about as large as real ones are."""
-    made = await api.client.create(CLAIMS, claim(name, claim_spec("devices")), "default")
+    made = await api.client.create(CLAIMS, claim(name, ClaimSpec()), "default")
     result = {"request": "device", "driver": driver, "pool": NODE, "device": device}
     consumer = {"resource": "pods", "name": "bench", "uid": "bench"}
     status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}

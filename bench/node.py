@@ -16,7 +16,8 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.plugins import dial
-from dra_kubeletplugin.testing.pods import claim, claim_spec, device_class
+from dra_kubeletplugin.testing import ClaimSpec
+from dra_kubeletplugin.testing.pods import claim, device_class
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,7 +90,7 @@ async def running(
 
 async def allocate(cluster: LocalCluster, driver: str, name: str, device: str) -> tuple[str, str, str]:
     """A claim that has ``device``; answers namespace, name and UID."""
-    (made,) = await cluster.apply(claim(name, claim_spec("devices")))
+    (made,) = await cluster.apply(claim(name, ClaimSpec()))
     result = {"request": "device", "driver": driver, "pool": cluster.node.name, "device": device}
     consumer = {"apiGroup": "bench.example.com", "resource": "benches", "name": "bench", "uid": "bench"}
     status: dict[str, Any] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}

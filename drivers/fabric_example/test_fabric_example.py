@@ -53,7 +53,7 @@ def claim(name: str, selector: str = "", of: str = NAME) -> dict[str, Any]:
 
 def env(cluster: LocalCluster, found: dict[str, Any]) -> dict[str, str]:
     runtime = cluster.nodes[found["spec"]["nodeName"]].kubelet.runtime
-    spec: dict[str, Any] = runtime.started[found["metadata"]["uid"], "main"].spec
+    spec: dict[str, Any] = runtime.spec(found["metadata"]["uid"], "main")
     return dict(e.split("=", 1) for e in spec["process"]["env"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,19 +36,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def gpus(**settings: Any) -> AsyncIterator[DriverNode]:
     async with node_with(Gpu, host="virtual-machine", **settings) as node:
-        await node.cluster.apply_file(HERE / "deploy/deviceclass.yaml")
+        await node.api.apply_file(HERE / "deploy/deviceclass.yaml")
         yield node
 
 
 async def started(node: DriverNode, example: str, *pods: str, namespace: str = "default") -> list[dict[str, str]]:
     """Applies a manifest and waits for its pods; answers the environment of each one's first container."""
-    await node.cluster.apply_file(next((HERE / "examples").glob(f"{example}-*.yaml")))
+    await node.api.apply_file(next((HERE / "examples").glob(f"{example}-*.yaml")))
     out = []
     for name in pods:
-        pod = await node.cluster.wait_running(name, namespace)
-        first = pod["spec"]["containers"][0]["name"]
-        spec = node.kubelet.runtime.started[pod["metadata"]["uid"], first].spec
-        out.append(dict(e.split("=", 1) for e in spec["process"]["env"]))
+        out.append(node.env(await node.api.wait_running(name, namespace)))
     return out
 
 
@@ -63,7 +59,7 @@ def devices(env: dict[str, str]) -> list[str]:
 
 async def test_eight_gpus_with_the_attributes_that_manifests_select_by() -> None:
     async with gpus() as node:
-        (slice_,) = node.cluster.slices()
+        (slice_,) = await node.api.slices()
         assert [d["name"] for d in slice_["spec"]["devices"]] == [f"gpu-{i}" for i in range(8)]
         attributes = slice_["spec"]["devices"][3]["attributes"]
         assert attributes["index"] == {"int": 3}
@@ -76,16 +72,16 @@ async def test_eight_gpus_with_the_attributes_that_manifests_select_by() -> None
 
 async def test_the_pool_is_the_same_after_a_restart() -> None:
     async with gpus() as node:
-        before = [(s["metadata"]["resourceVersion"], s["spec"]) for s in node.cluster.slices()]
+        before = [(s["metadata"]["resourceVersion"], s["spec"]) for s in await node.api.slices()]
         await node.restart()
-        assert [(s["metadata"]["resourceVersion"], s["spec"]) for s in node.cluster.slices()] == before
+        assert [(s["metadata"]["resourceVersion"], s["spec"]) for s in await node.api.slices()] == before
 
 
 async def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUM_DEVICES", "2")
     monkeypatch.setenv("GPU_PARTITIONS", "4")
     async with gpus() as node:
-        specs = [s["spec"] for s in node.cluster.slices()]
+        specs = [s["spec"] for s in await node.api.slices()]
         published = [d for s in specs for d in s.get("devices") or []]
         assert [d["name"] for d in published[:5]] == [*(f"gpu-0-partition-{j}" for j in range(4)), "gpu-0-full"]
         assert published[1]["attributes"]["partition"] == {"int": 1}
@@ -136,9 +132,8 @@ async def test_several_requests_are_several_gpus() -> None:
 async def test_containers_of_a_pod_share_a_gpu() -> None:
     async with gpus() as node:
         (env,) = await started(node, "02", "shared-by-containers")
-        pod = await node.cluster.wait_running("shared-by-containers")
-        second = node.kubelet.runtime.started[pod["metadata"]["uid"], "second"].spec["process"]["env"]
-        assert devices(env) == devices(dict(e.split("=", 1) for e in second)) == ["gpu-0"]
+        pod = await node.api.wait_running("shared-by-containers")
+        assert devices(env) == devices(node.env(pod, "second")) == ["gpu-0"]
 
 
 async def test_pods_share_a_gpu() -> None:
@@ -192,7 +187,7 @@ async def test_the_status_tells_which_gpu_a_claim_has(monkeypatch: pytest.Monkey
             found: list[JSON] = claim["status"].get("devices") or []
             return found if len(found) == 2 else None
 
-        told_devices = await node.cluster.wait("the status", told)
+        told_devices = await node.api.wait("the status", told)
         assert told_devices[0]["data"]["model"] == "LATEST-GPU-MODEL"
         assert told_devices[0]["data"]["uuid"].startswith("gpu-")
 
@@ -221,11 +216,7 @@ async def test_wrong_parameters_are_told_in_an_event(sharing: JSON, why: str) ->
     async with gpus() as node:
         head = {"apiVersion": "gpu.resource.example.com/v1alpha1", "kind": "GpuConfig"}
         await node.apply_pod(parameters={**head, "sharing": sharing})
-
-        async def said() -> str | None:
-            return next((e for e in node.cluster.events("pod") if why in e), None)
-
-        await node.cluster.wait("the event", said)
+        await node.api.wait_event("pod", why)
 
 
 # --- health, taints, binding --------------------------------------------------------------------
@@ -238,17 +229,17 @@ async def test_a_broken_gpu_is_given_to_who_tolerates_it(monkeypatch: pytest.Mon
     async with gpus(health_interval=0.1, unhealthy_policy="allow") as node:
 
         async def tainted() -> bool:
-            (slice_,) = node.cluster.slices()
+            (slice_,) = await node.api.slices()
             return bool(slice_["spec"]["devices"][0].get("taints"))
 
-        await node.cluster.wait("the taint", tainted)
+        await node.api.wait("the taint", tainted)
         await started(node, "09", "repair")
         (tmp_path / "gpu-0").unlink()
 
         async def well() -> bool:
             return not await tainted()
 
-        await node.cluster.wait("the taint to go", well)
+        await node.api.wait("the taint to go", well)
 
 
 def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path) -> None:
@@ -270,17 +261,17 @@ def _settings() -> Any:
 async def test_a_pod_waits_until_the_controller_has_readied_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BINDING_CONDITIONS", "true")
     async with gpus() as node:
-        await node.cluster.apply_file(next((HERE / "examples").glob("01-*.yaml")))
+        await node.api.apply_file(next((HERE / "examples").glob("01-*.yaml")))
 
         async def allocated() -> bool:
             return bool((await node.claim_of("several-requests")).get("status", {}).get("allocation"))
 
-        await node.cluster.wait("the allocation", allocated)
-        assert (await node.cluster.pod("several-requests") or {})["spec"].get("nodeName") is None
+        await node.api.wait("the allocation", allocated)
+        assert (await node.api.get("Pod", "several-requests") or {})["spec"].get("nodeName") is None
         times = {"lease_duration": 1.0, "renew_deadline": 0.6, "retry_period": 0.1, "stop_grace": 2.0}
         settings = ControllerSettings(driver_name=Gpu.name, namespace="default", **times)
         async with Controller(Gpu(), settings, node.cluster.config).running():
-            await node.cluster.wait_running("several-requests")
+            await node.api.wait_running("several-requests")
 
 
 async def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +279,9 @@ async def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(monkeypatc
     async with gpus() as node:
         await started(node, "01", "several-requests")
         await node.apply_pod("late")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await node.cluster.wait_running("late")
+        await node.api.wait_event("late", "cannot allocate")
         await node.delete_pod("several-requests")
-        await node.cluster.wait_running("late")
+        await node.api.wait_running("late")
 
 
 async def test_a_monitor_sees_every_gpu_also_those_in_use() -> None:

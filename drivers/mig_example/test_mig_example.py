@@ -21,7 +21,7 @@ WHOLE = f'!("profile" in {ATTRIBUTES})'
 async def server() -> AsyncIterator[DriverNode]:
     """The server with two GPUs, and the classes of ``deploy``."""
     async with node_with(Mig, host=HERE / "hosts/two-a100.yaml") as node:
-        await node.cluster.apply_file(HERE / "deploy/deviceclass.yaml")
+        await node.api.apply_file(HERE / "deploy/deviceclass.yaml")
         yield node
 
 
@@ -34,24 +34,9 @@ def instances(node: DriverNode) -> list[str]:
     return sorted(json.loads(p.read_text())["device"] for p in folder.glob("*.json"))
 
 
-async def allocated(node: DriverNode, pod: str) -> list[str]:
-    claim = await node.claim_of(pod)
-    return [r["device"] for r in claim["status"]["allocation"]["devices"]["results"]]
-
-
-async def pending(node: DriverNode, pod: str) -> bool:
-    """Whether the scheduler has said that nothing fits."""
-
-    async def said() -> bool:
-        return any("cannot allocate" in str(e) for e in node.cluster.events(pod))
-
-    found: bool = await node.cluster.wait(f"{pod} to be told that it waits", said)
-    return found
-
-
 async def test_each_gpu_is_published_as_25_partitions_and_whole() -> None:
     async with server() as node:
-        specs = [s["spec"] for s in node.cluster.slices(Mig.name)]
+        specs = [s["spec"] for s in await node.api.slices(Mig.name)]
         devices = [d for spec in specs for d in spec.get("devices") or []]
         counters = {c["name"]: c["counters"] for spec in specs for c in spec.get("sharedCounters") or []}
     assert len(devices) == 2 * 26
@@ -68,7 +53,7 @@ async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_
     a100 = {"vendor": 0x10DE, "device": 0x20B0, "class": 0x030200, "driver": "nvidia", "numa": 0}
     functions = [a100 | {"address": f"0000:{bus:02x}:00.0", "iommu_group": bus} for bus in range(0x10, 0x18)]
     async with node_with(Mig, host={"functions": functions}) as node:
-        specs = [s["spec"] for s in node.cluster.slices(Mig.name)]
+        specs = [s["spec"] for s in await node.api.slices(Mig.name)]
         await node.run_pod(selector=of("7g.40gb"), count=8)
     sizes = [len(spec.get("devices") or []) for spec in specs]
     assert (sum(sizes), max(sizes) <= 64) == (8 * 26, True)
@@ -77,9 +62,9 @@ async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_
 
 async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_and_destroyed() -> None:
     async with server() as node:
-        await node.cluster.apply_file(HERE / "pod.yaml")
-        pod = await node.cluster.wait_running("mig-demo")
-        names = await allocated(node, "mig-demo")
+        await node.api.apply_file(HERE / "pod.yaml")
+        pod = await node.api.wait_running("mig-demo")
+        names = await node.allocated("mig-demo")
         gpu = names[0].partition("-mig-")[0]
         assert all(n.startswith(f"{gpu}-mig-") for n in names)
         assert [n.partition("-mig-")[2][:2] for n in names] == ["1g", "1g", "2g", "3g"]
@@ -90,7 +75,7 @@ async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_an
         assert profiles == ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
         mounted = {m["destination"] for m in node.oci(pod)["mounts"]}
         assert {f"/run/mig/{n}.json" for n in names} <= mounted
-        await node.cluster.delete_pod("mig-demo")
+        await node.api.delete_pod("mig-demo")
         assert instances(node) == []
         assert not any((await node.leftovers()).values())
 
@@ -99,28 +84,26 @@ async def test_a_gpu_is_not_given_whole_while_a_partition_of_it_is_in_use() -> N
     async with server() as node:
         await node.run_pod("part", selector=of("1g.5gb"))
         await node.run_pod("whole", selector=WHOLE)
-        (part,), (whole,) = await allocated(node, "part"), await allocated(node, "whole")
+        (part,), (whole,) = await node.allocated("part"), await node.allocated("whole")
         assert not part.startswith(whole)
         await node.apply_pod("second", selector=WHOLE)
-        assert await pending(node, "second")
+        await node.api.wait_event("second", "cannot allocate")
         await node.delete_pod("part")
-        await node.cluster.wait_running("second")
-        assert await allocated(node, "second") == [part.partition("-mig-")[0]]
+        await node.api.wait_running("second")
+        assert await node.allocated("second") == [part.partition("-mig-")[0]]
 
 
 async def test_where_the_server_knows_no_counters_gpus_are_published_whole() -> None:
     async with server() as node:
-        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        node.api.drop("sharedCounters", "consumesCounters")
         await node.restart()
 
         async def whole() -> bool:
-            specs = [s["spec"] for s in node.cluster.slices(Mig.name)]
-            return sorted(d["name"] for spec in specs for d in spec.get("devices") or []) == [
-                "gpu-0000-17-00-0",
-                "gpu-0000-98-00-0",
-            ]
+            specs = [s["spec"] for s in await node.api.slices(Mig.name)]
+            names = sorted(d["name"] for spec in specs for d in spec.get("devices") or [])
+            return names == ["gpu-0000-17-00-0", "gpu-0000-98-00-0"]
 
-        await node.cluster.wait("the GPUs to be published whole", whole)
+        await node.api.wait("the GPUs to be published whole", whole)
         await node.run_pod(count=2)
 
 
@@ -129,17 +112,13 @@ async def test_no_more_partitions_are_given_than_there_are_multiprocessors_for()
         await node.run_pod("all", selector=of("1g.5gb"), count=14)
         assert len(instances(node)) == 14
         await node.apply_pod("one-more", selector=of("1g.5gb"))
-        assert await pending(node, "one-more")
+        await node.api.wait_event("one-more", "cannot allocate")
 
 
 async def test_a_limit_above_the_partition_s_memory_is_refused_with_both_amounts() -> None:
     async with server() as node:
         await node.apply_pod(selector=of("1g.5gb"), parameters={"memoryLimit": "8Gi"})
-
-        async def refused() -> bool:
-            return any("memoryLimit 8Gi is more than" in str(e) for e in node.cluster.events("pod"))
-
-        await node.cluster.wait("the refusal", refused)
+        await node.api.wait_event("pod", "memoryLimit 8Gi is more than")
         assert instances(node) == []
 
 
@@ -148,8 +127,8 @@ async def test_after_the_records_are_lost_the_hardware_says_whose_partitions_the
         await node.run_pod("first", selector=of("4g.20gb"))
         uid: Any = (await node.claim_of("first"))["metadata"]["uid"]
         recovered = list(node.driver.recover())
-        assert [(c.uid, [d.name for d in c.devices]) for c in recovered] == [(uid, await allocated(node, "first"))]
+        assert [(c.uid, [d.name for d in c.devices]) for c in recovered] == [(uid, await node.allocated("first"))]
         await node.restart()
-        assert instances(node) == await allocated(node, "first")
+        assert instances(node) == await node.allocated("first")
         await node.delete_pod("first")
         assert instances(node) == []

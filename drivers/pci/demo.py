@@ -130,9 +130,9 @@ class Story:
         if self.podman is None:
             show(STYLE.yellow(f"No real container is run: {self.why_not}. The OCI spec after injection:"))
             pod = await self.cluster.pod("pci-demo")
-            started = self.cluster.node.kubelet.runtime.started[pod["metadata"]["uid"], "main"]
-            shown = {"process": {"env": started.spec["process"]["env"]}, "mounts": started.spec["mounts"]}
-            shown["linux"] = {"devices": started.spec["linux"].get("devices", [])}
+            spec = self.cluster.node.runtime.spec(pod["metadata"]["uid"], "main")
+            shown = {"process": {"env": spec["process"]["env"]}, "mounts": spec["mounts"]}
+            shown["linux"] = {"devices": spec["linux"].get("devices", [])}
             show(json.dumps(shown, indent=2), 5)
             return
         rootfs = Podman.make_rootfs(self.cluster.state / "rootfs")

@@ -88,17 +88,13 @@ async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour() -> None:
         parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
         selector = GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"'
         await node.apply_pod(selector=selector, parameters=parameters)
-
-        async def said() -> str | None:
-            return next((e for e in node.cluster.events("pod") if "PERMANENT" in e), None)
-
-        event = await node.cluster.wait("the pod's event", said)
-        assert "0000:65:00.1 of the same IOMMU group 30 is in use by driver snd_hda_intel" in event
+        event = await node.api.wait_event("pod", "PERMANENT")
+        assert "0000:65:00.1 of the same IOMMU group 30 is in use by driver snd_hda_intel" in event.message
         assert bound(node, "0000:65:00.0") == "nouveau"
 
 
-def published(node: DriverNode) -> list[object]:
-    return [(s["metadata"]["resourceVersion"], s["spec"]) for s in node.cluster.slices()]
+async def published(node: DriverNode) -> list[object]:
+    return [(s["metadata"]["resourceVersion"], s["spec"]) for s in await node.api.slices()]
 
 
 @pytest.mark.parametrize("selection", ["", "driver=xclmgmt"])
@@ -108,19 +104,19 @@ async def test_what_is_published_of_a_function_stays_the_same_while_a_container_
     """Published was the driver of the moment: each prepare wrote a slice, and a selection by driver lost what it gave away."""
     monkeypatch.setenv("PCI_SELECT", selection)
     async with server() as node:
-        before = published(node)
+        before = await published(node)
         await node.run_pod(selector=FPGA)
         assert bound(node, "0000:17:00.0") == "vfio-pci"
         await node.rescan()
-        assert published(node) == before
+        assert await published(node) == before
         await node.stop()
         await node.start()
-        assert published(node) == before, "the next process knows the driver too"
+        assert await published(node) == before, "the next process knows the driver too"
         assert not node.plugin.inventory.has_gone
         await node.delete_pod()
         await node.rescan()
         assert bound(node, "0000:17:00.0") == "xclmgmt"
-        assert published(node) == before
+        assert await published(node) == before
         assert list((node.plugin.settings.plugin_dir / "native-drivers").iterdir()) == [], "nothing is left"
 
 
@@ -163,12 +159,8 @@ async def test_a_missing_vfio_node_undoes_the_binding() -> None:
     async with server() as node:
         (node.plugin.host.dev / "vfio/20").unlink()
         await node.apply_pod(selector=FPGA + ' && device.attributes["pci.dra-kubeletplugin.dev"].iommuGroup == 20')
-
-        async def said() -> str | None:
-            return next((e for e in node.cluster.events("pod") if "HOST_PATH_MISSING" in e), None)
-
-        assert "/dev/vfio/20" in await node.cluster.wait("the pod's event", said)
-        await node.cluster.wait("the driver to be back", lambda: _is(node, "0000:17:00.0", "xclmgmt"))
+        assert "/dev/vfio/20" in (await node.api.wait_event("pod", "HOST_PATH_MISSING")).message
+        await node.api.wait("the driver to be back", lambda: _is(node, "0000:17:00.0", "xclmgmt"))
 
 
 async def _is(node: DriverNode, address: str, driver: str) -> bool:
@@ -177,25 +169,17 @@ async def _is(node: DriverNode, address: str, driver: str) -> bool:
 
 async def test_hot_plugged_functions_come_and_go() -> None:
     async with server() as node:
-        sysfs = node.plugin.host.sysfs
-        described.add_function(
-            sysfs, {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
-        )
-        await node.rescan()
+        await node.plug({"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000})
         assert node.plugin.inventory.get("pci-0000-19-00-0")
-        described.remove_function(sysfs, "0000:19:00.0")
-        await node.rescan()
+        await node.unplug("0000:19:00.0")
         assert not node.plugin.inventory.get("pci-0000-19-00-0")
 
 
 async def test_a_reboot_with_vfio_in_use_starts_afresh() -> None:
     async with server() as node:
         await node.run_pod(selector=FPGA)
-        await node.stop()
-        await node.cluster.reboot(sysfs=node.plugin.host.sysfs)
-        assert bound(node, "0000:17:00.0") == "xclmgmt"
-        await node.start()
-        await node.cluster.wait("the binding", lambda: _is(node, "0000:17:00.0", "vfio-pci"))
+        await node.reboot()
+        await node.api.wait("the binding", lambda: _is(node, "0000:17:00.0", "vfio-pci"))
         await node.delete_pod()
         assert bound(node, "0000:17:00.0") == "xclmgmt"
 

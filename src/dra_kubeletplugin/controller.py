@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 
 from .bindings import Binder, ClaimWatch, Records
 from .bindings.binder import Pauses
-from .diagnosis import HealthPolicy
 from .driver import Driver, Role
 from .driver.calls import Calls
 from .errors import LeaseLostError, NotReadyError, printable
@@ -66,9 +65,7 @@ class Controller:
         self.identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = Elector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
-        self.inventory = Inventory(
-            "", HealthPolicy(taint=driver.unhealthy_taint), settings.health_timeout, role=Role.CONTROLLER
-        )
+        self.inventory = Inventory("", role=Role.CONTROLLER)
         self.reports = StatusReports(self.client, name, f"{name}/controller", self.metrics)
         conditions = StatusReports(self.client, name, f"{name}/binding", self.metrics)
         self.records = Records(self.client, settings.namespace, name)

@@ -290,7 +290,8 @@ class Settings:
 NODE_ONLY = frozenset(
     {
         "node_name", "pod_uid", "kubelet_root", "cdi_root", "sysfs_root", "dev_root", "call_timeout", "lock_wait",
-        "health_interval", "reconcile_interval", "reconcile_grace", "local_cluster", "unhealthy_policy",
+        "health_interval", "reconcile_interval", "reconcile_grace", "local_cluster", "unhealthy_policy", "unhealthy_effect",
+        "unhealthy_after", "healthy_after",
     }
 )  # fmt: skip
 """Options that say nothing to a controller."""

@@ -20,7 +20,7 @@ from dra_kubeletplugin.host import described
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.claims import PrepareError
-from dra_kubeletplugin.testing import pods
+from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.crash.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
@@ -173,8 +173,9 @@ class Box:
 
     # --- what must hold -------------------------------------------------------------------------
 
-    async def apply_pod(self, name: str, **spec: Any) -> None:
-        template = pods.template(f"{name}-t", pods.claim_spec("devices", **spec))
+    async def apply_pod(self, name: str, *, count: int = 1, selector: str = "") -> None:
+        request = Request(count=count, selectors=[selector] if selector else ())
+        template = pods.template(f"{name}-t", ClaimSpec(request))
         await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"]))
 
     def holders(self) -> dict[str, str]:

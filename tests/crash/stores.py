@@ -12,7 +12,7 @@ from dra_kubeletplugin import Device
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, rows
 from dra_kubeletplugin.claims.amounts import Supply, draws_of
-from dra_kubeletplugin.claims.files import Files, note_of
+from dra_kubeletplugin.claims.files import note_of
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
@@ -29,7 +29,7 @@ def open_store(folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFli
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
     keeper = Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics())
-    return Store(keeper, Files(specs).write_notes)
+    return Store(keeper)
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sqlite3
 import sys
 import threading
 from collections.abc import Sequence
@@ -13,10 +15,19 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice, RecoveredClaim
-from dra_kubeletplugin.claims import Record, recovery
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import Record, State, Store, keeper, recovery, rows
+from dra_kubeletplugin.claims.judge import RECOVER
+from dra_kubeletplugin.errors import (
+    DeviceHeldError,
+    DraError,
+    DriverError,
+    HardwareUnknownError,
+    RecordsBusyError,
+    RecordsError,
+)
 from tests.crash.rooms import Api, Room, room, until
-from tests.crash.stores import DRIVER, a_record, add, instance
+from tests.crash.stores import DRIVER, a_record, add, instance, open_store, with_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +46,13 @@ async def main():
     await store.all()
     print(json.dumps("ready"), flush=True)
     loop = asyncio.get_running_loop()
+
+    async def look():
+        while True:
+            await asyncio.sleep(0.05)  # as a plugin does, which has more time
+            await store.look()
+
+    looking = asyncio.create_task(look())
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         trial = line.strip()
         got = []
@@ -45,6 +63,7 @@ async def main():
             except (DeviceHeldError, RecordsError):
                 pass
         print(json.dumps(got), flush=True)
+    looking.cancel()
     await store.close()
 
 asyncio.run(main())
@@ -125,14 +144,195 @@ async def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken_for_the_o
             path.rename(path.with_name("elsewhere"))  # and another instance, which had not opened it, makes a new one
             for part in ("-wal", "-shm"):
                 path.with_name(path.name + part).unlink(missing_ok=True)
-            store.keeper.process._content.records = False
-            store.keeper.process._write()
-            other.keeper.open().close()
+            store.keeper.process.note_records(None)
+            other.keeper.close(other.keeper.open())
             return db
 
         monkeypatch.setattr(store.keeper, "open", replaced)
         await add(store, a_record("u", "d-0"))
         assert [r.uid for r in await other.all()] == ["u"]
+
+
+# --- a file that is removed more than once ----------------------------------------------------------
+
+PARTS = ("", "-wal", "-shm")
+
+
+def remove(folder: Path, *parts: str) -> None:
+    for part in parts or PARTS:
+        (folder / f"records.db{part}").unlink(missing_ok=True)
+
+
+def check_sound(folder: Path) -> None:
+    db = sqlite3.connect(folder / "records.db")
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+
+
+async def recovered(store: Store) -> None:
+    """The driver has told what its hardware knows."""
+    await store.do(lambda db: rows.clear_meta(db, RECOVER))
+
+
+async def die(store: Store) -> None:
+    """As killed: nothing is written any more, and the kernel closes what was open."""
+    await store._batcher.close(5)
+    store._drop()
+    store.keeper.process.release()
+
+
+async def test_an_instance_that_slept_while_the_file_was_written_again_never_puts_its_own_in_place_of_the_newer(
+    tmp_path: Path,
+) -> None:
+    async with instance(tmp_path, wait=0.1) as awake, instance(tmp_path, wait=0.1) as asleep:
+        await awake.all()
+        await asleep.all()
+        for device in ("d-0", "d-1", "d-2"):  # whatever was removed how often
+            remove(tmp_path)
+            await add(awake, a_record(f"u-{device}", device))
+        remove(tmp_path)
+        with pytest.raises(RecordsBusyError, match=f"process {os.getpid()} of the plugin, which has it open"):
+            await add(asleep, a_record("thief", "d-2"))
+        async with instance(tmp_path, wait=0.1) as third:
+            with pytest.raises(RecordsBusyError, match="which has it open"):
+                await third.all()
+            await awake.look()
+            for store in (asleep, third):
+                with pytest.raises(DeviceHeldError):
+                    await add(store, a_record("thief", "d-2"))
+                assert len(await store.all()) == 3
+
+
+async def test_instances_of_one_generation_need_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
+        stores = [first, second]
+        for i in range(6):
+            await asyncio.gather(first.all(), second.all())
+            remove(tmp_path)
+            await add(stores[i % 2], a_record(f"u-{i}", f"d-{i}"))
+        assert len(await first.all()) == len(await second.all()) == 6
+
+
+@pytest.mark.parametrize("file", ["gone", "there"])
+async def test_what_the_dead_knew_is_told_by_notes_and_the_driver_and_an_outdated_copy_gives_way(
+    tmp_path: Path, file: str
+) -> None:
+    """The newest file is gone, and who had it: of what is left an older copy tells of claims that ended since."""
+    async with instance(tmp_path) as asleep:
+        awake = open_store(tmp_path)
+        await recovered(awake)
+        ended, changed, kept = (with_file(tmp_path, u, d) for u, d in (("e", "d-0"), ("c", "d-1"), ("k", "d-2")))
+        unfinished = a_record("p", "d-3", State.PREPARING, "1-dead")
+        for record in (ended, changed, kept, unfinished):
+            await add(awake, record)
+        await asleep.all()
+        remove(tmp_path)
+        specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+        for record in (ended, changed):
+            assert await awake.do(lambda db, fence=record.fence: rows.delete(db, fence))
+            specs.remove_note(record.uid)
+        for uid, device in (("new", "d-0"), ("c", "d-5")):
+            await add(awake, with_file(tmp_path, uid, device))
+        await die(awake)
+        remove(tmp_path)
+        if file == "there":  # somebody else, who knew nothing, has made one
+            (tmp_path / "records.db").write_bytes(b"garbage" * 1000)
+        assert {r.uid: r.devices[0]["device"] for r in await asleep.all()} == {
+            "new": "d-0", "c": "d-5", "k": "d-2", "p": "d-3",
+        }  # fmt: skip
+        assert await asleep.recovering()
+
+
+@pytest.mark.parametrize("step", ["sync_file", "rename"])
+async def test_a_copy_that_gets_no_name_loses_nothing_and_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    async with instance(tmp_path) as first, instance(tmp_path) as second:
+        await add(first, a_record("a", "d-0"))
+        await second.all()
+        remove(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(*((keeper, step) if step == "sync_file" else (Path, step)), fails)
+            with pytest.raises(RecordsError, match="the disk is full"):
+                await add(first, a_record("b", "d-1"))
+        await add(second, a_record("c", "d-2"))
+        assert {r.uid for r in await first.all()} == {"a", "c"}
+
+
+@pytest.mark.parametrize("parts", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids=" ".join)
+async def test_a_log_that_is_removed_alone_is_noticed_by_who_has_it_and_waited_for_by_who_comes(
+    tmp_path: Path, parts: Sequence[str]
+) -> None:
+    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
+        await recovered(first)
+        await add(first, a_record("a", "d-0"))
+        await add(second, a_record("b", "d-1"))
+        remove(tmp_path, *parts)
+        async with instance(tmp_path, wait=0.1) as third:
+            with pytest.raises(RecordsBusyError, match="or its log was removed"):
+                await third.all()
+            await second.look()
+            for i, store in enumerate((third, first, second)):
+                with pytest.raises(DeviceHeldError):
+                    await add(store, a_record("thief", "d-1"))
+                await add(store, a_record(f"u-{i}", f"d-1{i}"))
+            assert len(await third.all()) == 5
+            assert not await third.recovering()
+    check_sound(tmp_path)
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_what_is_removed_while_it_is_written_to_is_written_again_with_the_last_write(
+    tmp_path: Path, part: str
+) -> None:
+    async with instance(tmp_path) as store:
+        await store.all()
+
+        def removed(db: sqlite3.Connection) -> None:
+            rows.insert(db, store.driver, a_record("a", "d-0"))
+            remove(tmp_path, part)
+
+        await store.do(removed)
+        async with instance(tmp_path) as other:
+            assert [r.uid for r in await other.all()] == ["a"]
+    check_sound(tmp_path)
+
+
+async def test_who_lets_go_of_the_records_is_waited_for_no_more(tmp_path: Path) -> None:
+    async with instance(tmp_path, wait=0.1) as leaving, instance(tmp_path, wait=0.1) as staying:
+        await recovered(staying)
+        await leaving.all()
+        remove(tmp_path)
+        await add(leaving, a_record("a", "d-0"))
+        await leaving._batcher.close(5)
+        leaving._drop()
+        remove(tmp_path)
+        await add(staying, a_record("b", "d-1"))
+        assert await staying.recovering()
+
+
+@pytest.mark.parametrize("edits", [{}, {"D": "0"}], ids=["without CDI edits", "with"])
+async def test_what_was_answered_is_held_though_the_plugin_dies_and_the_records_are_lost_at_that_moment(
+    tmp_path: Path, edits: dict[str, str]
+) -> None:
+    class Plain(Driver):
+        name = DRIVER
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(env=edits)) for d in claim.devices]
+
+    api = Api()
+    killed = Room(tmp_path, Plain(), api, "boot")
+    await killed.open()
+    assert not isinstance(await killed.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
+    await die(killed.claims.store)
+    for part in PARTS:
+        killed.settings.records_path.with_name(f"records.db{part}").unlink(missing_ok=True)
+    async with room(tmp_path, Plain(), api) as after:
+        assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
 
 
 # --- what the driver knows --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims.processes import Owned, ProcessLock
+from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
 from dra_kubeletplugin.testing import node_with
 from tests.crash.harness import DRIVER, ROOT, box
 from tests.crash.rooms import until
@@ -196,7 +196,7 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
 def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path) -> None:
     lock, other = ProcessLock(tmp_path), ProcessLock(tmp_path)
     lock.acquire()
-    lock.note_records()
+    lock.note_records(opened := Opened(1, ((1, 2), None, None)))
     stop = threading.Event()
 
     def rewrite(size: int) -> None:
@@ -209,7 +209,7 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
     try:
         for _ in range(500):
             (seen,) = other.others()
-            assert seen.has_records
+            assert seen.opened == opened
             assert seen.since > 0
     finally:
         stop.set()

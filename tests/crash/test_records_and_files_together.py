@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import rows
+from dra_kubeletplugin.cdi import directory
+from dra_kubeletplugin.claims import Record, State, batch, rows
 from dra_kubeletplugin.claims.batch import Batcher
+from dra_kubeletplugin.claims.files import record_of
+from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import Job
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
-from tests.crash.rooms import Api, room, until
+from tests.crash.rooms import Api, room
 from tests.crash.stores import DRIVER, a_record, add, instance
 
 
@@ -123,7 +127,7 @@ async def test_the_cdi_spec_is_gone_before_the_driver_unprepares(tmp_path: Path)
     async with room(tmp_path, driver, api) as one:
         driver.folder = one.settings.cdi_root
         await one.prepare(ref)
-        await until(one.claims.files.specs.note_path("a").exists)
+        assert one.claims.files.specs.note_path("a").exists()
         assert await one.unprepare(ref) == ()
         assert driver.seen == [[".record"]]
         assert list(driver.folder.iterdir()) == []
@@ -160,41 +164,56 @@ async def test_a_spec_that_cannot_be_removed_keeps_its_record_and_its_device(
         assert await one.claims.store.all() == []
 
 
-async def test_a_note_that_is_due_is_not_written_once_its_claim_is_unprepared(tmp_path: Path) -> None:
+async def test_a_claim_that_is_answered_has_its_note_and_one_whose_commit_fails_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = Api()
-    ref, other = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("ab"))
+    ref, bad = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("ab"))
+    update = rows.update
+
+    def taken(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+        return record.uid != "b" and update(db, record, fence)
+
+    monkeypatch.setattr(rows, "update", taken)
     async with room(tmp_path, Plain(), api) as one:
-        await one.prepare(ref)
-        await one.unprepare(ref)
-        await one.prepare(other)
+        answers = await one.claims.prepare([ref, bad])
         specs = one.claims.files.specs
-        await until(specs.note_path("b").exists)
+        assert not isinstance(answers["a"], DraError)
+        assert specs.note_path("a").stat().st_mode & 0o777 == 0o600
+        assert isinstance(answers["b"], DraError)
+        assert not specs.note_path("b").exists()
+
+
+async def test_a_note_that_cannot_be_written_fails_no_claim_and_is_written_by_the_next_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+        specs = one.claims.files.specs
+        with monkeypatch.context() as patch:
+
+            def full(fd: int, data: bytes) -> None:
+                os.write(fd, data[:9])
+                if data.startswith(b'{"uid"'):
+                    raise OSError(28, "No space left on device")
+
+            patch.setattr(directory, "_write_all", full)
+            assert not isinstance(await one.prepare(ref), DraError)
         assert not specs.note_path("a").exists()
+        specs.note_path("a").touch()  # as cut by a death
+        assert record_of(specs, "a") is None
+        await one.claims.reconciler.once(ask_server=False)
+        found = record_of(specs, "a")
+        assert found
+        assert found.state is State.PREPARED
+        assert [p.name for p in specs.root.iterdir() if ".tmp-" in p.name] == []
 
 
-async def test_notes_are_written_before_a_lost_database_is_rebuilt_from_them(tmp_path: Path) -> None:
-    api = Api()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
-        await one.prepare(ref)
-        assert not one.claims.files.specs.note_path("a").exists()
-        path = one.settings.records_path
-        with path.open("r+b") as file:
-            file.write(b"no database at all")
-        path.with_name(path.name + "-wal").unlink()
-        one.claims.store._drop()
-        assert await one.records() == {"a": "Prepared"}
-
-
-async def test_notes_are_written_at_the_end(tmp_path: Path) -> None:
-    api = Api()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
-        await one.prepare(ref)
-    assert one.claims.files.specs.note_path("a").exists()
-
-
-async def test_what_nobody_waits_for_is_done_ten_times_a_second_also_where_batches_never_pause() -> None:
+async def test_what_nobody_waits_for_is_done_in_time_also_where_batches_never_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch, "_LATEST", 0.05)
     rests = 0
 
     def rest() -> None:
@@ -203,7 +222,7 @@ async def test_what_nobody_waits_for_is_done_ten_times_a_second_also_where_batch
 
     batcher: Batcher[int] = Batcher("test", lambda items: [None for _ in items], rest)
     loop = asyncio.get_running_loop()
-    end = loop.time() + 1.0
+    end = loop.time() + 0.5
     while loop.time() < end:
         await asyncio.gather(*(batcher.submit(i) for i in range(2)))
     await batcher.close(5)
@@ -221,7 +240,7 @@ async def test_a_claim_whose_note_cannot_be_removed_keeps_its_record_and_never_c
             driver.folder = one.settings.cdi_root
         await one.prepare(ref)
         specs = one.claims.files.specs
-        await until(specs.note_path("a").exists)
+        assert specs.note_path("a").exists()
 
         def fails(uid: str) -> None:
             raise PermissionError(1, "Operation not permitted")

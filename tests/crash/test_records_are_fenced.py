@@ -151,17 +151,17 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
         inside, read, committed = threading.Event(), threading.Event(), threading.Event()
         made = Keeper._make
 
-        def late_make(self: Keeper) -> None:
+        def late_make(self: Keeper, generation: int) -> None:
             # What was set aside has been read, and the writer commits into it only now.
             published = self._publish
 
-            def publish(make: Callable[[sqlite3.Connection], None]) -> None:
+            def publish(make: Callable[[sqlite3.Connection], None], generation: int) -> None:
                 read.set()
                 committed.wait(1)
-                published(make)
+                published(make, generation)
 
             monkeypatch.setattr(self, "_publish", publish)
-            made(self)
+            made(self, generation)
 
         monkeypatch.setattr(Keeper, "_make", late_make)
 
@@ -174,7 +174,7 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
         await asyncio.to_thread(inside.wait, 10)
         repairer._drop()
         repairer._damage = sqlite3.DatabaseError("malformed")
-        monkeypatch.setattr("dra_kubeletplugin.claims.keeper._is_sound", lambda db: False)
+        monkeypatch.setattr("dra_kubeletplugin.claims.keeper.is_sound", lambda db: False)
         repairing = asyncio.create_task(repairer.all())
         told: Any = (await asyncio.gather(writing, return_exceptions=True))[0]
         committed.set()

@@ -49,19 +49,18 @@ def meanwhile(
     monkeypatch.setattr(files, method, after)
 
 
-async def test_a_note_that_is_due_is_not_written_once_another_instance_has_unprepared_its_claim(tmp_path: Path) -> None:
+async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, later = Api(), Plain()
-    ref, last, other = (api.allocate(n, n, d, DRIVER) for n, d in (("a", "d-0"), ("last", "d-1"), ("b", "d-0")))
+    ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+        meanwhile(monkeypatch, old.claims.files, "note", lambda: new.unprepare(ref))
         await old.prepare(ref)
-        assert await new.unprepare(ref) == ()
-        await old.prepare(last)
-        specs = old.claims.files.specs
-        await until(specs.note_path("last").exists)
-        await old.records()  # behind all notes
-        assert not specs.note_path("a").exists()
+        await until(lambda: not new.claims.flights.uids)
+        assert not old.claims.files.specs.note_path("a").exists()
     async with room(tmp_path, later, api) as third:
-        assert await third.records() == {"last": "Prepared"}
+        assert await third.records() == {}
         assert not isinstance(await third.prepare(other), Exception)
         assert later.prepared == ["b"]
 

@@ -17,7 +17,8 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, CLASSES, PODS, SLICES
-from dra_kubeletplugin.testing.pods import claim, claim_spec, device_class, pod
+from dra_kubeletplugin.testing import ClaimSpec, Request
+from dra_kubeletplugin.testing.pods import claim, device_class, pod
 
 SLICE: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
@@ -103,7 +104,9 @@ async def test_finalizers_keep_an_object_until_they_are_gone(client: KubeClient)
 
 
 async def test_status_is_written_through_its_own_path_only(client: KubeClient) -> None:
-    made = await client.create(CLAIMS, claim("c", claim_spec("x")) | {"status": {"reservedFor": []}}, "default")
+    made = await client.create(
+        CLAIMS, claim("c", ClaimSpec(Request(device_class="x"))) | {"status": {"reservedFor": []}}, "default"
+    )
     allocation = {"devices": {"results": [{"request": "device", "driver": "d", "pool": "p", "device": "x"}]}}
     await client.update(CLAIMS, {**made, "status": {"allocation": allocation}})
     assert (await client.get(CLAIMS, "c", "default"))["status"] == {}
@@ -213,7 +216,7 @@ async def test_the_official_client_lists_and_watches() -> None:
 
     async with LocalCluster() as cluster:
         await cluster.client.create(SLICES, SLICE)
-        await cluster.apply(claim("c", claim_spec("x")), device_class("x", "d.example.com"))
+        await cluster.apply(claim("c", ClaimSpec(Request(device_class="x"))), device_class("x", "d.example.com"))
 
         def outside() -> tuple[list[str], list[str], str]:
             configuration = kubernetes.client.Configuration(host=cluster.api.url)

@@ -21,8 +21,8 @@ from dra_kubeletplugin._proto import (
 )
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.plugins import dial
-from dra_kubeletplugin.testing import node_with
-from dra_kubeletplugin.testing.pods import claim, claim_spec, pod
+from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
+from dra_kubeletplugin.testing.pods import claim, pod
 from tests.drivers import Blocking, Sick, Toy, toy
 
 NOTHING = {"files": [], "records": [], "held": []}
@@ -59,9 +59,7 @@ async def test_a_pod_gets_its_device_and_leaves_nothing_behind() -> None:
 
 async def test_two_pods_share_a_claim_with_one_prepare_and_one_unprepare() -> None:
     async with node_with(toy()) as node:
-        await node.cluster.apply(
-            claim("shared", claim_spec("devices")), pod("a", claims=["shared"]), pod("b", claims=["shared"])
-        )
+        await node.cluster.apply(claim("shared", ClaimSpec()), pod("a", claims=["shared"]), pod("b", claims=["shared"]))
         await node.cluster.wait_running("a")
         await node.cluster.wait_running("b")
         await node.delete_pod("a")
@@ -122,7 +120,7 @@ async def test_one_bad_claim_of_a_call_does_not_fail_the_others() -> None:
     async with node_with(toy()) as node:
         await node.run_pod()
         good = await node.claim_of("pod")
-        await node.cluster.apply(claim("pending", claim_spec("devices", selector="false")))
+        await node.cluster.apply(claim("pending", ClaimSpec(Request(selectors=["false"]))))
         pending = next(c for c in node.cluster.claims() if c["metadata"]["name"] == "pending")
         replaced = ("default", good["metadata"]["name"], "another-uid")
         answer = await prepare_call(node, ref(good), ref(pending), replaced, ("default", "missing", "u-m"))
@@ -141,11 +139,11 @@ async def test_a_claim_of_another_node_is_refused() -> None:
         assert answer.claims[found["metadata"]["uid"]].error.startswith("WRONG_NODE:")
 
 
-async def allocate(node: Any, name: str, results: list[dict[str, Any]], **spec: Any) -> Any:
+async def allocate(node: Any, name: str, results: list[dict[str, Any]]) -> Any:
     """A claim with an allocation of the test's own making."""
     from dra_kubeletplugin.local.informer import CLAIMS
 
-    (made,) = await node.cluster.apply(claim(name, claim_spec("devices", **spec)))
+    (made,) = await node.cluster.apply(claim(name, ClaimSpec()))
     full = [{"request": "device", "driver": node.settings.driver_name, **r} for r in results]
     consumer = {"apiGroup": "tests.example.com", "resource": "tests", "name": "test", "uid": "test"}
     status = {"allocation": {"devices": {"results": full}}, "reservedFor": [consumer]}

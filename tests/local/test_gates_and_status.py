@@ -293,7 +293,7 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
         node.cluster.api.faults.down = True
         node.driver.bad = False
-        await node.rescan()
+        await node.plugin.scan.look()
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
             await node.plugin.published(1)
         node.cluster.api.faults.down = False

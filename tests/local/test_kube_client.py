@@ -381,6 +381,20 @@ async def test_a_proxy_that_refuses_is_named(ca: Pair) -> None:
             assert e.value.unreachable
 
 
+async def test_a_proxy_that_hangs_up_without_an_answer_is_a_fault_at_once(ca: Pair) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    proxy = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    async with proxy:
+        config = ApiConfig("https://10.0.0.1:6443", trusting(ca.cert), proxy=Proxy("127.0.0.1", port))
+        async with KubeClient(config) as client:
+            with pytest.raises(ApiError, match="the proxy closed the connection"):
+                await get(client)
+
+
 # --- answers that are none ----------------------------------------------------------------------------------
 
 PAGE = b"<html>Gateway</html>"

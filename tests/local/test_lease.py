@@ -100,6 +100,26 @@ async def test_who_cannot_renew_leads_no_more_before_another_could(server: ApiSe
     assert "503" in elector.fault
 
 
+async def test_however_often_the_lease_is_deleted_one_leads_and_stays(
+    client: KubeClient, candidates: Candidates
+) -> None:
+    first = candidates.start("first")
+    await within(10, first.leader.wait())
+    second = candidates.start("second")
+    for _ in range(5):
+        lease = await client.get(LEASES, "driver", "default")
+        await until(lambda: second.holder == "first" and not second.fault)
+        await client.delete(LEASES, "driver", "default")
+        async with asyncio.timeout(10):
+            while True:  # until it was made again
+                with contextlib.suppress(ApiError):
+                    if (await client.get(LEASES, "driver", "default"))["metadata"]["uid"] != lease["metadata"]["uid"]:
+                        break
+                assert first.leads and not second.leader.is_set()
+                await asyncio.sleep(0.005)
+    assert first.leads and not second.leader.is_set()
+
+
 async def test_an_outage_shorter_than_the_deadline_costs_nothing(server: ApiServer, candidates: Candidates) -> None:
     elector = candidates.start("first", LeaseTimes(duration=30, renew_deadline=20, retry=0.05))
     await within(10, elector.leader.wait())

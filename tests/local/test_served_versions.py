@@ -105,10 +105,9 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
         front.faults.served = set(versions)
         await front.start()
         try:
-            node.plugin = Plugin(Everything(), node.settings, ApiConfig(front.url))
-            async with node.plugin.running():
-                await node.plugin.ready(20)
-                yield node, front
+            await node.start_plugin(Plugin(Everything(), node.settings, ApiConfig(front.url)))
+            yield node, front
+            await node.stop()
         finally:
             await front.close()
 

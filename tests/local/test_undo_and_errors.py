@@ -302,17 +302,15 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
         found = await node.claim_of("pod")
         await node.stop()
         with node.cluster.api_away():
-            import contextlib
-
             from dra_kubeletplugin.plugin import Plugin
 
-            async with contextlib.AsyncExitStack() as stack:
-                node.plugin = Plugin(cls(), node.settings, node.plugin.client.config)
-                await stack.enter_async_context(node.plugin.running())
-                await node.plugin.registration.registered.wait()
+            plugin = Plugin(cls(), node.settings, node.cluster.config)
+            async with plugin.running():
+                await plugin.registration.registered.wait()
                 assert not (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
-                assert any("slices are not published" in line for line in await node.plugin.not_ready())
-                assert await node.leftovers() == NOTHING
+                assert any("slices are not published" in line for line in await plugin.not_ready())
+        await node.start()
+        assert await node.leftovers() == NOTHING
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])

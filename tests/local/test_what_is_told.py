@@ -20,7 +20,7 @@ async def test_a_driver_whose_devices_always_fail_is_given_up_with_the_reason(mo
         async def devices(self) -> list[Device]:
             raise OSError("the bus is gone")
 
-    monkeypatch.setattr("dra_kubeletplugin.testing.node._READY", 1.0)
+    monkeypatch.setattr("dra_kubeletplugin.testing.running.READY", 1.0)
     with pytest.raises(NotReadyError, match=r"no device can be given out until one succeeds: .*the bus is gone"):
         async with node_with(Broken):
             pass

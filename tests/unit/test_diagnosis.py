@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Health, Taint
+from dra_kubeletplugin import Device, Health, Pool, Taint
 from dra_kubeletplugin.diagnosis import Diagnosis, HealthPolicy
 from dra_kubeletplugin.errors import DriverError
+from dra_kubeletplugin.inventory import Inventory
 
 
 def follow(reports: list[bool | None], policy: HealthPolicy) -> list[Diagnosis]:
@@ -64,3 +65,18 @@ def test_a_fault_has_its_own_taint_and_the_operator_s_effect() -> None:
 def test_a_taint_for_a_device_that_is_not_unhealthy_is_refused_where_it_is_written(healthy: bool | None) -> None:
     with pytest.raises(DriverError, match="is not unhealthy"):
         Health(healthy, taint=Taint(key="x"))
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_once(healthy: bool) -> None:
+    policy = HealthPolicy(taint=Taint(key="sick"), unhealthy_after=3, healthy_after=3)
+
+    async def process(*reports: bool) -> bool:
+        inventory = Inventory("node", policy)
+        await inventory.update([Pool("node", [Device("a")])])
+        for at, report in enumerate(reports):
+            await inventory.set_health({"a": Health(report)}, float(at))
+        return "taints" not in inventory.published()[0]
+
+    assert await process(healthy, not healthy, not healthy) is healthy, "two of three"
+    assert await process(not healthy) is not healthy, "a device that is broken at the start must not be given out"

@@ -216,7 +216,37 @@ async def test_a_lease_that_somebody_deletes_is_made_again_by_who_leads(elect: A
     elector = await elect(api)
     assert api.now > 30, "it led until the test was over"
     assert (elector.fault, elector.holder) == ("", "me")
-    assert [(at, what) for at, what in api.calls if at in {6, 8}] == [(6, "update"), (8, "get"), (8, "create")]
+    assert [(at, what) for at, what in api.calls if at in {6, 8}] == [
+        (6, "update"), (6, "get"), (6, "create"), (8, "update"),
+    ]  # fmt: skip
+
+
+async def test_who_saw_the_holder_of_a_deleted_lease_waits_as_if_it_were_there(elect: Any) -> None:
+    api = Api(until=29, lease=held("other"))
+    api.at[7] = renewed(api, "other", renewTime="later")
+
+    def delete() -> None:
+        api.lease = None
+
+    api.at[9] = delete
+    await elect(api)
+    assert api.writes[0][0] == 28, "seen at 8, and 20 s after that"
+    assert {what for at, what in api.calls if at < 28} == {"get"}
+
+
+async def test_a_deleted_lease_is_made_at_once_by_who_saw_it_given_back_and_not_by_who_did_not(elect: Any) -> None:
+    api = Api(until=8, lease=held("other"))
+    api.at[3] = renewed(api, "")
+    api.at[3.5] = lambda: setattr(api, "lease", None)
+    api.faults = [None, None, ApiError("away")]
+    await elect(api)
+    assert api.writes == []
+    api = Api(until=8, lease=held("other"))
+    api.at[3] = renewed(api, "")
+    api.faults = [None, None, None, ApiError("conflict", status=409)]
+    api.at[5] = lambda: setattr(api, "lease", None)
+    await elect(api)
+    assert api.writes[0][0] == 6
 
 
 async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
@@ -243,7 +273,7 @@ async def test_who_finds_another_s_name_in_the_lease_leads_no_more(elect: Any) -
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [0, 0, 2]
     assert [what for _, what in api.calls] == ["get", "create", "update", "update", "update", "get"]
-    assert api.now == 6
+    assert api.now == 4
     assert (elector.holder, elector.lost.is_set(), elector.leader.is_set()) == ("other", True, False)
 
 
@@ -251,7 +281,7 @@ async def test_who_finds_its_lease_changed_and_still_its_own_reads_it_again_and_
     api = Api(until=7)
     api.at[3] = renewed(api, "me", more="label")
     await elect(api)
-    assert [at for at, _ in api.writes] == [0, 0, 2, 6]
+    assert [at for at, _ in api.writes] == [0, 0, 2, 4, 6]
     assert api.writes[-1][1]["more"] == "label"
 
 

@@ -129,7 +129,7 @@ async def test_what_a_library_says_for_false_means_the_same_to_slices_claims_and
     await inventory.set_health({"a": Health(0), "b": Health(1)}, at=1_000_000.0)  # type: ignore[arg-type]
     assert published(inventory) == {"a": [UNHEALTHY.key], "b": []}
     assert (inventory.healthy("a"), inventory.healthy("b")) == (False, True)
-    assert inventory.health_counts()["unhealthy"] == 1
+    assert inventory.health_counts() == {"healthy": 1, "unhealthy": 1, "unknown": 0}
 
 
 async def test_a_device_whose_name_became_no_text_ends_no_health_stream() -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.claims import processes as module
-from dra_kubeletplugin.claims.processes import Owned, ProcessLock
+from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
 
 SOCKET = Owned("/x.sock", 1, 2)
+OPENED = Opened(3, ((1, 2), None, (1, 4)))
 
 
 @pytest.fixture(autouse=True)
@@ -94,11 +95,13 @@ def test_what_is_no_id_lives_not(folder: Path) -> None:
 
 def test_others_are_told_with_what_they_have(folder: Path) -> None:
     with living(folder) as first, living(folder) as second:
-        assert [(o.id, o.since, o.has_records) for o in second.others()] == [(first.id, 100.0, False)]
-        first.note_records()
-        assert [(o.id, o.since, o.has_records) for o in second.others()] == [(first.id, 100.0, True)]
-        assert [(o.id, o.since, o.has_records) for o in first.others()] == [(second.id, 101.0, False)]
+        assert [(o.id, o.since, o.opened) for o in second.others()] == [(first.id, 100.0, None)]
+        first.note_records(OPENED)
+        assert [(o.id, o.since, o.opened) for o in second.others()] == [(first.id, 100.0, OPENED)]
+        assert [(o.id, o.since, o.opened) for o in first.others()] == [(second.id, 101.0, None)]
         assert (first.is_newest(), second.is_newest()) == (False, True)
+        first.note_records(None)
+        assert [o.opened for o in second.others()] == [None]
     assert ProcessLock(folder).others() == []
 
 
@@ -112,10 +115,10 @@ def test_of_two_that_start_in_one_moment_one_is_the_newest(folder: Path, monkeyp
 def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
     mine = ProcessLock(folder)
     mine.own([SOCKET])
-    mine.note_records()
+    mine.note_records(OPENED)
     assert not folder.exists()
     mine.acquire()
-    assert [o.has_records for o in ProcessLock(folder).others()] == [True]
+    assert [o.opened for o in ProcessLock(folder).others()] == [OPENED]
     mine.release()
 
 
@@ -125,13 +128,13 @@ def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pyte
         mine.own([SOCKET] * 10)
         large = path.stat().st_size
         mine.own([])
-        mine.note_records()
+        mine.note_records(OPENED)
         assert path.stat().st_size == large
-        assert [o.has_records for o in ProcessLock(folder).others()] == [True]
+        assert [o.opened for o in ProcessLock(folder).others()] == [OPENED]
         before = path.stat().st_mtime_ns
         writes: list[int] = []
         monkeypatch.setattr(mine, "_write", lambda: writes.append(1))
-        mine.note_records()
+        mine.note_records(OPENED)
         assert (writes, path.stat().st_mtime_ns) == ([], before)
 
 
@@ -168,22 +171,28 @@ def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("data", "since", "records"),
+    ("data", "since", "opened"),
     [
-        (written(b'{"since": 7.5, "records": true, "later": 1}'), 7.5, True),
-        (written(b'{"since": 7.5}') + b"   \nmore", 7.5, False),
-        (written(b'{"since": 7.5}', 1), 0.0, False),
-        (written(b'{"since": "x"}'), 0.0, False),
-        (written(b"[" * 100_000), 0.0, False),
-        (b'{"since": 7.5}', 0.0, False),
-        (b"", 0.0, False),
+        (
+            written(b'{"since": 7.5, "opened": {"generation": 3, "inodes": [[1, 2], null, [1, 4]]}, "later": 1}'),
+            7.5,
+            OPENED,
+        ),
+        (written(b'{"since": 7.5}') + b"   \nmore", 7.5, None),
+        (written(b'{"since": 7.5}', 1), 0.0, None),
+        (written(b'{"since": "x"}'), 0.0, None),
+        (written(b"[" * 100_000), 0.0, None),
+        (b'{"since": 7.5}', 0.0, None),
+        (b"", 0.0, None),
     ],
 )
-def test_a_living_one_lives_whatever_its_file_holds(folder: Path, data: bytes, since: float, records: bool) -> None:
+def test_a_living_one_lives_whatever_its_file_holds(
+    folder: Path, data: bytes, since: float, opened: Opened | None
+) -> None:
     folder.mkdir(parents=True)
     with locked(folder / "1-x.lock", data):
         (other,) = ProcessLock(folder).others()
-        assert (other.id, other.since, other.has_records) == ("1-x", since, records)
+        assert (other.id, other.since, other.opened) == ("1-x", since, opened)
 
 
 def test_paths_that_are_none_are_no_sockets(folder: Path) -> None:

@@ -181,12 +181,12 @@ async def test_a_bookmark_moves_the_place_where_a_watch_goes_on_and_is_no_event(
     assert asked(server) == ["list", "watch 7", "watch 55"]
 
 
-async def test_a_watch_of_5_seconds_is_followed_by_another_at_once_and_a_shorter_one_after_a_growing_pause(
+async def test_a_watch_that_was_cut_is_followed_by_another_within_a_second_and_a_short_one_after_a_growing_pause(
     follow: Any,
 ) -> None:
     server = Server(listing(), ([], 5), ([], 300), ([], 4.9), ([], 0), ([], 0), ([], 5), ([], 0))
     await follow(server)
-    assert server.slept == [0.1, 0.2, 0.4, 0.1]
+    assert server.slept == [1.0, 0.1, 0.2, 0.4, 1.0, 0.1], "and at once where it ended as it was asked to"
     assert asked(server) == ["list"] + ["watch 7"] * 8
 
 
@@ -200,6 +200,38 @@ async def test_pauses_grow_to_half_a_minute_and_no_further(follow: Any) -> None:
     server = Server(*[ApiError("away")] * 14)
     await follow(server)
     assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6] + [30.0] * 5
+
+
+@pytest.mark.parametrize("away", [0, 12], ids=["another answers", "away for 12 tries"])
+async def test_a_fleet_whose_watches_are_cut_at_once_comes_back_spread_over_seconds(
+    away: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals: list[list[float]] = [[] for _ in range(away + 1)]  # of each try, seconds after the cut
+    for _ in range(400):
+        server = Server(listing(), ([], 60), *[ApiError("refused")] * away)
+        cut = server.now + 60
+
+        async def sleep(seconds: float, server: Server = server) -> None:
+            server.now += seconds
+
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda server=server: server.now))
+        stream = server.stream
+
+        def noted(*args: Any, server: Server = server, cut: float = cut, stream: Any = stream, **more: Any) -> Any:
+            if server.now >= cut:
+                arrivals[sum(a == "cut" for a in server.asked)].append(server.now - cut)
+                server.asked.append("cut")
+            return stream(*args, **more)
+
+        server.stream = noted  # type: ignore[method-assign]
+        with contextlib.suppress(Enough):
+            async for _event in Reflector(cast(KubeClient, server), NODES).events():
+                pass
+    for times in filter(None, arrivals):
+        busiest = max(sum(start <= t < start + 0.1 for t in times) for start in times)
+        assert busiest < 0.25 * len(times), "no tenth of a second has a quarter of the fleet"
+    assert len(arrivals[0]) == 400
 
 
 async def test_pauses_of_many_differ_by_half(follow: Any) -> None:
@@ -315,7 +347,7 @@ async def test_a_server_without_any_version_is_a_fault_also_where_it_had_one(fol
     fault = ApiError("no version", status=404)
     server = Server(listing(), ([], 9), versions=["v1", fault])
     reflector, seen = await follow(server, "resourceslices")
-    assert (seen, reflector.fault, server.slept) == ([SYNCED], "no version", [0.1])
+    assert (seen, reflector.fault, server.slept) == ([SYNCED], "no version", [1.0, 0.1])
 
 
 async def test_versions_that_were_never_told_are_waited_for(follow: Any) -> None:

@@ -15,7 +15,7 @@ from dra_kubeletplugin.claims.schema import (
     as_records_error,
     connect,
     explained,
-    identity_of,
+    inodes_of,
     is_busy,
     is_damage,
     is_header_odd,
@@ -67,7 +67,8 @@ def test_what_a_database_is_opened_with(path: Path) -> None:
             "journal_size_limit": 1048576,
             "user_version": NEWEST,
         }
-        assert (db.file, db.copied) == (identity_of(path), False)
+        assert (db.inodes, db.generation) == (inodes_of(path), 1)
+        assert None not in db.inodes
         assert db.isolation_level is None
         db.execute("INSERT INTO meta VALUES (CAST(x'ff61' AS TEXT), 'v')")
         assert one(db, "SELECT key FROM meta") == "\ufffda", "text that is none is read all the same"
@@ -76,7 +77,7 @@ def test_what_a_database_is_opened_with(path: Path) -> None:
 def test_a_name_may_hold_anything(tmp_path: Path) -> None:
     odd = made(tmp_path / "a?b#c%20d.db")
     with opened(odd) as db:
-        assert db.file == identity_of(odd)
+        assert db.inodes == inodes_of(odd)
 
 
 def test_a_row_without_its_claim_is_damage(path: Path) -> None:

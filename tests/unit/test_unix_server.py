@@ -6,7 +6,9 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import os
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -87,6 +89,15 @@ async def test_grpc_shares_no_port_and_hangs_up_on_no_keep_alive(tmp_path: Path)
             "grpc.http2.min_ping_interval_without_data_ms": 1000,
             "grpc.http2.max_ping_strikes": 0,
         }
+
+
+async def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with kept(tmp_path / "x.sock"):
+            assert stat.S_IMODE((tmp_path / "x.sock").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
 
 
 async def test_a_socket_that_is_removed_is_served_by_a_new_server_and_17_are_one_too_many(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
-_QUIET = 0.01  # seconds; a database lost before the next rest takes with it what is not noted yet
-_LATEST = 0.1  # seconds
+_QUIET = 0.1  # seconds
+_LATEST = 1.0  # seconds
 
 
 class Batcher(Generic[Item]):

@@ -29,7 +29,7 @@ from .batch import Rendezvous
 from .files import Files
 from .flights import Flights, Work, own
 from .judge import Busy, Fresh, Judge, Repeat, Stale, Undo, Undone, Verdict
-from .record import InFlight, Record, State
+from .record import Fence, InFlight, Record, State
 from .store import Mode, Store
 from .undo import RecordUndo
 from .undoing import Undoing
@@ -249,7 +249,7 @@ class Engine:
             complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(
-                lambda db: rows.update(db, record, fence), first=lambda: self.files.put(record), then=self._note(record)
+                lambda db: self._commit(db, record, fence), first=lambda: self.files.put(record)
             ):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
@@ -266,13 +266,11 @@ class Engine:
             self.reports.say(key, told)
         return answer(record)
 
-    def _note(self, record: Record) -> Callable[[bool], bool]:
-        def then(done: bool) -> bool:
-            if done:
-                self.files.note(record)
-            return done
-
-        return then
+    def _commit(self, db: Connection, record: Record, fence: Fence) -> bool:
+        done = rows.update(db, record, fence)
+        if done:
+            self.files.note(record)
+        return done
 
     async def _repeat(self, record: Record) -> Sequence[PreparedAnswer]:
         """Answers from the record; a CDI file that was lost or damaged since comes back first."""

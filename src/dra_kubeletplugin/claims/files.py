@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -56,7 +56,6 @@ class Files:
 
     def __init__(self, specs: ClaimSpecs) -> None:
         self.specs = specs
-        self._notes: dict[str, Record] = {}  # that are not written yet
 
     def put(self, record: Record) -> None:
         """Writes the spec of a prepared claim, if it has one."""
@@ -65,35 +64,20 @@ class Files:
                 self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
-        """Has the note of a prepared claim written by :meth:`write_notes`; raises nothing.
+        """Writes the note of a claim that is prepared; raises nothing: one that cannot be written is due with the next pass.
 
-        That is a hundredth of a second later, a tenth at most. A note that a death in between prevents is written when the next
-        start mends files; only where the database is lost before that too, nothing tells of the claim but ``Driver.recover``.
+        To be called inside the transaction that says so: then no other instance has taken the claim over, and whoever was told that
+        the claim is prepared can rely on the note, should the database be lost at this moment.
         """
-        self._notes[record.uid] = record
-
-    def write_notes(self, stands: Callable[[Record], bool]) -> None:
-        """Writes the notes that are due, of records that still stand; raises nothing.
-
-        Another instance may have undone a claim since: a note would bring it back as prepared when the database is next opened.
-        """
-        while self._notes:
-            _, record = self._notes.popitem()
-            try:
-                if stands(record):
-                    self.specs.write_note(record.uid, note_of(record))
-                    if not stands(record):  # undone at this moment: what was to be taken away was not there yet
-                        self.specs.remove_note(record.uid)
-            except (OSError, ValueError) as e:
-                log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
+        try:
+            self.specs.write_note(record.uid, note_of(record))
+        except (OSError, ValueError) as e:
+            log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
     def mend(self, record: Record) -> bool:
         """Writes the files again where one is missing, cut or changed; True where one was."""
         spec, note = record.doc.get("cdi"), note_of(record)
-        due = self._notes.pop(record.uid, None)
         with self._translated():
-            if due:
-                self.specs.write_note(record.uid, note)
             if self.specs.holds(record.uid, spec, note):
                 return False
             if spec:
@@ -118,7 +102,6 @@ class Files:
 
         What cannot be removed and tells nothing is logged: the next pass finds an orphan.
         """
-        self._notes.pop(uid, None)
         try:
             with self._translated():
                 self.specs.remove_note(uid)
@@ -129,7 +112,6 @@ class Files:
 
     def remove_all(self, uid: str) -> None:
         """Both, for a claim that has no record."""
-        self._notes.pop(uid, None)
         with self._translated():
             self.specs.remove(uid)
             self.specs.remove_note(uid)

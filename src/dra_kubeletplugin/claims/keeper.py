@@ -1,5 +1,9 @@
 """The database's name always stands for a whole file: made, repaired and restored under another name, then linked.
 
+A file that somebody removes lives on in the instances that have it open, and one of them writes it again, under the next
+generation's number. Each instance notes beside its mark of life which generation it has, before it uses it; so an older one, that
+was idle meanwhile, knows that it has not all, and waits. All this is done under one lock.
+
 What cannot be used is set aside in two steps. ``records.db.unmerged-<time>`` has not been read yet, so whoever opens the
 database next does that first; ``records.db.damaged-<time>`` has, and is kept for people. A process may die between any two
 lines here: the files alone say what is left to do.
@@ -13,7 +17,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,15 +27,30 @@ from ..observe.metrics import Metrics
 from . import rows
 from .files import record_of
 from .judge import RECOVER
-from .processes import ProcessLock
+from .processes import Instance, Opened, ProcessLock
 from .record import InFlight, Record
-from .salvage import Findings, fill, from_database, from_files
-from .schema import Connection, connect, is_damage, is_header_odd, lenient, make_tables, sync_file, transaction
+from .salvage import Findings, clone, fill, from_database, from_files, overrule
+from .schema import (
+    PARTS,
+    Connection,
+    Inode,
+    connect,
+    inodes_of,
+    is_damage,
+    is_header_odd,
+    is_sound,
+    is_torn,
+    lenient,
+    make_tables,
+    sync_file,
+    transaction,
+)
 
 log = logging.getLogger(__name__)
 MERGED = "merged:"  # + name of a file that was set aside: what it had is in the database
+_GENERATION = "generation"
+_COPIED = "copied"  # what was in the file is in a newer one
 _UNMERGED, _DAMAGED = "unmerged-", "damaged-"
-_PARTS = ("", "-wal", "-shm")
 _POLL = 0.02  # seconds
 _REMOVING = 0.25  # seconds; a busy node may stop who removes between two names
 
@@ -69,96 +88,145 @@ class Keeper:
         self.metrics = metrics
         self.report: list[str] = []
 
-    def open(self, fault: Exception | None = None, removed: Connection | None = None) -> Connection:
+    def open(self, fault: Exception | None = None, old: Connection | None = None) -> Connection:
         """The database; made where there is none, repaired where it is damaged.
 
-        ``fault`` is what an open database answered, where that was damage; ``removed`` is one that is open and whose file has
-        lost its name: where nobody has made another, it gets it back.
+        ``fault`` is what an open database answered, where that was damage; ``old`` is one that is open and has lost its name:
+        it gets it back, where nobody has a newer one.
 
         Raises ``sqlite3.Error``, ``OSError`` or :class:`RecordsError`.
         """
-        db: Connection | None = None
-        if fault is None and self.path.exists() and not self._unmerged() and not self._unfinished():
-            try:
-                db = connect(self.path, self.wait)
-            except FileNotFoundError:
-                pass
-            except sqlite3.Error as e:
-                if not is_damage(e):
-                    raise
-        db = db or self._open_thoroughly(fault, removed)
+        db = self._opened(fault, old)
         try:
             self._readmit(db)
             self._find_lost(db)
         except BaseException:
             db.close()
+            self._note(old)
             raise
-        self.process.note_records()
         return db
 
+    def close(self, db: Connection) -> None:
+        """Lets go of the database: nobody waits for this instance any more."""
+        with contextlib.suppress(sqlite3.Error):
+            db.close()
+        with contextlib.suppress(OSError):
+            self._note(None)
+
     def restore(self, db: Connection) -> bool:
-        """Gives an open database whose file was removed its name again; False where another instance has made one."""
+        """Gives an open database that lost its name, or its log, a whole file again; False where another instance has made one."""
         with self._locked():
-            if self.path.exists():
-                return False
-            return self._name_again(db) is not None
+            if db.is_named(self.path):
+                return True
+            named, others = inodes_of(self.path), self._others()
+            if (named[0] is None or is_torn(db.inodes, named)) and not _newer(others, db.generation):
+                return self._write_again(db, _next(others, db))
+            return False
 
     # --- under the lock -------------------------------------------------------------------------
 
-    def _open_thoroughly(self, fault: Exception | None, removed: Connection | None) -> Connection:
+    def _opened(self, fault: Exception | None, old: Connection | None) -> Connection:
         deadline = time.monotonic() + self.wait
         while True:
             with self._locked():
                 self._clean()
-                late = time.monotonic() > deadline
-                # A living instance that has the removed file open, or a newer one, gives that its name again, whole.
-                alone = late or not any(o.has_records for o in self.process.others())
-                if removed is not None and not self.path.exists() and (alone or not removed.copied):
-                    removed = self._name_again(removed)
-                if self.path.exists():
-                    with contextlib.suppress(FileNotFoundError):  # removed at this moment
-                        return self._connect_or_repair(fault)
-                elif removed is None:
-                    self._finish_setting_aside()
-                    if alone or self._unmerged():
-                        self._make()
-                        return connect(self.path, self.wait)
-                if time.monotonic() > deadline + self.wait:
-                    raise RecordsBusyError(
-                        f"{self.path} is removed again and again: see what else writes below its folder"
-                    )
+                found = self._open_now(fault, old)
+                if isinstance(found, Connection):
+                    return found
+            if time.monotonic() > deadline:
+                raise RecordsBusyError(f"{self.path} {self._why(found)}")
             time.sleep(_POLL)
 
-    def _name_again(self, db: Connection) -> Connection | None:
-        """``db`` again, or None where it is damaged."""
-        log.error("%s was removed while it is in use: it is written again", self.path)
-        try:
-            # Nobody writes to the removed file while it is copied; who comes later finds that its name has gone elsewhere.
-            with transaction(db):
-                self._publish(lambda new: _clone(db, new))
-        except sqlite3.DatabaseError as e:
-            if not is_damage(e):
-                raise
-            self._tell(f"the removed record database was damaged too ({e})")
-            return None
-        db.copied = True
-        return db
+    def _why(self, waited_for: Instance | None) -> str:
+        if waited_for is None:
+            return "is removed again and again: see what else writes below its folder"
+        return (
+            f"or its log was removed, and process {self.process.pid(waited_for.id)} of the plugin, which has it open, does not "
+            f"write it again within {self.wait:g}s: delete its pod if it hangs"
+        )
 
-    def _connect_or_repair(self, fault: Exception | None) -> Connection:
+    def _open_now(self, fault: Exception | None, old: Connection | None) -> Connection | Instance | None:
+        """Answers who has to write the file again, where that is another instance; None where it was removed once more."""
+        named, others = inodes_of(self.path), self._others()
+        if named[0] is not None and not (old and is_torn(old.inodes, named)):
+            for instance, opened in others.items():
+                if is_torn(opened.inodes, named):
+                    return instance
+            with contextlib.suppress(FileNotFoundError):
+                if db := self._connect_or_set_aside(fault):
+                    return db
+        unread = self._set_aside_as(_UNMERGED)
+        newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
+        if newer:
+            return newer
+        generation = _next(others, old)
+        with contextlib.suppress(FileNotFoundError):  # removed at this moment
+            if old and old.inodes[0] not in unread and self._write_again(old, generation):
+                if db := self._connect_or_set_aside():
+                    return db
+            self._finish_setting_aside()
+            self._make(generation)
+            return self._connect()
+        return None
+
+    def _connect_or_set_aside(self, fault: Exception | None = None) -> Connection | None:
+        """None where the file that has the name is damaged, and has it no more."""
         try:
             if fault is not None and is_header_odd(self.path):
                 raise fault
-            db = connect(self.path, self.wait)
-            if fault is not None and not _is_sound(db):
-                db.close()
-                raise fault
-            return self._merge(db)
+            return self._connect(fault)
         except sqlite3.Error as e:
             if not is_damage(e):
                 raise
             self._set_aside(e)
-        self._make()
-        return connect(self.path, self.wait)
+            return None
+
+    def _connect(self, fault: Exception | None = None) -> Connection:
+        db = connect(self.path, self.wait)
+        try:
+            if fault is not None and not is_sound(db):
+                raise fault
+            db.generation = _generation(db)
+            self._merge(db)
+            self._note(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _others(self) -> dict[Instance, Opened]:
+        """The other living instances that have a database open."""
+        return {i: i.opened for i in self.process.others() if i.opened}
+
+    def _note(self, db: Connection | None) -> None:
+        self.process.note_records(Opened(db.generation, db.inodes) if db else None)
+
+    def _write_again(self, old: Connection, generation: int) -> bool:
+        """False where ``old`` is damaged."""
+        log.error("%s, or its log, was removed while it is in use: it is written again", self.path)
+
+        def copy(new: sqlite3.Connection) -> None:
+            # Who comes later to the old file finds that its name has gone elsewhere.
+            with transaction(old):
+                clone(old, new)
+                outdated = bool(rows.get_meta(old, _COPIED)) or old.inodes[0] in self._set_aside_as(_DAMAGED)
+                # Committed before the copy has its name: whoever dies in between, no copy is taken for the last that is not.
+                rows.set_meta(old, _COPIED, "")
+            if outdated:  # who had the newer one is dead, and it is gone
+                rows.clear_meta(new, _COPIED)
+                rows.set_meta(new, RECOVER, "pending")
+                self._conflicts(overrule(new, self.specs.driver, from_files(self.specs, {})))
+
+        try:
+            self._publish(copy, generation)
+        except sqlite3.DatabaseError as e:
+            if not is_damage(e):
+                raise
+            self._tell(f"the removed record database was damaged too ({e})")
+            if self.path.exists():
+                self._set_aside(e)
+            return False
+        return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -205,7 +273,7 @@ class Keeper:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self.path.with_name(f"{self.path.name}.{_UNMERGED}{stamp}")
         # The file first: without its log it would look whole and be old.
-        for part in _PARTS:
+        for part in PARTS:
             with contextlib.suppress(FileNotFoundError):
                 _with(self.path, part).rename(_with(aside, part))
         sync_file(self.path.parent)
@@ -214,7 +282,7 @@ class Keeper:
 
     def _finish_setting_aside(self) -> None:
         """A process died between the renames: the log that is left belongs to the newest file that was set aside."""
-        left = [part for part in _PARTS[1:] if _with(self.path, part).exists()]
+        left = [part for part in PARTS[1:] if _with(self.path, part).exists()]
         aside = max(self._unmerged(), default=None)
         if not left:
             return
@@ -225,7 +293,7 @@ class Keeper:
             if not _with(aside, part).exists():
                 _with(self.path, part).rename(_with(aside, part))
 
-    def _make(self) -> None:
+    def _make(self, generation: int) -> None:
         """A whole database from everything that is known."""
         aside = self._unmerged()
         findings = _all_findings(aside)
@@ -239,36 +307,31 @@ class Keeper:
                 rows.set_meta(db, MERGED + path.name, "")
             rows.set_meta(db, RECOVER, "pending")
 
-        self._publish(fill_in)
+        self._publish(fill_in, generation)
         if findings.rows:
             self._tell(f"{len(findings.rows)} records were read from the damaged file")
         if files:
             self._tell(f"{len(files)} records were rebuilt from CDI files: {', '.join(r.uid for r in files)}")
         self._retire(aside)
 
-    def _merge(self, db: Connection) -> Connection:
+    def _merge(self, db: Connection) -> None:
         """What was set aside and not read goes into the database that there is."""
-        try:
-            aside = self._unmerged()
-            merged = rows.get_meta(db, MERGED)
-            waiting = [p for p in aside if p.name not in merged]
-            if waiting:
-                findings = _all_findings(waiting)
-                files = from_files(self.specs, findings.rows)
-                db.execute("PRAGMA synchronous = FULL")  # the files get their last name after this
-                with transaction(db):
-                    self._conflicts(fill(db, self.specs.driver, findings, [*files, *findings.lost(self.boot_id)]))
-                    for path in waiting:
-                        rows.set_meta(db, MERGED + path.name, "")
-                    rows.set_meta(db, RECOVER, "pending")
-                db.execute("PRAGMA synchronous = NORMAL")
-            self._retire(aside)
-        except BaseException:
-            db.close()
-            raise
-        return db
+        aside = self._unmerged()
+        merged = rows.get_meta(db, MERGED)
+        waiting = [p for p in aside if p.name not in merged]
+        if waiting:
+            findings = _all_findings(waiting)
+            files = from_files(self.specs, findings.rows)
+            db.execute("PRAGMA synchronous = FULL")  # the files get their last name after this
+            with transaction(db):
+                self._conflicts(fill(db, self.specs.driver, findings, [*files, *findings.lost(self.boot_id)]))
+                for path in waiting:
+                    rows.set_meta(db, MERGED + path.name, "")
+                rows.set_meta(db, RECOVER, "pending")
+            db.execute("PRAGMA synchronous = NORMAL")
+        self._retire(aside)
 
-    def _publish(self, make: Callable[[sqlite3.Connection], None]) -> None:
+    def _publish(self, make: Callable[[sqlite3.Connection], None], generation: int) -> None:
         """A database that ``make`` fills, in one transaction and synced, before it has its name."""
         new = self.path.with_name(f".{self.path.name}.new-{self.process.id}")
         new.unlink(missing_ok=True)
@@ -279,12 +342,13 @@ class Keeper:
                 db.execute("PRAGMA journal_mode = MEMORY")
                 with transaction(db):
                     make(db)
+                    rows.set_meta(db, _GENERATION, str(generation))
             finally:
                 db.close()
             new.chmod(0o600)
             sync_file(new)
             # What is left of the file that was there before: its log is not ours.
-            rest = [_with(self.path, part) for part in _PARTS[1:]]
+            rest = [_with(self.path, part) for part in PARTS[1:]]
             if any(map(Path.exists, rest)):
                 # Who removes `records.db*` removes one name after the other, and must not find ours among them.
                 time.sleep(_REMOVING)
@@ -298,7 +362,7 @@ class Keeper:
 
     def _retire(self, aside: list[Path]) -> None:
         for path in aside:
-            for part in reversed(_PARTS):  # the file last: it is what says that something is left to do
+            for part in reversed(PARTS):  # the file last: it is what says that something is left to do
                 with contextlib.suppress(FileNotFoundError):
                     _with(path, part).rename(_with(self._final(path), part))
 
@@ -337,8 +401,17 @@ class Keeper:
 
     def _unmerged(self) -> list[Path]:
         return sorted(
-            p for p in self.path.parent.glob(f"{self.path.name}.{_UNMERGED}*") if not p.name.endswith(_PARTS[1:])
+            p for p in self.path.parent.glob(f"{self.path.name}.{_UNMERGED}*") if not p.name.endswith(PARTS[1:])
         )
+
+    def _set_aside_as(self, what: str) -> set[Inode | None]:
+        """The files that were set aside: they live on under another name."""
+        found: set[Inode | None] = set()
+        for path in self.path.parent.glob(f"{self.path.name}.{what}*"):
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                found.add((info.st_dev, info.st_ino))
+        return found
 
     def _final(self, aside: Path) -> Path:
         return aside.with_name(aside.name.replace(_UNMERGED, _DAMAGED))
@@ -356,11 +429,20 @@ def _with(path: Path, part: str) -> Path:
     return path.with_name(path.name + part)
 
 
-def _is_sound(db: sqlite3.Connection) -> bool:
+def _generation(db: sqlite3.Connection) -> int:
+    """How often it was written anew; a file of before that was counted is the first."""
     try:
-        return bool(db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
-    except sqlite3.DatabaseError:
-        return False
+        return int(rows.get_meta(db, _GENERATION)[""])
+    except (KeyError, ValueError):
+        return 1
+
+
+def _newer(others: Mapping[Instance, Opened], generation: int) -> Instance | None:
+    return next((instance for instance, opened in others.items() if opened.generation > generation), None)
+
+
+def _next(others: Mapping[Instance, Opened], old: Connection | None) -> int:
+    return 1 + max([old.generation if old else 0, *(opened.generation for opened in others.values())])
 
 
 def _all_findings(paths: Sequence[Path]) -> Findings:
@@ -371,16 +453,3 @@ def _all_findings(paths: Sequence[Path]) -> Findings:
         out.rows |= found.rows
         out.holds |= found.holds
     return out
-
-
-def _clone(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Everything, also tables and columns that only a newer version knows."""
-    kinds = "SELECT name, sql FROM sqlite_master WHERE type = ? AND sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
-    for name, sql in source.execute(kinds, ("table",)).fetchall():
-        target.execute(sql)
-        cursor = source.execute(f'SELECT * FROM "{name}"')
-        marks = ", ".join("?" * len(cursor.description))
-        target.executemany(f'INSERT INTO "{name}" VALUES ({marks})', cursor)
-    for _, sql in source.execute(kinds, ("index",)).fetchall():
-        target.execute(sql)
-    target.execute(f"PRAGMA user_version = {source.execute('PRAGMA user_version').fetchone()[0]}")

@@ -34,19 +34,26 @@ class Owned:
     inode: int = 0
 
 
+class Opened(msgspec.Struct, frozen=True):
+    """The record database that an instance has open, see :class:`Connection`."""
+
+    generation: int
+    inodes: tuple[tuple[int, int] | None, ...]
+
+
 class _Content(msgspec.Struct):
     since: float = 0.0  # unix seconds
-    records: bool = False
+    opened: Opened | None = None
     sockets: list[Owned] = []
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A living instance, as its file tells. ``since`` is unix seconds; ``has_records``: it has the database open."""
+    """A living instance, as its file tells. ``since`` is unix seconds; ``opened`` is None where it has no database open."""
 
     id: str
     since: float
-    has_records: bool
+    opened: Opened | None
 
 
 class ProcessLock:
@@ -82,10 +89,10 @@ class ProcessLock:
         self._content.since = time.time()
         self._write()
 
-    def note_records(self) -> None:
-        """This instance has the record database open."""
-        if not self._content.records:
-            self._content.records = True
+    def note_records(self, opened: Opened | None) -> None:
+        """Notes which record database this instance has open."""
+        if self._content.opened != opened:
+            self._content.opened = opened
             self._write()
 
     def own(self, sockets: Iterable[Owned]) -> None:
@@ -126,7 +133,7 @@ class ProcessLock:
             id = path.name.removesuffix(_SUFFIX)
             if id != self.id and _is_locked(path):
                 content = _read(path)
-                found.append(Instance(id, content.since, content.records))
+                found.append(Instance(id, content.since, content.opened))
         return found
 
     def is_newest(self) -> bool:

@@ -65,7 +65,7 @@ class Claims:
         self.flights = Flights(metrics)
         self.files = Files(specs)
         self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
-        self.store = Store(self.keeper, self.files.write_notes)
+        self.store = Store(self.keeper)
         judge = Judge(name, process, boot_id, self.flights)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)

@@ -58,12 +58,6 @@ def read(db: sqlite3.Connection, uid: str) -> Row | None:
     return decode(row) if row else None
 
 
-def stands(db: sqlite3.Connection, record: Record, owner: str) -> bool:
-    """Whether ``record`` is still there, and not another's than ``owner``'s to work on: not undone, nor prepared anew."""
-    query = "SELECT 1 FROM claims WHERE uid = ? AND created = ? AND owner IN ('', ?)"
-    return db.execute(query, (record.uid, record.created, owner)).fetchone() is not None
-
-
 def read_all(db: sqlite3.Connection) -> list[Row]:
     """Every row, oldest first."""
     return [decode(r) for r in db.execute(f"{_SELECT} ORDER BY created, uid")]

@@ -133,3 +133,35 @@ def _add_raw(db: sqlite3.Connection, driver: str, row: Unreadable, holds: Sequen
     values = [row.raw[c] if row.raw[c] is not None else _DEFAULTS.get(c, "") for c in rows.COLUMNS]
     rows.insert_raw(db, [row.uid, *values[1:]])
     rows.insert_holds(db, driver, holds, or_ignore=True)
+
+
+def clone(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """Everything, also tables and columns that only a newer version knows."""
+    kinds = "SELECT name, sql FROM sqlite_master WHERE type = ? AND sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+    for name, sql in source.execute(kinds, ("table",)).fetchall():
+        target.execute(sql)
+        cursor = source.execute(f'SELECT * FROM "{name}"')
+        marks = ", ".join("?" * len(cursor.description))
+        target.executemany(f'INSERT INTO "{name}" VALUES ({marks})', cursor)
+    for _, sql in source.execute(kinds, ("index",)).fetchall():
+        target.execute(sql)
+    target.execute(f"PRAGMA user_version = {source.execute('PRAGMA user_version').fetchone()[0]}")
+
+
+def overrule(db: sqlite3.Connection, driver: str, records: Sequence[Record]) -> list[str]:
+    """Inside a transaction: what notes tell takes the place of what an outdated copy says of their claims and devices.
+
+    Answers as :func:`fill` does.
+    """
+    newer = [record for record in records if not _is_as_new(rows.read(db, record.uid), record)]
+    told = {record.uid for record in records}
+    for record in newer:
+        holders = {uid for hold in record.holds() for uid in rows.holders(db, driver, hold)}
+        for uid in {record.uid, *(holders - told)}:
+            rows.forget(db, uid)
+    return [sentence for record in newer for sentence in _add(db, driver, record)]
+
+
+def _is_as_new(row: rows.Row | None, noted: Record) -> bool:
+    """Whether a row is the one that was noted, or its undoing has begun since; a note comes when a claim is prepared."""
+    return isinstance(row, Record) and row.created >= noted.created and row.state is not State.PREPARING

@@ -42,17 +42,46 @@ _READ = (
 )
 
 
+PARTS = ("", "-wal", "-shm")
+Inode = tuple[int, int]  # with the device
+Inodes = tuple[Inode | None, ...]
+"""Of a database, its log and the log's index; None for one that has no name."""
+
+
 class Connection(sqlite3.Connection):
-    """``file`` is the device and inode of what was opened; ``copied``: the file was removed, and all of it written again."""
+    """``inodes`` are of what was opened; ``generation`` counts how often the database was written anew, see :class:`Keeper`."""
 
-    file: tuple[int, int] = (0, 0)
-    copied: bool = False
+    inodes: Inodes = (None, None, None)
+    generation: int = 1
+
+    def is_named(self, path: Path) -> bool:
+        """Whether ``path`` and its companions stand for what is open here, and for nothing else.
+
+        The names decide: another instance may have replaced the file, somebody may have removed it, or its log alone, and who
+        opens it next would find an older state, or write a log that is not ours.
+        """
+        named = inodes_of(path)
+        return named[0] == self.inodes[0] and not is_torn(self.inodes, named)
 
 
-def identity_of(path: Path) -> tuple[int, int]:
-    """Device and inode. Raises ``OSError``."""
-    found = path.stat()
+def inodes_of(path: Path) -> Inodes:
+    """What the names stand for now. Raises ``OSError`` but where there is nothing."""
+    text = str(path)
+    return tuple(_inode(f"{text}{part}") for part in PARTS)
+
+
+def _inode(path: str) -> Inode | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  (several times in each transaction: a path object costs more than the call)
+    except FileNotFoundError:
+        return None
     return found.st_dev, found.st_ino
+
+
+def is_torn(has: Inodes, named: Inodes) -> bool:
+    """Whether somebody who has a database open has the file of that name, and not the log that is beside it."""
+    parts = zip(has[1:], named[1:], strict=True)
+    return has[0] is not None and has[0] == named[0] and any(mine not in {None, now} for mine, now in parts)
 
 
 def connect(path: Path, wait: float) -> Connection:
@@ -61,7 +90,9 @@ def connect(path: Path, wait: float) -> Connection:
     Raises ``sqlite3.Error`` where it cannot be read, ``OSError`` where it is missing, :class:`RecordsNewerError` where it is
     too new.
     """
-    before = identity_of(path)
+    before = inodes_of(path)[0]
+    if before is None:
+        raise _missing(path)
     if not path.stat().st_size:
         # A database gets its name only when it is whole: this one was emptied.
         raise sqlite3.DatabaseError("the file is empty")
@@ -71,13 +102,18 @@ def connect(path: Path, wait: float) -> Connection:
         # SQLite quotes the file's own text in its errors, and Python cannot decode what is none.
         raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except sqlite3.OperationalError as e:
-        identity_of(path)  # raises where it was removed meanwhile
+        if inodes_of(path)[0] is None:
+            raise _missing(path) from None
         raise explained(e, path) from None
-    if identity_of(path) != before:
+    db.inodes = inodes_of(path)
+    if db.inodes[0] != before:
         db.close()
-        raise FileNotFoundError(errno.ENOENT, "replaced while it was opened", str(path))
-    db.file = before
+        raise _missing(path)
     return db
+
+
+def _missing(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "removed, or replaced while it was opened", str(path))
 
 
 def _connect(path: Path, wait: float) -> Connection:
@@ -118,6 +154,13 @@ def _connect(path: Path, wait: float) -> Connection:
         db.close()
         raise
     return db
+
+
+def is_sound(db: sqlite3.Connection) -> bool:
+    try:
+        return bool(db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
+    except sqlite3.DatabaseError:
+        return False
 
 
 def explained(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:

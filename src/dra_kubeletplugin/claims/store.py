@@ -24,7 +24,7 @@ from .batch import Batcher
 from .judge import RECOVER
 from .keeper import Keeper
 from .record import Record, Unreadable
-from .schema import Connection, as_records_error, explained, identity_of, is_busy, is_damage, rollback
+from .schema import Connection, as_records_error, explained, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
@@ -58,12 +58,10 @@ class Job(NamedTuple):
 class Store:
     """Records of one driver. All methods may be called from any task; they are gathered into transactions.
 
-    ``write_notes`` is called in the thread of the records when nobody waits, and before the file is opened, which may need them; it
-    is given what tells whether a record still stands.
     ``fault`` says why the records cannot be used, empty when they can; ``opened`` is set each time that the file was opened.
     """
 
-    def __init__(self, keeper: Keeper, write_notes: Callable[[Callable[[Record], bool]], None]) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         self.path = keeper.path
         self.driver = keeper.specs.driver
         self.keeper = keeper
@@ -72,8 +70,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._db: Connection | None = None
         self._damage: Exception | None = None
-        self._write_notes = write_notes
-        self._batcher: Batcher[Job] = Batcher("records", self._work, self._rest)
+        self._batcher: Batcher[Job] = Batcher("records", self._work, self._write_back)
 
     @property
     def transactions(self) -> int:
@@ -105,8 +102,7 @@ class Store:
         """Waits up to ``timeout`` seconds for what is under way."""
         if self._db is not None:
             # A file that was removed just now comes back: the next instance would find nothing.
-            last = (self.aside(functools.partial(self._write_notes, self._stands)), self.look())
-            await asyncio.wait([asyncio.ensure_future(each) for each in last], timeout=timeout)
+            await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
         await self._batcher.close(timeout)
         if self._db is not None:
             self._drop()
@@ -150,29 +146,22 @@ class Store:
     # --- in the thread --------------------------------------------------------------------------
 
     def _open(self) -> Connection:
-        if self._db is not None and self._is_named(self._db):
+        if self._db is not None and self._db.is_named(self.path):
             return self._db
-        self._write_notes(self._stands)
         # The old one stays open until the new one is: it may be the last that knows what a removed file had.
         db = self.keeper.open(self._damage, self._db)
-        self._drop()
-        self._db, self._damage = db, None
+        old, self._db, self._damage = self._db, db, None
+        if old is not None:
+            with contextlib.suppress(sqlite3.Error):
+                old.close()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.opened.set)
         return db
 
-    def _is_named(self, db: Connection) -> bool:
-        """The name decides, not the open file: another instance may have replaced it, or somebody may have removed it."""
-        try:
-            return identity_of(self.path) == db.file
-        except FileNotFoundError:
-            return False
-
     def _drop(self) -> None:
         db, self._db = self._db, None
-        with contextlib.suppress(sqlite3.Error):
-            if db is not None:
-                db.close()
+        if db is not None:
+            self.keeper.close(db)
 
     def _work(self, jobs: Sequence[Job]) -> list[object]:
         """Reads first, in a transaction of their own: a writer that is stopped must not hold them up."""
@@ -225,7 +214,7 @@ class Store:
         except BaseException:
             rollback(db)
             raise
-        if write and not self._is_named(db) and not self.keeper.restore(db):
+        if write and not db.is_named(self.path) and not self.keeper.restore(db):
             # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
             raise RecordsBusyError(
                 f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
@@ -243,7 +232,7 @@ class Store:
                 return db
             db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
-            if self._is_named(db):
+            if db.is_named(self.path):
                 return db
             rollback(db)  # it lost its name while we waited for the lock
         raise RecordsBusyError(
@@ -264,20 +253,9 @@ class Store:
 
     def _give_up(self, e: sqlite3.Error) -> None:
         """The next use opens anew, and repairs where that shows damage. What a removed file had is not let go of."""
-        if self.path.exists():
+        if self._db is None or self._db.is_named(self.path):
             self._drop()
             self._damage = e if is_damage(e) else None
-
-    def _rest(self) -> None:
-        self._write_notes(self._stands)
-        self._write_back()
-
-    def _stands(self, record: Record) -> bool:
-        """Whether no other instance has taken ``record`` over; taken for so where the records cannot tell."""
-        try:
-            return self._db is None or rows.stands(self._db, record, self.keeper.process.id)
-        except sqlite3.Error:
-            return True
 
     def _write_back(self) -> None:
         """Moves a long log into the database, which syncs both, when nobody waits for it."""

@@ -217,14 +217,15 @@ class Driver:
         """
 
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
-        """Health by device name, asked every ``health_interval`` seconds. Devices that are left out count as healthy.
+        """Health by device name, asked every ``health_interval`` seconds, in the node role. Devices that are left out count as healthy.
 
         A name stands for the devices of that name in all pools of this node; ``pool/name`` for one of them.
 
         An unhealthy device is published with the report's taint, or :attr:`unhealthy_taint`, and not prepared unless the operator
         allows it (``UNHEALTHY_POLICY``). The operator also says how many reports in a row it takes (``UNHEALTHY_AFTER``,
-        ``HEALTHY_AFTER``), and which effect taints have (``UNHEALTHY_EFFECT``). The first report of a device counts at once; one
-        that is not known (None) leaves a fault in force.
+        ``HEALTHY_AFTER``), and which effect taints have (``UNHEALTHY_EFFECT``). The first report of a device that this process gets
+        counts at once, so a restart ends any run of reports; one that is not known (None) leaves a fault in force. Devices of a
+        controller's pools have the taints that :meth:`pools` gives them.
         """
         return {}
 

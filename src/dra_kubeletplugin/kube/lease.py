@@ -4,6 +4,9 @@ The rules are those of client-go's leaderelection. Clocks of different machines 
 record has not changed for its duration on our own clock since we first saw it so. Every write names the resource version that
 was read, so of two that take an expired lease one fails. Who cannot renew within ``renew_deadline`` leads no more, and the
 lease lasts longer than that, so that work can end before the next leader begins.
+
+A lease that somebody deletes is made again by its holder; who saw it held waits for its end as if it were there. (Only a replica
+that starts between the deletion and the holder's next renewal knows of no holder.)
 """
 
 from __future__ import annotations
@@ -153,16 +156,20 @@ class Elector:
         """Whether the lease is ours after one try of at most ``limit`` seconds. No fault from outside is raised."""
         try:
             async with asyncio.timeout(limit):
-                held = await self._acquire_or_renew()
+                try:
+                    held = await self._acquire_or_renew()
+                except ApiError as e:
+                    if e.status not in {404, 409} or self._lease is None or not self.leader.is_set():
+                        raise
+                    # While we lead somebody deleted it, or wrote: what is there now decides, and at once.
+                    self._lease = None
+                    held = await self._acquire_or_renew()
         except TimeoutError:
             return self._failed(f"no answer within {limit:.1f}s")
         except ApiError as e:
-            if e.status == 409:
-                self._lease = None  # somebody else wrote: read it again
-                return False
-            if e.status == 404:
-                self._lease = None  # somebody deleted it: made again, unless another was quicker
-            return self._failed(str(e))
+            if e.status in {404, 409}:
+                self._lease = None  # gone, or another was quicker: read again
+            return False if e.status == 409 else self._failed(str(e))
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as e:
             return self._failed(f"lease {self.namespace}/{self.name} is no Lease: {describe(e)}")
         self.fault = ""
@@ -181,6 +188,8 @@ class Elector:
         if not ours:
             found = await self._read()
             if found is None:
+                if self.holder and self.holder != self.identity and not self._expired():
+                    return False
                 made: JSON = {"apiVersion": LEASES.api_version, "kind": "Lease", "spec": self._spec(None)}
                 made["metadata"] = {"name": self.name, "namespace": self.namespace}
                 self._see(await self.client.create(LEASES, made))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below an
 # one that is there and passes nothing on.
 SILENCE = 75.0
 _MAX_PAUSE = 30.0
+_SPREAD = 1.0  # seconds over which those come back whose watches were cut at once
 _RELIST = 3  # failures in a row after which objects are listed again, whatever they were
 _SHORT = 5.0  # a watch that ends sooner than this is not healthy
 
@@ -81,12 +83,14 @@ class Reflector:
         self._discovered = isinstance(resource, str)
         self._resource = None if isinstance(resource, str) else resource
         self._known: dict[str, str] = {}  # UID → resource version
+        self._seconds = WATCH_SECONDS  # for which the watch was asked
         self._position = ""  # the resource version from which to watch; empty for: list first
 
     async def events(self) -> AsyncIterator[Event]:
         """Never ends. Errors are logged and retried; changes that a list finds come as events before its ``SYNCED``."""
         failures = 0
         while True:
+            started = math.inf
             try:
                 resource = await self._find()
                 if not self._position:
@@ -102,8 +106,6 @@ class Reflector:
                         if changed:
                             yield changed
                 failures = 0 if time.monotonic() - started >= _SHORT else failures + 1
-                if not failures:
-                    continue
             except ApiError as e:
                 failures += 1
                 self.fault = str(e)
@@ -111,11 +113,15 @@ class Reflector:
                 log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:
                     self._position = ""  # 410 among others, or an event that cannot be read and would come again
-            await asyncio.sleep(self._pause(failures))
+            if pause := self._pause(failures, time.monotonic() - started):
+                await asyncio.sleep(pause)
 
-    @staticmethod
-    def _pause(failures: int) -> float:
-        return float(min(_MAX_PAUSE, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
+    def _pause(self, failures: int, lasted: float) -> float:
+        """Seconds until the next try, after a watch that ``lasted`` so long."""
+        pause = min(_MAX_PAUSE, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
+        # A server that goes ends the watches of a whole fleet at once: they do not come back at once.
+        cut = _SHORT <= lasted < self._seconds - 1
+        return float(pause + (random.uniform(0, _SPREAD) if cut else 0.0))
 
     def _alive(self) -> None:
         self.heard, self.fault = time.monotonic(), ""
@@ -138,12 +144,13 @@ class Reflector:
         return found
 
     def _opened(self, resource: Resource) -> contextlib.AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        # A fleet that began at once does not begin anew at once.
+        self._seconds = int(WATCH_SECONDS * random.uniform(0.7, 1.0))
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._position,
-            # A fleet that began at once does not begin anew at once.
-            "timeoutSeconds": str(int(WATCH_SECONDS * random.uniform(0.7, 1.0))),
+            "timeoutSeconds": str(self._seconds),
             **self.selectors,
         }
         return self.client.stream(resource.path(self.namespace), query, self.silence, self._alive)

@@ -15,13 +15,13 @@ from typing import Any
 
 from ..errors import ApiError
 from ..host import described
-from ..kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles
+from ..kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles, load_config
 from .apiserver import ApiServer
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
 from .informer import PODS
 from .kubelet import Kubelet, Timers
-from .runtime.oci import Runtime
+from .runtime.simulated import SimulatedRuntime
 from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
@@ -36,6 +36,7 @@ class Node:
     name: str
     root: Path
     kubelet: Kubelet
+    runtime: SimulatedRuntime
     cdi_root: Path
 
     @property
@@ -51,6 +52,7 @@ class LocalCluster:
         state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
         address: of the API server.
         certificate: files with a certificate for that address and its key, for HTTPS; plain HTTP when left out.
+        kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
         binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
@@ -63,6 +65,7 @@ class LocalCluster:
         state: Path | None = None,
         address: str = "127.0.0.1:0",
         certificate: tuple[Path, Path] | None = None,
+        kubeconfig: Path | None = None,
         cdi_root: Path | None = None,
         timers: Timers | None = None,
         binding_timeout: float = BINDING_TIMEOUT,
@@ -75,19 +78,20 @@ class LocalCluster:
         self._timers = timers
         self._binding_timeout = binding_timeout
         self._certificate = certificate
-        self.api = ApiServer(address, _server_tls(certificate))
+        self._given = kubeconfig
+        self._api = None if kubeconfig else ApiServer(address, _server_tls(certificate))
         self.nodes: dict[str, Node] = {}
 
     async def __aenter__(self) -> LocalCluster:
         self._stack = contextlib.AsyncExitStack()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._clean_up)
-            url = await self.api.start()
-            stack.push_async_callback(self.api.close)
-            self.kubeconfig = self.state / "kubeconfig"
             self.state.mkdir(parents=True, exist_ok=True)
-            self.kubeconfig.write_text(_kubeconfig(url, self._certificate))
-            self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
+            if self._given:
+                self.kubeconfig = self._given
+                self.config = load_config(str(self._given))
+            else:
+                await self._start_api(stack)
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
             supervisor = await stack.enter_async_context(Supervisor())
@@ -100,6 +104,13 @@ class LocalCluster:
             self._stack = stack.pop_all()
         return self
 
+    async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
+        url = await self.api.start()
+        stack.push_async_callback(self.api.close)
+        self.kubeconfig = self.state / "kubeconfig"
+        self.kubeconfig.write_text(_kubeconfig(url, self._certificate))
+        self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
+
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
 
@@ -107,14 +118,29 @@ class LocalCluster:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
-        runtime = Runtime(root / "containers", (cdi,))
+        runtime = SimulatedRuntime(root / "containers", (cdi,))
         kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
-        self.nodes[name] = Node(name, root, kubelet, cdi)
+        self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
 
     def _clean_up(self) -> None:
         if not self._keep:
             shutil.rmtree(self.state, ignore_errors=True)
+
+    @property
+    def api(self) -> ApiServer:
+        """The local API server, with its memory and its faults.
+
+        Raises ``RuntimeError`` where another one takes its place.
+        """
+        if self._api is None:
+            raise RuntimeError(f"the API server of {self._given} is in use: it is reached through `client` only")
+        return self._api
+
+    @property
+    def has_own_api(self) -> bool:
+        """Whether there is :attr:`api`."""
+        return self._api is not None
 
     @property
     def node(self) -> Node:

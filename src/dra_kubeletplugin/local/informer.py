@@ -77,6 +77,9 @@ class Informers:
     def all(self, resource: Resource) -> list[JSON]:
         return list(self._copies[resource].by_uid.values())
 
+    def by_uid(self, resource: Resource, uid: str) -> JSON | None:
+        return self._copies[resource].by_uid.get(uid)
+
     def find(self, resource: Resource, name: str, namespace: str = "") -> JSON | None:
         return self._copies[resource].by_name.get((namespace if resource.namespaced else "", name))
 

@@ -8,8 +8,47 @@ async def test_a_pod_gets_its_fpga():
         assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
 """
 
+from .api import AsyncApi, FaultError
+from .claims import (
+    ClaimSpec,
+    DistinctAttribute,
+    FirstAvailable,
+    MatchAttribute,
+    OpaqueConfig,
+    Request,
+    SubRequest,
+    Toleration,
+)
 from .cluster import controller_on, plugin_on
-from .node import DriverNode, node_with
-from .pods import device_class, pod, template
+from .events import Event, PodError
+from .handles import Api, Cluster, Kubelet, Node
+from .node import DriverNode, node_with, on_node
+from .pods import claim, device_class, pod, template
 
-__all__ = ["DriverNode", "controller_on", "device_class", "node_with", "plugin_on", "pod", "template"]
+__all__ = [
+    "Api",
+    "AsyncApi",
+    "ClaimSpec",
+    "Cluster",
+    "DistinctAttribute",
+    "DriverNode",
+    "Event",
+    "FaultError",
+    "FirstAvailable",
+    "Kubelet",
+    "MatchAttribute",
+    "Node",
+    "OpaqueConfig",
+    "PodError",
+    "Request",
+    "SubRequest",
+    "Toleration",
+    "claim",
+    "controller_on",
+    "device_class",
+    "node_with",
+    "on_node",
+    "plugin_on",
+    "pod",
+    "template",
+]

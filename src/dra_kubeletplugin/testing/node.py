@@ -1,148 +1,336 @@
-"""A driver on a node of a local cluster, in this process."""
+"""A driver on a node of a local cluster."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+import inspect
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
-from ..driver import Driver
+from ..driver import Driver, Health
 from ..host import Host, described
 from ..local.cluster import LocalCluster
-from ..local.kubelet import Timers
+from ..local.kubelet import Kubelet, Timers
 from ..plugin import Plugin
 from ..settings import Settings
 from . import pods
+from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
+from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
+from .running import InProcess, OwnProcess, Running
 
 JSON = dict[str, Any]
-CLASS = "devices"
-_READY = 20.0  # seconds
+D = TypeVar("D", bound=Driver)
 
 
-class DriverNode:
-    """One node with the driver on it. The plugin may be stopped and started again; the cluster stays."""
+class Leftovers(TypedDict):
+    """UIDs of claims with a CDI file, of claims on record, and names of devices that are held."""
 
-    def __init__(self, cluster: LocalCluster, driver: type[Driver], settings: Settings) -> None:
+    files: list[str]
+    records: list[str]
+    held: list[str]
+
+
+class DriverNode(Generic[D]):
+    """One node with the driver on it. The plugin may be stopped and started again; the cluster stays.
+
+    Methods that start or change the driver raise :class:`NotReadyError` with the reason where it does not get ready.
+    """
+
+    def __init__(self, cluster: LocalCluster, driver: type[D], settings: Settings, *, process: bool = False) -> None:
         self.cluster = cluster
+        self.api = AsyncApi(cluster)
         self.driver_class = driver
         self.settings = settings
-        self.plugin: Plugin
-        self._running: contextlib.AsyncExitStack | None = None
+        self._process = process
+        self._running: Running | None = None
+        self._told: dict[str, Health] = {}
 
     @property
-    def kubelet(self) -> Any:
+    def kubelet(self) -> Kubelet:
         return self.cluster.node.kubelet
 
     @property
-    def driver(self) -> Any:
-        return self.plugin.driver
+    def plugin(self) -> Plugin:
+        """The plugin object, while the driver runs in this process.
 
-    async def start(self, **settings: Any) -> None:
-        """Starts a new plugin object, and waits until it is registered and has published.
-
-        Raises :class:`NotReadyError` with the reason where it does not get there.
+        Raises :class:`FaultError` where it has a process of its own, or was never started.
         """
+        if isinstance(self._running, InProcess):
+            return self._running.plugin
+        raise FaultError("there is no plugin object: the driver runs in a process of its own, or not at all")
+
+    @property
+    def driver(self) -> D:
+        """The driver object. Raises as :attr:`plugin`."""
+        return cast(D, self.plugin.driver)
+
+    # --- the driver -------------------------------------------------------------------------------
+
+    async def start(self, /, **settings: Any) -> None:
+        """Starts an instance, and waits until it is registered and has published. ``settings`` change those of before."""
         self.settings = dataclasses.replace(self.settings, **settings)
-        self.plugin = Plugin(self.driver_class(), self.settings, self.cluster.config)
-        self._running = contextlib.AsyncExitStack()
-        await self._running.enter_async_context(self.plugin.running())
-        await self.plugin.ready(_READY)
+        if self._process:
+            self._running = own = OwnProcess(self.driver_class, self.settings, self.cluster)
+            await own.start()
+        else:
+            driver = _with_faults(self.driver_class, self._told)
+            await self.start_plugin(Plugin(driver(), self.settings, self.cluster.config))
+
+    async def start_plugin(self, plugin: Plugin) -> None:
+        """Starts a plugin of the caller's making, and waits as :meth:`start`."""
+        self._running = InProcess(plugin)  # what it says is of interest also where it does not get ready
+        await self._running.start()
 
     async def stop(self) -> None:
+        """Ends it in order, as at SIGTERM."""
         if self._running:
-            await self._running.aclose()
-            self._running = None
+            await self._running.stop()
 
-    async def restart(self, **settings: Any) -> None:
+    async def restart(self, /, **settings: Any) -> None:
         await self.stop()
         await self.start(**settings)
 
+    async def kill(self) -> None:
+        """Ends its process as SIGKILL does; ``process=True`` gives it one. Raises :class:`FaultError` without."""
+        if self._running:
+            await self._running.kill()
+
+    async def upgrade(self, driver: type[D] | None = None, /, **settings: Any) -> None:
+        """A rolling update: the next instance, of another class or with other settings, starts before the old one stops."""
+        old, before = self._running, (self.driver_class, self.settings)
+        self.driver_class = driver or self.driver_class
+        try:
+            await self.start(**{"pod_uid": str(uuid.uuid4())} | settings)
+        except BaseException:  # the old one stays, as a DaemonSet's does
+            await self.stop()
+            self._running, (self.driver_class, self.settings) = old, before
+            raise
+        if old:
+            await old.stop()
+
+    async def reboot(self) -> None:
+        """The machine goes down and comes up: nothing runs any more, CDI files are gone, the boot id is another."""
+        await self.stop()
+        sysfs = self.settings.sysfs_root
+        await self.cluster.reboot(sysfs=sysfs if described.is_described(sysfs) else None)
+        await self.start()
+
     async def rescan(self) -> None:
-        """Has the driver asked for its devices again, and waits for that."""
-        await self.plugin.scan.look()
+        """Has the driver asked for its devices again, and waits until the answer is published."""
+        if self._running:
+            await self._running.rescan()
 
-    # --- pods and claims ------------------------------------------------------------------------
+    # --- hardware ---------------------------------------------------------------------------------
 
-    async def run_pod(self, name: str = "pod", *, timeout: float = 20, **spec: Any) -> JSON:
-        """A pod with one claim of its own; answers the pod once it runs. ``spec`` as in :func:`pods.claim_spec`."""
-        await self.apply_pod(name, **spec)
-        return await self.cluster.wait_running(name, timeout=timeout)
+    async def plug(self, function: Mapping[str, Any]) -> None:
+        """Plugs a PCI function into the described host, written as in its description, and waits until that is published."""
+        described.add_function(self._described("plug"), function)
+        await self._looked()
 
-    async def apply_pod(self, name: str = "pod", **spec: Any) -> None:
-        spec.setdefault("driver", self.settings.driver_name)
-        template = pods.template(f"{name}-template", pods.claim_spec(CLASS, **spec))
-        await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-template"]))
+    async def unplug(self, address: str) -> None:
+        """Takes the PCI function at ``address`` out of the described host, and waits until that is published."""
+        described.remove_function(self._described("unplug"), address)
+        await self._looked()
+
+    async def health(self, device: str, *, healthy: bool = False, message: str = "a fault made on purpose") -> None:
+        """From now on ``health()`` of the driver also says this about a device; returns when the slices say it.
+
+        Raises :class:`FaultError` for a driver without ``health()``, and for one in a process of its own.
+        """
+        if not self.plugin.driver.reports_health:
+            raise FaultError(
+                f"{self.driver_class.__name__} has no health(): there is nothing to say that a device is broken"
+            )
+        self._told[device] = Health(healthy=healthy, message=message)
+        known = self.plugin.inventory.get(device)
+        if known is None:
+            raise FaultError(f"{device} is no device of {self.settings.driver_name}")
+
+        async def seen() -> bool:
+            return self.plugin.inventory.healthy(device) is healthy
+
+        await self.api.wait(f"the report that {device} is {'well' if healthy else 'broken'}", seen)
+        await self.plugin.published(TIMEOUT)
+
+    def _described(self, verb: str) -> Path:
+        if not described.is_described(self.settings.sysfs_root):
+            raise FaultError(
+                f"{verb} needs a described host: give one with host=, for this machine's hardware is left alone"
+            )
+        return self.settings.sysfs_root
+
+    async def _looked(self) -> None:
+        if isinstance(self._running, InProcess):
+            await self.rescan()
+
+    # --- pods and claims --------------------------------------------------------------------------
+
+    async def run_pod(
+        self,
+        name: str = "pod",
+        claim: ClaimSpec | None = None,
+        *,
+        count: int = 1,
+        selector: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        admin_access: bool = False,
+        timeout: float = TIMEOUT,
+        patience: float = PATIENCE,
+    ) -> JSON:
+        """A pod with one claim of its own; answers the pod once it runs.
+
+        Args:
+            claim: what it asks for; without, ``count`` devices of the driver that match ``selector``, with ``parameters``.
+
+        Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`.
+        """
+        await self.apply_pod(
+            name, claim, count=count, selector=selector, parameters=parameters, admin_access=admin_access
+        )
+        return await self.api.wait_running(name, timeout=timeout, patience=patience)
+
+    async def apply_pod(
+        self,
+        name: str = "pod",
+        claim: ClaimSpec | None = None,
+        *,
+        count: int = 1,
+        selector: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        admin_access: bool = False,
+    ) -> None:
+        """As :meth:`run_pod`, without waiting for it."""
+        if self._running:
+            self._running.check()
+        request = Request(count=count, selectors=[selector] if selector else (), admin_access=admin_access)
+        config = [OpaqueConfig(self.settings.driver_name, parameters)] if parameters is not None else []
+        spec = claim or ClaimSpec(request, config=config)
+        await self.api.apply(pods.template(f"{name}-template", spec), pods.pod(name, templates=[f"{name}-template"]))
 
     async def claim_of(self, pod_name: str) -> JSON:
         """The claim that was made for a pod."""
 
         async def find() -> JSON | None:
-            for claim in self.cluster.claims():
+            for claim in await self.api.get_all("ResourceClaim"):
                 if any(o["name"] == pod_name for o in claim["metadata"].get("ownerReferences") or []):
                     return claim
             return None
 
-        found: JSON = await self.cluster.wait(f"the claim of pod {pod_name}", find)
-        return found
+        return await self.api.wait(f"the claim of pod {pod_name}", find)
 
-    def oci(self, pod: Mapping[str, Any]) -> JSON:
-        """The OCI spec of a pod's container."""
-        spec: JSON = self.kubelet.runtime.started[pod["metadata"]["uid"], "main"].spec
-        return spec
-
-    def env(self, pod: Mapping[str, Any]) -> dict[str, str]:
-        """What the container sees in its environment."""
-        return dict(e.split("=", 1) for e in self.oci(pod)["process"]["env"])
-
-    async def leftovers(self) -> JSON:
-        """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
-        return {
-            "files": self.plugin.claims.files.specs.uids(),
-            "records": [r.uid for r in await self.plugin.claims.store.all()],
-            "held": sorted(device for _, device in await self.plugin.claims.store.held()),
-        }
+    async def allocated(self, pod_name: str) -> list[str]:
+        """The names of the devices of a pod's own claim, in the order of its requests; empty before it is allocated."""
+        status = (await self.claim_of(pod_name)).get("status") or {}
+        return [r["device"] for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []]
 
     async def delete_pod(self, name: str = "pod") -> None:
-        await self.cluster.delete_pod(name)
+        """Deletes a pod and waits until it has gone."""
+        await self.api.delete_pod(name)
+
+    def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it.
+
+        Raises :class:`FaultError` where it was not started on this cluster's nodes.
+        """
+        return oci_of(self.cluster, pod, container)
+
+    def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+        """What a container sees in its environment; as :meth:`oci`."""
+        return dict(e.split("=", 1) for e in self.oci(pod, container)["process"]["env"])
+
+    async def leftovers(self) -> Leftovers:
+        """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
+        claims = self.plugin.claims
+        return {
+            "files": claims.files.specs.uids(),
+            "records": [r.uid for r in await claims.store.all()],
+            "held": sorted(device for _, device in await claims.store.held()),
+        }
+
+
+def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> JSON:
+    """As :meth:`DriverNode.oci`."""
+    container = container or pod["spec"]["containers"][0]["name"]
+    path = cluster.nodes[pod["spec"]["nodeName"]].root / "containers" / pod["metadata"]["uid"] / f"{container}.json"
+    if not path.is_file():
+        raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started: there is no {path}")
+    spec: JSON = json.loads(path.read_text())
+    return spec
+
+
+def _with_faults(driver: type[D], told: Mapping[str, Health]) -> type[D]:
+    """The driver, whose reports of health also say what is ``told``; one that reports nothing stays as it is."""
+    if driver.health is Driver.health:
+        return driver
+
+    async def health(self: D) -> Mapping[str, Health]:
+        own: Callable[[D], Any] = driver.health
+        reported = await own(self) if inspect.iscoroutinefunction(own) else await asyncio.to_thread(own, self)
+        return {**reported, **told}
+
+    made: type[D] = type(driver.__name__, (driver,), {"health": health, "__module__": driver.__module__})
+    return made
+
+
+@contextlib.asynccontextmanager
+async def on_node(
+    cluster: LocalCluster,
+    driver: type[D],
+    *,
+    host: Path | str | Mapping[str, Any] | None = None,
+    process: bool = False,
+    **settings: Any,
+) -> AsyncIterator[DriverNode[D]]:
+    """The driver on the first node of a cluster that runs; arguments as of :func:`node_with`."""
+    sysfs = Path("/sys")
+    if host is not None:
+        description = host if isinstance(host, Mapping) else described.load(described.find(str(host)))
+        sysfs = described.build(cluster.state / "host", description)
+    base = Settings(
+        driver_name=driver.name,
+        node_name=cluster.node.name,
+        kubelet_root=cluster.node.kubelet_root,
+        cdi_root=cluster.node.cdi_root,
+        sysfs_root=sysfs,
+        health_interval=0.1,
+        local_cluster=True,
+    )
+    cluster.node.runtime.dev = Host(sysfs).dev
+    node = DriverNode(cluster, driver, dataclasses.replace(base, **settings), process=process)
+    await node.api.apply(pods.device_class(CLASS, node.settings.driver_name))
+    try:
+        await node.start()
+        yield node
+    finally:
+        await node.stop()
 
 
 @contextlib.asynccontextmanager
 async def node_with(
-    driver: type[Driver],
+    driver: type[D],
     *,
     host: Path | str | Mapping[str, Any] | None = None,
     timers: Timers | None = None,
+    process: bool = False,
     **settings: Any,
-) -> AsyncIterator[DriverNode]:
-    """A running node.
+) -> AsyncIterator[DriverNode[D]]:
+    """A cluster with one node and the driver on it.
 
     Args:
         driver: the class to test.
         host: a described host, as a YAML file, as the name of one that comes with the package (``virtual-machine``), or as an
             object; this machine when left out.
         timers: of the kubelet.
+        process: whether the driver gets a process of its own, which can be killed.
         settings: fields of :class:`Settings`.
     """
-    async with LocalCluster(timers=timers) as cluster:
-        sysfs = Path("/sys")
-        if host is not None:
-            description = host if isinstance(host, Mapping) else described.load(described.find(str(host)))
-            sysfs = described.build(cluster.state / "host", description)
-        base = Settings(
-            driver_name=driver.name,
-            node_name=cluster.node.name,
-            kubelet_root=cluster.node.kubelet_root,
-            cdi_root=cluster.node.cdi_root,
-            sysfs_root=sysfs,
-            local_cluster=True,
-        )
-        cluster.node.kubelet.runtime.dev = Host(sysfs).dev
-        node = DriverNode(cluster, driver, dataclasses.replace(base, **settings))
-        await cluster.apply(pods.device_class(CLASS, node.settings.driver_name))
-        try:
-            await node.start()
-            yield node
-        finally:
-            await node.stop()
+    async with (
+        LocalCluster(timers=timers) as cluster,
+        on_node(cluster, driver, host=host, process=process, **settings) as node,
+    ):
+        yield node

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..resources.convert import GROUP
+from .claims import ClaimSpec
 
 JSON = dict[str, Any]
 
@@ -21,44 +22,26 @@ def device_class(name: str, driver: str) -> JSON:
     }
 
 
-def claim_spec(
-    class_name: str,
-    *,
-    count: int = 1,
-    selector: str = "",
-    parameters: Mapping[str, Any] | None = None,
-    driver: str = "",
-    admin: bool = False,
-) -> JSON:
-    exactly: JSON = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count}
-    if selector:
-        exactly["selectors"] = [{"cel": {"expression": selector}}]
-    if admin:
-        exactly["adminAccess"] = True
-    devices: JSON = {"requests": [{"name": "device", "exactly": exactly}]}
-    if parameters is not None:
-        devices["config"] = [{"opaque": {"driver": driver, "parameters": dict(parameters)}}]
-    return {"devices": devices}
-
-
-def template(name: str, spec: Mapping[str, Any]) -> JSON:
+def template(name: str, spec: ClaimSpec) -> JSON:
+    """A ResourceClaimTemplate."""
     return {
         "apiVersion": f"{GROUP}/v1",
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": name},
-        "spec": {"spec": dict(spec)},
+        "spec": {"spec": spec.to_json()},
     }
 
 
-def claim(name: str, spec: Mapping[str, Any]) -> JSON:
-    return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": dict(spec)}
+def claim(name: str, spec: ClaimSpec) -> JSON:
+    """A ResourceClaim, which pods may share."""
+    return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec.to_json()}
 
 
 def pod(name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = ()) -> JSON:
-    """A pod with one container that uses claims made from ``templates`` and existing ``claims``."""
-    entries: list[JSON] = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
+    """A pod with one container, ``main``, that uses claims made from ``templates`` and existing ``claims``."""
+    entries = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
     entries += [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
-    container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
-    container["resources"] = {"claims": [{"name": e["name"]} for e in entries]}  # type: ignore[assignment]
+    container: JSON = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
+    container["resources"] = {"claims": [{"name": e["name"]} for e in entries]}
     spec = {"restartPolicy": "Never", "resourceClaims": entries, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,20 @@ class PrepareError(Exception):
     """In the kubelet's own words, as they show in the pod's event."""
 
 
+@dataclass(frozen=True)
+class PreparedDevice:
+    """What a driver answered for one device. Empty ``requests`` are all requests of the claim."""
+
+    requests: list[str]
+    pool: str
+    device: str
+    cdi: list[str]
+    share: str = ""
+
+    def serves(self, request: str) -> bool:
+        return not request or not self.requests or request in self.requests
+
+
 @dataclass
 class ClaimInfo:
     """A claim that some pod of this node uses. ``devices`` are a driver's answers once it is prepared."""
@@ -30,30 +48,54 @@ class ClaimInfo:
     uid: str
     drivers: list[str] = field(default_factory=list)
     pods: list[str] = field(default_factory=list)
-    devices: dict[str, list[JSON]] = field(default_factory=dict)
+    devices: dict[str, list[PreparedDevice]] = field(default_factory=dict)
 
     @property
     def prepared(self) -> bool:
         return all(d in self.devices for d in self.drivers)
 
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> ClaimInfo:
+        """From the checkpoint. Raises ``KeyError`` or ``TypeError`` where it cannot be read."""
+        devices = {d: [PreparedDevice(**p) for p in prepared] for d, prepared in entry["devices"].items()}
+        names = {k: entry[k] for k in ("namespace", "name", "uid", "drivers", "pods")}
+        return cls(**names, devices=devices)
+
 
 class ClaimManager:
+    """``claims`` are known by UID; two of one name cannot be prepared at once, as in a real kubelet."""
+
     def __init__(self, plugins: PluginWatcher, checkpoint: Path, timeout: float) -> None:
         self.plugins = plugins
         self.checkpoint = checkpoint
         self.timeout = timeout
         self.claims: dict[str, ClaimInfo] = {}
-        self.calls: list[tuple[str, str, list[str]]] = []  # driver, method, claim UIDs
+        self._locks: dict[str, asyncio.Lock] = {}  # by UID: a call of ours for a claim is never beside another
         self._load()
 
     def _load(self) -> None:
-        if self.checkpoint.exists():
-            for entry in json.loads(self.checkpoint.read_text()):
-                self.claims[entry["uid"]] = ClaimInfo(**entry)
+        try:
+            entries = json.loads(self.checkpoint.read_text())
+            self.claims = {entry["uid"]: ClaimInfo.of(entry) for entry in entries}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            aside = self.checkpoint.with_suffix(".unreadable")
+            with contextlib.suppress(OSError):
+                self.checkpoint.rename(aside)
+            log.error(
+                "kubelet: %s cannot be read (%s): it is kept as %s, what was prepared is forgotten",
+                self.checkpoint,
+                e,
+                aside,
+            )
 
     def _save(self) -> None:
         temporary = self.checkpoint.with_suffix(".tmp")
-        temporary.write_text(json.dumps([vars(c) for c in self.claims.values()]))
+        with temporary.open("w") as out:
+            json.dump([asdict(c) for c in self.claims.values()], out)
+            out.flush()
+            os.fsync(out.fileno())
         temporary.rename(self.checkpoint)
 
     def forget_prepared(self) -> None:
@@ -62,27 +104,45 @@ class ClaimManager:
             info.devices.clear()
         self._save()
 
+    @contextlib.asynccontextmanager
+    async def _alone(self, uids: Sequence[str]) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for uid in sorted(uids):
+                await stack.enter_async_context(self._locks.setdefault(uid, asyncio.Lock()))
+            yield
+        for uid in uids:
+            if uid not in self.claims and (lock := self._locks.get(uid)) and not lock.locked():
+                del self._locks[uid]
+
     async def prepare(self, pod_uid: str, claims: Sequence[Mapping[str, Any]]) -> None:
-        """Prepares a pod's claims, in one call per driver.
+        """Prepares a pod's claims, in one call per driver. ``claims`` must be allocated.
 
         Raises :class:`PrepareError`.
         """
+        async with self._alone([c["metadata"]["uid"] for c in claims]):
+            await self._prepare(pod_uid, claims)
+
+    async def _prepare(self, pod_uid: str, claims: Sequence[Mapping[str, Any]]) -> None:
         batches: dict[str, list[ClaimInfo]] = {}
-        for claim in claims:
-            info = self._info(claim)
+        infos = [self._info(claim) for claim in claims]
+        for info in infos:
+            self.claims[info.uid] = info
             if pod_uid not in info.pods:
                 info.pods.append(pod_uid)
             for driver in info.drivers:
                 if driver not in info.devices:
                     batches.setdefault(driver, []).append(info)
         self._save()
-        for driver, infos in batches.items():
-            answer = await self._call(driver, "NodePrepareResources", infos)
+        for driver in batches:
+            if self.plugins.newest(driver) is None:
+                raise PrepareError(f"DRA driver {driver} is not registered")
+        for driver, batch in batches.items():
+            answer = await self._call(driver, "NodePrepareResources", batch)
             for uid in answer.claims:
-                if uid not in {i.uid for i in infos}:
+                if uid not in {i.uid for i in batch}:
                     raise PrepareError(f"NodePrepareResources returned result for unknown claim UID {uid}")
             failed: PrepareError | None = None
-            for info in infos:
+            for info in batch:
                 if info.uid not in answer.claims:
                     continue
                 result = answer.claims[info.uid]
@@ -95,26 +155,41 @@ class ClaimManager:
             self._save()
             if failed:
                 raise failed
-            if missing := [i for i in infos if i.uid not in answer.claims]:
+            if missing := [i for i in batch if i.uid not in answer.claims]:
                 raise PrepareError(f"NodePrepareResources skipped {len(missing)} ResourceClaims")
 
     def _info(self, claim: Mapping[str, Any]) -> ClaimInfo:
         meta = claim["metadata"]
         info = self.claims.get(meta["uid"])
-        if info is None:
-            results = claim["status"]["allocation"]["devices"].get("results") or []
-            drivers = sorted({r["driver"] for r in results})
-            info = ClaimInfo(meta["namespace"], meta["name"], meta["uid"], drivers)
-            self.claims[info.uid] = info
-        return info
+        if info is not None:
+            return info
+        for other in self.claims.values():
+            if (other.namespace, other.name) == (meta["namespace"], meta["name"]):
+                raise PrepareError(
+                    f"old ResourceClaim with same name {other.name} and different UID {other.uid} still exists"
+                )
+        results = claim["status"]["allocation"]["devices"].get("results") or []
+        return ClaimInfo(meta["namespace"], meta["name"], meta["uid"], sorted({r["driver"] for r in results}))
+
+    def uses(self, pod_uid: str) -> bool:
+        """Whether something may have to be unprepared for a pod."""
+        return any(pod_uid in i.pods for i in self.claims.values())
+
+    def pods(self) -> set[str]:
+        """UIDs of all pods with claims."""
+        return {uid for i in self.claims.values() for uid in i.pods}
 
     async def unprepare(self, pod_uid: str) -> None:
         """Unprepares what no other pod uses.
 
         Raises :class:`PrepareError`; what failed is tried again by the next call.
         """
+        async with self._alone([i.uid for i in self.claims.values() if pod_uid in i.pods]):
+            await self._unprepare(pod_uid)
+
+    async def _unprepare(self, pod_uid: str) -> None:
         batches: dict[str, list[ClaimInfo]] = {}
-        last = [i for i in self.claims.values() if pod_uid in i.pods and len(i.pods) == 1]
+        last = [i for i in self.claims.values() if i.pods == [pod_uid]]
         for info in self.claims.values():
             if pod_uid in info.pods and len(info.pods) > 1:
                 info.pods.remove(pod_uid)
@@ -152,31 +227,37 @@ class ClaimManager:
         pb = plugin.messages
         claims = [pb.Claim(namespace=i.namespace, name=i.name, uid=i.uid) for i in infos]
         request = getattr(pb, f"{method}Request")(claims=claims)
-        self.calls.append((driver, method, [i.uid for i in infos]))
         try:
             return await getattr(plugin.stub, method)(request, timeout=self.timeout)
         except grpc.aio.AioRpcError as e:
             name = e.code().name.title().replace("_", "")
             raise PrepareError(f"{method}: rpc error: code = {name} desc = {e.details()}") from None
 
-    def cdi_ids(self, names: Mapping[str, str], wanted: Sequence[Mapping[str, Any]], namespace: str) -> list[str]:
-        """CDI ids for a container's ``resources.claims``; ``names`` maps the pod's names to claims."""
-        out: list[str] = []
-        for entry in wanted:
-            for info in self.claims.values():
-                if info.namespace != namespace or info.name != names.get(entry["name"]):
-                    continue
-                for devices in info.devices.values():
-                    for d in devices:
-                        if not entry.get("request") or not d["requests"] or entry["request"] in d["requests"]:
-                            out += [i for i in d["cdi"] if i not in out]
-        return out
+    # --- what containers get --------------------------------------------------------------------
+
+    def devices(self, namespace: str, claim: str, request: str = "") -> Iterator[tuple[ClaimInfo, str, PreparedDevice]]:
+        """The prepared devices of a claim, of one request or of all: claim, driver, device."""
+        for info in self.claims.values():
+            if (info.namespace, info.name) == (namespace, claim):
+                for driver, devices in info.devices.items():
+                    for device in devices:
+                        if device.serves(request):
+                            yield info, driver, device
+
+    def cdi_ids(self, namespace: str, wanted: Sequence[tuple[str, str]]) -> list[str]:
+        """CDI ids, each once, of claims and requests (empty: all)."""
+        found: dict[str, None] = {}
+        for claim, request in wanted:
+            for _, _, device in self.devices(namespace, claim, request):
+                found.update(dict.fromkeys(device.cdi))
+        return list(found)
+
+    def in_use(self) -> dict[str, int]:
+        """``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all."""
+        found = Counter(driver for info in self.claims.values() for driver in info.drivers)
+        return {"<any>": len(self.claims), **found}
 
 
-def _device(d: Any) -> JSON:
-    return {
-        "requests": list(d.request_names),
-        "pool": d.pool_name,
-        "device": d.device_name,
-        "cdi": list(d.cdi_device_ids),
-    }
+def _device(d: Any) -> PreparedDevice:
+    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""  # v1beta1 has none
+    return PreparedDevice(list(d.request_names), d.pool_name, d.device_name, list(d.cdi_device_ids), share)

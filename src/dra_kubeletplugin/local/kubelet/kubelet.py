@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
-from ...resources.defaults import now
-from ..informer import CLAIMS, NODES, PODS, SLICES, Informers, is_finished, pod_claim_names, record_event
-from ..runtime.oci import InjectError, Runtime
+from ..events import EventRecorder
+from ..informer import PODS, Change, Informers
+from ..runtime.interface import ContainerRuntime
 from ..supervision import Supervisor
-from .claims import ClaimManager, PrepareError
+from ..workqueue import Backoff, WorkQueue
+from .claims import ClaimManager
+from .containers import requests_of
+from .health import DeviceKey, HealthMonitor
+from .node import publish_node, wipe_slices
 from .plugins import PluginWatcher
+from .pods import Later, PodSync
+from .timers import Timers
 
 log = logging.getLogger(__name__)
-VERSION = "v1.36.2+dra-local"
 JSON = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Timers:
-    """Seconds. The defaults make tests quick; a real kubelet has 0.5, 45, 30 and 60 for the last."""
-
-    look: float = 0.05  # between looks at plugins_registry
-    call: float = 45.0  # for one call of a plugin
-    wipe: float = 30.0  # from the last instance's disconnect to the wiping of its slices
-    retry: float = 0.5  # between tries for one pod
+_PODS_AT_ONCE = 128  # as many as a node may have: a call to a plugin that hangs holds up its own pod only
+_WIPE_AGAIN = 1.0  # seconds
 
 
 class Kubelet:
-    """The kubelet of node ``name`` with its root folder ``root``."""
+    """The kubelet of node ``name`` with its root folder ``root``.
+
+    Args:
+        supervisor: owns what runs.
+    """
 
     def __init__(
         self,
         client: KubeClient,
         name: str,
         root: Path,
-        runtime: Runtime,
+        runtime: ContainerRuntime,
         supervisor: Supervisor,
         timers: Timers | None = None,
     ) -> None:
@@ -53,37 +52,52 @@ class Kubelet:
         self.supervisor = supervisor
         self.timers = timers or Timers()
         self.supported: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+        self.health_versions: tuple[str, ...] = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
         for folder in ("plugins_registry", "plugins", "pods"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         self._task: asyncio.Task[None] | None = None
-        self._workers: dict[str, asyncio.Task[Any]] = {}
-        self._wipes: dict[str, asyncio.Task[None]] = {}
-        self._told: dict[tuple[str, str], str] = {}
         self._make()
 
     def _make(self) -> None:
+        self.health = HealthMonitor(self._health_changed, self.health_versions, self.timers.health)
         self.plugins = PluginWatcher(
-            self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone
+            self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self.health.follow
         )
         self.manager = ClaimManager(self.plugins, self.root / "dra_manager_state", self.timers.call)
-        self.informers = Informers(self.client, {PODS: f"spec.nodeName={self.name}", CLAIMS: ""})
+        self.informers = Informers(self.client, {PODS: f"spec.nodeName={self.name}"})
+        self.informers.on(PODS, self._pod_changed)
+        self.events = EventRecorder(self.client, "kubelet", self.name)
+        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
+        self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
+        self._told: dict[str, str] = {}
+        self._wiped = False
+        self._pods = PodSync(
+            self.client,
+            self.manager,
+            self.runtime,
+            self.events,
+            self.root / "pods",
+            self.timers,
+            self._queue.add_after,
+            self._allocated,
+        )
 
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        await self._publish_node()
-        await self._wipe("")
+        """Returns once the slices of before are gone, where the API server answers.
+
+        Raises ``ApiError`` where the Node cannot be written.
+        """
+        await publish_node(self.client, self.name, self.runtime.version)
+        self._wiped = await self._wipe_all()
         self._task = self.supervisor.start(f"kubelet {self.name}", self._run)
 
     async def stop(self) -> None:
-        for task in [self._task, *self._workers.values(), *self._wipes.values()]:
-            if task:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        self._workers.clear()
-        self._wipes.clear()
-        self._task = None
-        await self.plugins.close()
+        """Containers run on."""
+        if self._task:
+            await self.supervisor.stop(self._task)
+            self._task = None
 
     async def restart(self) -> None:
         """Forgets what it has in memory, wipes the node's slices, finds plugins and pods again."""
@@ -93,161 +107,110 @@ class Kubelet:
 
     async def rebooted(self) -> None:
         """Starts after a reboot: nothing runs, every claim is to be prepared again."""
-        for uid, _ in list(self.runtime.started):
-            await self.runtime.stop(uid)
+        await self.runtime.reboot()
         self._make()
         self.manager.forget_prepared()
         await self.start()
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.plugins.run())
-            await self.informers.run(tasks)
-            await self.informers.loop(self._reconcile, resync=1.0)
-
-    async def _publish_node(self) -> None:
-        labels = {"kubernetes.io/hostname": self.name}
-        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels}, "spec": {}}
         try:
-            await self.client.create(NODES, body)
-        except ApiError as e:
-            if e.status != 409:
-                raise
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}
-        info = dict.fromkeys(
-            ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"), "local"
-        )
-        info |= {"kubeletVersion": VERSION, "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64"}
-        status = {"conditions": [ready], "nodeInfo": info}
-        await self.client.patch(NODES, self.name, {"status": status}, sub="status")
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.events.run())
+                tasks.create_task(self._wipes.work(self._wipe, self._not_wiped, 4))
+                while not self._wiped:
+                    await asyncio.sleep(_WIPE_AGAIN)
+                    self._wiped = await self._wipe_all()
+                tasks.create_task(self.plugins.run())
+                tasks.create_task(self.health.run())
+                await self.informers.run(tasks)
+                await self.informers.wait_synced()
+                tasks.create_task(self._follow_runtime())
+                for uid in self.manager.pods() | self.runtime.pods():
+                    self._queue.add(uid)  # also what went while we were away
+                await self._queue.work(self._sync, self._failed, _PODS_AT_ONCE)
+        finally:
+            await self.health.close()
+            await self.plugins.close()
+
+    async def _follow_runtime(self) -> None:
+        async for uid in self.runtime.changes():
+            self._queue.add(uid)
 
     # --- slices ---------------------------------------------------------------------------------
 
     def _plugin_gone(self, driver: str) -> None:
-        async def later() -> None:
-            await asyncio.sleep(self.timers.wipe)
-            if not self.plugins.newest(driver):
-                await self._wipe(driver)
+        self.health.forget(driver)
+        self._wipes.add_after(driver, self.timers.wipe)
 
-        if (old := self._wipes.get(driver)) and not old.done():
-            old.cancel()
-        self._wipes[driver] = asyncio.create_task(later(), name=f"wipe {driver}")
+    async def _wipe_all(self) -> bool:
+        """At start, before a plugin is heard: those that are here publish again."""
+        try:
+            await wipe_slices(self.client, self.name)
+        except ApiError as e:
+            log.warning("kubelet %s: slices are not wiped: %s", self.name, e)
+            return False
+        return True
 
     async def _wipe(self, driver: str) -> None:
-        """Deletes the slices of a driver on this node, or of all drivers."""
-        fields = f"spec.nodeName={self.name}" + (f",spec.driver={driver}" if driver else "")
-        with contextlib.suppress(ApiError):
-            for obj in (await self.client.list(SLICES, fields=fields))["items"]:
-                with contextlib.suppress(ApiError):
-                    await self.client.delete(SLICES, obj["metadata"]["name"])
+        if not self.plugins.is_connected(driver):
+            await wipe_slices(self.client, self.name, driver)
+
+    def _not_wiped(self, driver: str, error: Exception) -> None:
+        log.warning("kubelet %s: slices of %s are not wiped: %s", self.name, driver, error)
 
     # --- pods -----------------------------------------------------------------------------------
 
-    async def _reconcile(self) -> None:
-        for uid, task in list(self._workers.items()):
-            if task.done():
-                del self._workers[uid]
-        pods = {p["metadata"]["uid"]: p for p in self.informers.all(PODS)}
-        for uid, pod in pods.items():
-            if uid not in self._workers and self._needs_work(pod):
-                self._workers[uid] = asyncio.create_task(self._work(pod), name=f"pod {pod['metadata']['name']}")
-        for info in list(self.manager.claims.values()):
-            for uid in info.pods:
-                if uid not in pods and uid not in self._workers:  # force-deleted, or gone while we were away
-                    self._workers[uid] = asyncio.create_task(self._clean(uid), name=f"orphaned pod {uid}")
+    def _pod_changed(self, change: Change) -> None:
+        self._queue.add(change.object["metadata"]["uid"])
 
-    def _needs_work(self, pod: JSON) -> bool:
-        if pod["metadata"].get("deletionTimestamp"):
-            return True
-        return not is_finished(pod) and not self._runs(pod)
+    def _pod(self, uid: str) -> JSON | None:
+        return self.informers.by_uid(PODS, uid)
 
-    def _runs(self, pod: JSON) -> bool:
-        return all((pod["metadata"]["uid"], c["name"]) in self.runtime.started for c in pod["spec"]["containers"])
+    async def _sync(self, uid: str) -> None:
+        await self._pods.sync(uid, self._pod(uid))
+        self._told.pop(uid, None)
 
-    async def _work(self, pod: JSON) -> None:
-        try:
-            if pod["metadata"].get("deletionTimestamp"):
-                await self._terminate(pod)
-            else:
-                await self._start(pod)
-        except ApiError as e:
-            log.debug("kubelet: pod %s: %s", pod["metadata"]["name"], e)
-            await asyncio.sleep(self.timers.retry)
-        finally:
-            self.informers.changed.set()
-
-    async def _start(self, pod: JSON) -> None:
-        names = {k: v or "" for k, v in pod_claim_names(pod).items()}
-        claims = [await self.client.get(CLAIMS, n, pod["metadata"]["namespace"]) for n in names.values() if n]
-        uid = pod["metadata"]["uid"]
-        for claim in claims:
-            reserved = (claim.get("status") or {}).get("reservedFor") or []
-            if not any(r["uid"] == uid for r in reserved):
-                text = f"pod {pod['metadata']['name']} not allowed to use resource claim {claim['metadata']['name']}"
-                await self._fail(pod, "FailedPrepareDynamicResources", text)
-                return
-        try:
-            await self.manager.prepare(uid, claims)
-        except PrepareError as e:
-            text = f"Failed to prepare dynamic resources: prepare dynamic resources: {e}"
-            await self._fail(pod, "FailedPrepareDynamicResources", text)
+    def _failed(self, uid: str, error: Exception) -> None:
+        """An error belongs to its pod: told once for the same text, and the pod is tried again."""
+        if isinstance(error, Later):
             return
-        for container in pod["spec"]["containers"]:
-            wanted = (container.get("resources") or {}).get("claims") or []
-            ids = self.manager.cdi_ids(names, wanted, pod["metadata"]["namespace"])
-            try:
-                await self.runtime.start(pod, container, ids)
-            except InjectError as e:
-                await self._fail(
-                    pod, "Failed", f"Error: failed to create containerd container: CDI device injection failed: {e}"
-                )
-                return
-            await record_event(
-                self.client, pod, "Pod", "Normal", "Started", f"Started container {container['name']}", "kubelet"
-            )
-        await self._set_running(pod)
-
-    async def _fail(self, pod: JSON, reason: str, text: str) -> None:
-        """An event, once for the same text, then a pause before the next try."""
-        key = (pod["metadata"]["uid"], reason)
-        if self._told.get(key) != text:
-            self._told[key] = text
-            await record_event(self.client, pod, "Pod", "Warning", reason, text, "kubelet")
-        waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}, "ready": False}
-        statuses = [{"name": c["name"], **waiting} for c in pod["spec"]["containers"]]
-        with contextlib.suppress(ApiError):
-            await self._patch_status(pod, {"phase": "Pending", "containerStatuses": statuses})
-        await asyncio.sleep(self.timers.retry)
-
-    async def _set_running(self, pod: JSON) -> None:
-        statuses = [
-            {"name": c["name"], "ready": True, "started": True, "restartCount": 0, "image": c.get("image", ""),
-             "imageID": "", "state": {"running": {"startedAt": now()}}}
-            for c in pod["spec"]["containers"]
-        ]  # fmt: skip
-        conditions = [{"type": t, "status": "True", "lastTransitionTime": now()} for t in ("PodScheduled", "Ready")]
-        status = {"phase": "Running", "containerStatuses": statuses, "conditions": conditions, "startTime": now()}
-        await self._patch_status(pod, status)
-
-    async def _patch_status(self, pod: JSON, status: Mapping[str, Any]) -> None:
-        meta = pod["metadata"]
-        await self.client.patch(PODS, meta["name"], {"status": status}, meta["namespace"], "status")
-
-    async def _terminate(self, pod: JSON) -> None:
-        meta = pod["metadata"]
-        await self.runtime.stop(meta["uid"])
-        if not await self._clean(meta["uid"]):
+        text = f"{type(error).__name__}: {error}"
+        if self._told.get(uid) == text:
             return
-        with contextlib.suppress(ApiError):
-            await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=0)
+        self._told[uid] = text
+        if isinstance(error, ApiError):
+            log.warning("kubelet %s: pod %s: %s", self.name, uid, error)
+            return
+        log.error("kubelet %s: pod %s cannot be handled: %s", self.name, uid, text, exc_info=error)
+        if pod := self._pod(uid):
+            self.events.warn(pod, "Pod", "FailedSync", f"error syncing pod, skipping: is it well-formed? {text}")
 
-    async def _clean(self, uid: str) -> bool:
-        """Unprepares for a pod that has stopped; False where that has to be tried again. There is no event for it."""
-        await self.runtime.stop(uid)
-        try:
-            await self.manager.unprepare(uid)
-        except PrepareError as e:
-            log.warning("kubelet: pod %s: %s", uid, e)
-            await asyncio.sleep(self.timers.retry)
-            return False
-        return True
+    # --- health ---------------------------------------------------------------------------------
+
+    def _health_changed(self, devices: set[DeviceKey]) -> None:
+        """Has all pods looked at that have one of the devices."""
+        for info in self.manager.claims.values():
+            used = {(driver, d.pool, d.device) for driver, found in info.devices.items() for d in found}
+            if used & devices:
+                for uid in info.pods:
+                    self._queue.add(uid)
+
+    def _allocated(self, pod: JSON, container: Mapping[str, Any], claims: Mapping[str, str]) -> list[JSON]:
+        """``allocatedResourcesStatus`` of a container (KEP-4680), empty where the feature gate is off."""
+        if not self.health_versions:
+            return []
+        names = {claim: name for name, claim in claims.items()}
+        out: dict[str, dict[str, JSON]] = {}
+        for claim, request in requests_of(pod, container, claims):
+            name = f"claim:{names.get(claim, claim)}" + (f"/{request}" if request else "")
+            resources = out.setdefault(name, {})
+            for _, driver, device in self.manager.devices(pod["metadata"]["namespace"], claim, request):
+                report = self.health.of((driver, device.pool, device.device))
+                parts = [driver, device.pool, device.device] + ([device.share] if device.share else [])
+                resource_id = device.cdi[0] if device.cdi else "/".join(parts)
+                told = {"resourceID": resource_id, "health": report.health.value}
+                resources.setdefault(resource_id, told | ({"message": report.message} if report.message else {}))
+        return [{"name": name, "resources": list(resources.values())} for name, resources in out.items()]
+
+
+__all__ = ["Kubelet"]

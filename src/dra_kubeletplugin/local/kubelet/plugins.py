@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from ..._proto import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
@@ -23,18 +24,25 @@ _SERVICES: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
     "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
 }
+_RECONNECT = 1000  # milliseconds, the longest pause between tries to reach a plugin
 
 
 def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
     """A channel to a Unix socket. Kubelets up to 1.33 sent the path as authority, later ones ``localhost`` or ``unix:<path>``."""
     escaped = str(path).replace("%", "%25")
-    options = [("grpc.default_authority", authority), ("grpc.use_local_subchannel_pool", 1)]
+    options = [
+        ("grpc.default_authority", authority),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT),
+    ]
     return grpc.aio.insecure_channel(f"unix:{escaped}", options=options)
 
 
 @dataclass(eq=False)
 class Connection:
-    """One registered instance of a driver."""
+    """One registered instance of a driver. All calls go through its one channel, health included."""
 
     driver: str
     socket: Path
@@ -43,6 +51,7 @@ class Connection:
     channel: grpc.aio.Channel
     order: int
     services: list[str] = field(default_factory=list)
+    connected: bool = True  # believed until the channel says otherwise
 
     @property
     def messages(self) -> Any:
@@ -54,24 +63,40 @@ class Connection:
 
 
 class PluginWatcher:
-    """``connected`` maps a driver to its instances, newest last."""
+    """``connected`` maps a driver to its registered instances, newest last.
+
+    Args:
+        on_gone: called with a driver's name when its last instance went, or does not answer any more.
+        on_new: called with an instance that was registered.
+    """
 
     def __init__(
-        self, registry: Path, interval: float, supported: tuple[str, ...], on_gone: Callable[[str], None]
+        self,
+        registry: Path,
+        interval: float,
+        supported: tuple[str, ...],
+        on_gone: Callable[[str], None],
+        on_new: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         self.registry = registry
         self.interval = interval
         self.supported = supported
         self.on_gone = on_gone
+        self.on_new = on_new
         self.connected: dict[str, list[Connection]] = {}
         self.changed = asyncio.Event()
         self._known: dict[Path, tuple[tuple[int, int], Connection | None]] = {}
         self._retry: dict[Path, tuple[float, float]] = {}  # next try, pause
+        self._monitors: dict[Connection, asyncio.Task[None]] = {}
         self._count = 0
 
     def newest(self, driver: str) -> Connection | None:
-        found = self.connected.get(driver)
-        return found[-1] if found else None
+        """The newest instance that is connected; where none is, the newest of all."""
+        found = self.connected.get(driver) or []
+        return next((c for c in reversed(found) if c.connected), found[-1] if found else None)
+
+    def is_connected(self, driver: str) -> bool:
+        return any(c.connected for c in self.connected.get(driver) or [])
 
     async def run(self) -> None:
         """Never returns. Sockets are found by looking often: a watch would race with a rename."""
@@ -82,13 +107,17 @@ class PluginWatcher:
     async def close(self) -> None:
         for _, connection in self._known.values():
             if connection:
-                await connection.channel.close()
+                await self._end(connection)
         self._known.clear()
         self.connected.clear()
 
     async def look(self) -> None:
         found: dict[Path, tuple[int, int]] = {}
-        for path in self.registry.iterdir() if self.registry.is_dir() else []:
+        try:
+            entries = list(self.registry.iterdir())
+        except OSError:
+            entries = []
+        for path in entries:
             if path.name.startswith("."):
                 continue
             with contextlib.suppress(OSError):
@@ -101,29 +130,59 @@ class PluginWatcher:
                 self._retry.pop(path, None)
                 if connection:
                     await self._disconnect(connection)
-        for path, inode in found.items():
-            if path in self._known:
-                continue
-            due, pause = self._retry.get(path, (0.0, 1.0))
-            if time.monotonic() < due:
-                continue
-            connection = await self._register(path)
-            if connection is None:
+        due = [p for p in found if p not in self._known and time.monotonic() >= self._retry.get(p, (0.0, 0.0))[0]]
+        # One that hangs keeps no other waiting.
+        for path, registered in zip(due, await asyncio.gather(*map(self._register, due)), strict=True):
+            if registered is None:
                 # After a refusal the kubelet tries again after 1 s, 2 s, 4 s ...
+                pause = self._retry.get(path, (0.0, 1.0))[1]
                 self._retry[path] = (time.monotonic() + pause * self.interval * 10, pause * 2)
             else:
-                self._known[path] = (inode, connection)
+                self._retry.pop(path, None)
+                self._known[path] = (found[path], registered)
 
     async def _disconnect(self, connection: Connection) -> None:
+        answered = self.is_connected(connection.driver)
         instances = self.connected.get(connection.driver, [])
         if connection in instances:
             instances.remove(connection)
-        await connection.channel.close()
+        await self._end(connection)
         if not instances:
             self.connected.pop(connection.driver, None)
+        if answered and not self.is_connected(connection.driver):
             self.on_gone(connection.driver)
         self.changed.set()
         log.info("kubelet: plugin %s at %s is gone", connection.driver, connection.socket.name)
+
+    async def _end(self, connection: Connection) -> None:
+        if monitor := self._monitors.pop(connection, None):
+            monitor.cancel()
+            await asyncio.wait([monitor])
+        await connection.channel.close()
+
+    async def _monitor(self, connection: Connection) -> None:
+        """Keeps the connection up, and notices when the plugin stops to answer. Never returns."""
+        channel = connection.channel
+        state = channel.get_state(try_to_connect=True)
+        was_ready = False
+        while True:
+            ready = state is grpc.ChannelConnectivity.READY
+            was_ready = was_ready or ready
+            lost = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            lost = lost or (was_ready and state is grpc.ChannelConnectivity.IDLE)
+            if ready and not connection.connected:
+                connection.connected = True
+                log.info("kubelet: plugin %s answers again", connection.driver)
+                self.on_new(connection)
+                self.changed.set()
+            elif lost and connection.connected:
+                connection.connected = False
+                log.info("kubelet: plugin %s at %s does not answer", connection.driver, connection.endpoint)
+                if not self.is_connected(connection.driver):
+                    self.on_gone(connection.driver)
+                self.changed.set()
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
 
     async def _register(self, path: Path) -> Connection | None:
         channel = dial(path)
@@ -146,6 +205,11 @@ class PluginWatcher:
             return connection
         except grpc.aio.AioRpcError as e:
             log.debug("kubelet: %s does not answer: %s", path.name, e.code())
+            return None
+        except Exception:
+            log.exception(
+                "kubelet: %s cannot be registered", path.name
+            )  # whatever it said, it concerns no other plugin
             return None
         finally:
             await channel.close()
@@ -173,6 +237,8 @@ class PluginWatcher:
             info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
         )
         self.connected.setdefault(info.name, []).append(connection)
+        self._monitors[connection] = asyncio.create_task(self._monitor(connection), name=f"plugin {info.name}")
         self.changed.set()
+        self.on_new(connection)
         log.info("kubelet: plugin %s registered with %s", info.name, version)
         return connection

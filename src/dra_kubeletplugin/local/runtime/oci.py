@@ -1,76 +1,14 @@
-"""Containers: an OCI spec with CDI devices injected, and, where podman and runc are installed, a real container."""
+"""One real container, where podman and runc are installed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from .cdi_cache import CdiCache, InjectError
-
-JSON = dict[str, Any]
-
-
-@dataclass
-class Started:
-    """A container as a runtime would start it."""
-
-    name: str
-    spec: JSON
-
-
-class Runtime:
-    """Makes OCI specs and keeps them in ``state``; runs nothing.
-
-    Raises :class:`InjectError`, as containerd does, where a CDI device cannot be found.
-    """
-
-    def __init__(self, state: Path, cdi_dirs: Sequence[Path], dev: Path = Path("/dev")) -> None:
-        self.state = state
-        self.dev = dev  # where device nodes are looked up; of a described host its own
-        self.cdi_dirs = cdi_dirs
-        self.started: dict[tuple[str, str], Started] = {}
-
-    def spec(self, container: Mapping[str, Any], cdi_ids: Sequence[str]) -> JSON:
-        """The container's OCI spec after injection."""
-        env = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
-        env += [f"{e['name']}={e.get('value', '')}" for e in container.get("env") or []]
-        base = {
-            "ociVersion": "1.1.0",
-            "process": {
-                "user": {"uid": 0, "gid": 0},
-                "args": [*(container.get("command") or ["/bin/sh"]), *(container.get("args") or [])],
-                "env": env,
-                "cwd": container.get("workingDir", "/"),
-            },
-            "root": {"path": "rootfs"},
-            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
-            "linux": {},
-        }
-        return CdiCache(self.cdi_dirs).inject(base, cdi_ids, self.dev)
-
-    async def start(self, pod: Mapping[str, Any], container: Mapping[str, Any], cdi_ids: Sequence[str]) -> Started:
-        spec = self.spec(container, cdi_ids)
-        uid, name = pod["metadata"]["uid"], container["name"]
-        folder = self.state / uid
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(spec, indent=2) + "\n")
-        started = Started(name, spec)
-        self.started[uid, name] = started
-        return started
-
-    async def stop(self, uid: str) -> None:
-        """Stops all containers of a pod and forgets them."""
-        for key in [k for k in self.started if k[0] == uid]:
-            del self.started[key]
-        shutil.rmtree(self.state / uid, ignore_errors=True)
-
 
 PODMAN_OPTIONS = (
     "--rm", "--runtime", "runc", "--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
@@ -132,4 +70,4 @@ class Podman:
         return process.returncode or 0, out.decode(errors="replace")
 
 
-__all__ = ["InjectError", "Podman", "Runtime", "Started"]
+__all__ = ["Podman"]

@@ -1,0 +1,62 @@
+"""The kubelet's own object: its Node, and the slices of drivers on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...resources.defaults import now
+from ..informer import NODES, SLICES
+
+log = logging.getLogger(__name__)
+VERSION = "v1.36.2+dra-local"
+JSON = dict[str, Any]
+_PODS = 110
+
+
+async def publish_node(client: KubeClient, name: str, runtime: str) -> None:
+    """Creates the Node, or says that it is ready again. What somebody else wrote of its capacity stays.
+
+    Raises ``ApiError``.
+    """
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {}}
+    try:
+        node = await client.create(NODES, body)
+    except ApiError as e:
+        if e.status != 409:
+            raise
+        node = await client.get(NODES, name)
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+    ready |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
+    info = dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"), "local")
+    info |= {"containerRuntimeVersion": runtime, "kubeletVersion": VERSION, "kubeProxyVersion": ""}
+    info |= {"operatingSystem": "linux", "architecture": "amd64"}
+    known = node.get("status") or {}
+    status: JSON = {"conditions": [ready], "nodeInfo": info}
+    status["capacity"] = _capacity() | (known.get("capacity") or {})
+    status["allocatable"] = status["capacity"] | (known.get("allocatable") or {})
+    status["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}]
+    await client.patch(NODES, name, {"status": status}, sub="status")
+
+
+def _capacity() -> dict[str, str]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+    return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory}Ki", "pods": str(_PODS)}
+
+
+async def wipe_slices(client: KubeClient, node: str, driver: str = "") -> None:
+    """Deletes the slices of a driver on this node, or of all drivers.
+
+    Raises ``ApiError`` where some are left.
+    """
+    fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
+    for obj in (await client.list(SLICES, fields=fields))["items"]:
+        try:
+            await client.delete(SLICES, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
+        except ApiError as e:
+            if e.status not in {404, 409}:
+                raise

@@ -1,0 +1,162 @@
+"""A pod's volumes on the host, and its containers' mounts: emptyDir, configMap, secret, downwardAPI, projected, hostPath."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient, Resource
+from ..runtime.interface import Mount
+from .fields import FieldUnknown, field_value, resource_value
+
+JSON = Mapping[str, Any]
+CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
+SECRETS = Resource("", "v1", "secrets", namespaced=True)
+# What admission adds to pods; the local server does not, and a manifest copied from a cluster may have it.
+_API_ACCESS = "kube-api-access-"
+
+
+class MountError(Exception):
+    """A volume cannot be made; the text is the kubelet's."""
+
+
+class Volumes:
+    """Of one pod, below ``folder``."""
+
+    def __init__(self, client: KubeClient, folder: Path) -> None:
+        self.client = client
+        self.folder = folder / "volumes"
+
+    async def make(self, pod: JSON) -> dict[str, Mount]:
+        """All volumes by name, as a mount without a place in the container yet.
+
+        Raises :class:`MountError`, also for a volume of a type that is not implemented.
+        """
+        out = {}
+        for volume in pod["spec"].get("volumes") or []:
+            name = volume["name"]
+            try:
+                out[name] = await self._one(pod, volume)
+            except (FieldUnknown, _Missing, OSError) as e:
+                raise MountError(f'MountVolume.SetUp failed for volume "{name}" : {e}') from None
+        return out
+
+    async def _one(self, pod: JSON, volume: JSON) -> Mount:
+        types = [key for key in volume if key != "name" and volume[key] is not None]
+        if types == ["hostPath"]:
+            return Mount(Path(volume["hostPath"]["path"]), "", from_host=True)
+        place = self.folder / volume["name"]
+        place.mkdir(parents=True, exist_ok=True)
+        match types:
+            case [] | ["emptyDir"]:
+                return Mount(place, "")
+            case ["projected"]:
+                for source in volume["projected"].get("sources") or []:
+                    [kind] = [k for k in source if source[k] is not None] or [""]
+                    await self._fill(pod, kind, source.get(kind) or {}, place)
+            case [kind]:
+                await self._fill(pod, kind, volume[kind], place)
+        return Mount(place, "", read_only=True)
+
+    async def _fill(self, pod: JSON, kind: str, source: JSON, place: Path) -> None:
+        namespace = pod["metadata"]["namespace"]
+        match kind:
+            case "configMap":
+                found = await self._find(CONFIG_MAPS, source.get("name", ""), namespace, source.get("optional"))
+                _write(place, _config(found), source.get("items"))
+            case "secret":
+                name = source.get("secretName") or source.get("name", "")
+                _write(
+                    place,
+                    _secret(await self._find(SECRETS, name, namespace, source.get("optional"))),
+                    source.get("items"),
+                )
+            case "downwardAPI":
+                for item in source.get("items") or []:
+                    if ref := item.get("fieldRef"):
+                        text = field_value(pod, ref["fieldPath"])
+                    else:
+                        ref = item["resourceFieldRef"]
+                        containers = [c for c in pod["spec"]["containers"] if c["name"] == ref.get("containerName")]
+                        text = resource_value(containers[0] if containers else {}, ref)
+                    _write(place, {item["path"]: text.encode()}, None)
+            case _:
+                raise _Missing(f"volumes of type {kind} are not implemented by the local cluster")
+
+    async def _find(self, resource: Resource, name: str, namespace: str, optional: Any) -> JSON:
+        try:
+            return await self.client.get(resource, name, namespace)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+            if optional:
+                return {}
+            raise _Missing(f'{resource.plural.removesuffix("s")} "{name}" not found') from None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
+
+
+class _Missing(Exception):
+    """Something that a volume is made of."""
+
+
+def _config(found: JSON) -> dict[str, bytes]:
+    texts = {k: str(v).encode() for k, v in (found.get("data") or {}).items()}
+    return texts | {k: _decoded(v) for k, v in (found.get("binaryData") or {}).items()}
+
+
+def _secret(found: JSON) -> dict[str, bytes]:
+    return {k: _decoded(v) for k, v in (found.get("data") or {}).items()}
+
+
+def _decoded(value: Any) -> bytes:
+    try:
+        return base64.b64decode(str(value))
+    except (ValueError, binascii.Error):
+        return b""
+
+
+def _write(place: Path, content: Mapping[str, bytes], items: Any) -> None:
+    if items:
+        missing = [i["key"] for i in items if i["key"] not in content]
+        if missing and content:
+            raise _Missing(f"references non-existent config key: {missing[0]}")
+        content = {i["path"]: content[i["key"]] for i in items if i["key"] in content}
+    for name, data in content.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise _Missing(f"invalid path {name!r}")
+        target = place / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def mounts_of(container: JSON, volumes: Mapping[str, Mount]) -> list[Mount]:
+    """Raises :class:`MountError` for a volume that the pod does not have, or a place that leaves it."""
+    out = []
+    for entry in container.get("volumeMounts") or []:
+        volume = volumes.get(entry["name"])
+        if volume is None:
+            if entry["name"].startswith(_API_ACCESS):
+                continue
+            raise MountError(f'no volume "{entry["name"]}" in the pod')
+        if entry.get("subPathExpr"):
+            raise MountError("subPathExpr is not implemented by the local cluster")
+        sub = PurePosixPath(entry.get("subPath") or "")
+        if sub.is_absolute() or ".." in sub.parts:
+            raise MountError(f"subPath {str(sub)!r} must stay in the volume")
+        read_only = volume.read_only or bool(entry.get("readOnly"))
+        host = volume.host / sub
+        if not volume.from_host and not host.exists():
+            host.mkdir(parents=True, exist_ok=True)
+        out.append(Mount(host, entry["mountPath"], read_only=read_only, from_host=volume.from_host))
+    return out
+
+
+__all__ = ["CONFIG_MAPS", "SECRETS", "MountError", "Volumes", "mounts_of"]

@@ -1,0 +1,192 @@
+"""The pytest plugin: fixtures with a local cluster, and a driver on a node of it. Loaded by its entry point.
+
+    # pyproject.toml
+    [tool.pytest.ini_options]
+    dra_driver = "driver.py"              # as `dra run` takes it
+    dra_host = "hosts/two-fpgas.yaml"     # a described host, or the name of one that comes with the package
+
+    def test_a_pod_gets_its_fpga(node):
+        pod = node.run_pod(parameters={"image": "a.bit"})
+        assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
+
+    async def test_the_same_as_a_coroutine(node):   # with pytest-asyncio or anyio, in any mode
+        pod = await node.run_pod.aio(parameters={"image": "a.bit"})
+
+``@pytest.mark.dra(...)`` says it for a test, a class or a module: ``driver`` (a class, or as `dra run` takes it), ``host``,
+``nodes`` (their names), ``environment`` (variables that the driver reads), ``process`` (gives the driver one of its own, which
+``node.kill()`` can kill), and any field of :class:`Settings`. The cluster lives in a thread of its own, so no test needs an event
+loop, and those that have one may use any. With ``KUBEBUILDER_ASSETS`` (a folder with etcd and kube-apiserver, as envtest takes
+it) a real API server stands in for the local one.
+
+Nothing but pytest is imported before a fixture is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .driver import Driver
+    from .testing.handles import Api, Cluster, Kubelet, Node
+    from .testing.thread import LoopThread
+
+_HOST = "virtual-machine"
+_THIS_MACHINE = "this machine"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the markers of a test and the ini file ask for; the nearest marker wins."""
+
+    driver: type[Driver] | str
+    host: Any
+    nodes: tuple[str, ...]
+    environment: dict[str, str]
+    process: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: pytest.FixtureRequest) -> _Wanted:
+        given: dict[str, Any] = {}
+        for marker in request.node.iter_markers("dra"):  # the nearest comes first
+            if marker.args:
+                raise pytest.UsageError(f"@pytest.mark.dra takes names only: {marker.args[0]!r} has none")
+            given = marker.kwargs | given
+        config = request.config
+        here = config.inipath.parent if config.inipath else config.rootpath
+        driver: type[Driver] | str = given.pop("driver", None) or _driver_path(config.getini("dra_driver"), here)
+        host = given.pop("host", None) or _host_path(config.getini("dra_host"), here)
+        return cls(
+            driver,
+            None if host == _THIS_MACHINE else host,
+            tuple(given.pop("nodes", ("node-1",))),
+            given.pop("environment", {}),
+            given.pop("process", False),
+            given,
+        )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "dra_driver", "the driver under test, as `dra run` takes it: driver.py, driver.py:Class or module:Class"
+    )
+    parser.addini(
+        "dra_host",
+        f"the described host that it runs on, a file or a name; {_THIS_MACHINE!r} for no description",
+        default=_HOST,
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "dra(driver, host, nodes, environment, process, **settings): the driver and the cluster of a test"
+    )
+
+
+@pytest.fixture(scope="session")
+def _dra_thread() -> Iterator[LoopThread]:
+    from .testing.thread import LoopThread
+
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="session")
+def _dra_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """The kubeconfig of a real API server, where there is one."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        yield None
+        return
+    from .testing.controlplane import ControlPlane
+
+    with ControlPlane(Path(assets), tmp_path_factory.mktemp("control-plane")) as plane:
+        yield plane.kubeconfig
+
+
+@pytest.fixture
+def local_cluster(
+    request: pytest.FixtureRequest, _dra_thread: LoopThread, _dra_server: Path | None
+) -> Iterator[Cluster]:
+    """A cluster of its own for each test."""
+    from .local.cluster import LocalCluster
+    from .testing.api import AsyncApi
+    from .testing.controlplane import emptied
+    from .testing.handles import Cluster
+    from .testing.thread import Scope
+
+    async def made() -> LocalCluster:
+        return LocalCluster(_Wanted.of(request).nodes, kubeconfig=_dra_server)
+
+    inner = _dra_thread.run(made())
+    with Scope(_dra_thread, inner, "the local cluster") as cluster:
+        yield Cluster(_dra_thread, cluster)
+        if _dra_server:
+            _dra_thread.run(emptied(AsyncApi(cluster)))
+
+
+@pytest.fixture
+def node(
+    request: pytest.FixtureRequest, local_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Node[Any]]:
+    """The driver under test on the first node, registered and published."""
+    from .driver import load_driver
+    from .testing.handles import Node
+    from .testing.node import on_node
+    from .testing.thread import Scope
+
+    wanted = _Wanted.of(request)
+    if not wanted.driver:
+        raise pytest.UsageError(
+            "which driver? Say it with dra_driver in pytest's ini file, or with @pytest.mark.dra(driver=...)"
+        )
+    for name, value in wanted.environment.items():
+        monkeypatch.setenv(name, value)
+    driver = load_driver(wanted.driver) if isinstance(wanted.driver, str) else wanted.driver
+    running = on_node(local_cluster.inner, driver, host=wanted.host, process=wanted.process, **wanted.settings)
+    with Scope(local_cluster.thread, running, f"{driver.name} on a node") as inner:
+        yield Node(local_cluster.thread, inner)
+
+
+@pytest.fixture
+def kubelet(local_cluster: Cluster) -> Kubelet:
+    """The kubelet of the first node."""
+    return local_cluster.kubelet()
+
+
+@pytest.fixture
+def api(local_cluster: Cluster) -> Api:
+    """The API server: objects, and faults."""
+    return local_cluster.api
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A test that fails shows what the cluster was told."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("local_cluster")
+    if call.when == "call" and report.failed and cluster is not None:
+        try:
+            told = [str(e) for e in cluster.api.events()]
+        except Exception as e:  # the cluster may be what has failed
+            told = [f"they cannot be read: {e}"]
+        report.sections.append(("events of the local cluster", "\n".join(told) or "none"))
+    return report
+
+
+def _driver_path(target: str, here: Path) -> str:
+    """Files are relative to the ini file."""
+    head, colon, name = target.rpartition(":")
+    path = here / (head if colon else target)
+    return f"{path}{colon}{name if colon else ''}" if target and path.exists() else target
+
+
+def _host_path(name: str, here: Path) -> str:
+    return str(here / name) if (here / name).is_file() else name

@@ -1,0 +1,247 @@
+"""The cluster as a user with kubectl sees it: objects over HTTP, and what goes wrong with their server on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import ApiError
+from ..local.cluster import LocalCluster, load_yaml, resource_of
+from ..resources.convert import GROUP
+from .events import Event, PodError, folded, has_run, hopeless, stuck
+
+JSON = dict[str, Any]
+T = TypeVar("T")
+TIMEOUT = 20.0  # seconds until waiting is given up
+PATIENCE = 2.0  # seconds in which nothing changes until an unschedulable pod is given up
+_PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
+_CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
+_DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
+
+
+class FaultError(RuntimeError):
+    """A fault that cannot be made here; the text says what would make it possible."""
+
+
+class AsyncApi:
+    """Of one cluster. Everything but the faults goes through HTTP, so any API server will do."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    async def apply(self, *objects: Mapping[str, Any]) -> list[JSON]:
+        """Creates objects, or changes those that exist; in namespace ``default`` where they name none.
+
+        Raises :class:`ApiError` with what the server refuses.
+        """
+        return await self.cluster.apply(*map(dict, objects))
+
+    async def apply_file(self, path: Path | str) -> list[JSON]:
+        """Every document of a YAML file. Raises as :meth:`apply`."""
+        return await self.apply(*load_yaml(Path(path)))
+
+    async def get(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> JSON | None:
+        """An object by its kind (``Pod``), None where there is none.
+
+        Args:
+            api_version: for kinds outside the core and ``resource.k8s.io``, e.g. ``apps/v1``.
+        """
+        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        try:
+            return await self.cluster.client.get(resource, name, namespace if resource.namespaced else "")
+        except ApiError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def get_all(self, kind: str, namespace: str = "", *, api_version: str = "") -> list[JSON]:
+        """The objects of a kind, of all namespaces where none is named; ``api_version`` as in :meth:`get`."""
+        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        items: list[JSON] = (await self.cluster.client.list(resource, namespace))["items"]
+        return items
+
+    async def delete(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
+        """Asks for the deletion; what is not there is deleted. ``api_version`` as in :meth:`get`."""
+        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        try:
+            await self.cluster.client.delete(resource, name, namespace if resource.namespaced else "")
+        except ApiError as e:
+            if e.status != 404:
+                raise
+
+    async def remove(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
+        """Deletes at once, whatever finalizers and periods of grace say. ``api_version`` as in :meth:`get`."""
+        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        namespace = namespace if resource.namespaced else ""
+        try:
+            found = await self.cluster.client.delete(resource, name, namespace, grace=0)
+            if (found.get("metadata") or {}).get("finalizers"):
+                await self.cluster.client.patch(resource, name, {"metadata": {"finalizers": None}}, namespace)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+
+    async def slices(self, driver: str = "") -> list[JSON]:
+        """ResourceSlices, of one driver where it is named."""
+        return [s for s in await self.get_all("ResourceSlice") if not driver or s["spec"]["driver"] == driver]
+
+    async def events(self, name: str = "", namespace: str = "") -> list[Event]:
+        """Events about the object with this name, or all, folded, oldest first."""
+        found = await self.get_all("Event", namespace)
+        return folded(e for e in found if not name or e["involvedObject"].get("name") == name)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    async def wait(self, what: str, check: Callable[[], Awaitable[T | None]], timeout: float = TIMEOUT) -> T:
+        """Waits until ``await check()`` answers something true, and answers that.
+
+        Raises ``TimeoutError`` that says what was waited for.
+        """
+        pause, longest = _PAUSES
+        try:
+            async with asyncio.timeout(timeout):
+                while not (found := await check()):
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 1.5, longest)
+                return found
+        except TimeoutError:
+            raise TimeoutError(f"waited {timeout:g} s for {what}") from None
+
+    async def wait_event(self, name: str, text: str, timeout: float = TIMEOUT) -> Event:
+        """The first event about ``name`` that has ``text`` in its reason or message.
+
+        Raises :class:`PodError` with the events that there are.
+        """
+
+        async def told() -> Event | None:
+            return next((e for e in await self.events(name) if text in e.message or text in e.reason), None)
+
+        try:
+            return await self.wait(f"an event with {text!r} about {name}", told, timeout)
+        except TimeoutError as e:
+            raise PodError(str(e), await self.events(name)) from None
+
+    async def wait_running(
+        self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT, patience: float = PATIENCE
+    ) -> JSON:
+        """The pod, once it runs, or has run to a good end.
+
+        Raises :class:`PodError` with its events: at once where it has failed, is gone or its driver refuses for good; after
+        ``patience`` seconds where the scheduler finds no place and nothing changes; after ``timeout`` seconds in any case.
+        """
+        loop = asyncio.get_running_loop()
+        waits, since = "", loop.time()
+
+        async def look() -> JSON | None:
+            nonlocal waits, since
+            pod = await self.get("Pod", name, namespace)
+            if pod is not None and has_run(pod):
+                return pod
+            events = await self._events_of(pod, name, namespace)
+            if why := hopeless(name, pod, events):
+                raise PodError(why, events)
+            assert pod
+            now = stuck(pod, events)
+            if now != waits or (now and await self._something_ends()):
+                waits, since = now, loop.time()
+            if waits and loop.time() - since > patience:
+                raise PodError(f"pod {name} finds no place, and nothing has changed for {patience:g} s", events)
+            return None
+
+        try:
+            return await self.wait(f"pod {name} to run", look, timeout)
+        except TimeoutError as e:
+            raise PodError(str(e), await self._events_of(None, name, namespace)) from None
+
+    async def wait_finished(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> JSON:
+        """The pod, once all its containers have ended well. Raises :class:`PodError`, as :meth:`wait_running`."""
+        pod = await self.wait_running(name, namespace, timeout=timeout)
+
+        async def finished() -> JSON | None:
+            found = await self.get("Pod", name, namespace)
+            events = await self._events_of(pod, name, namespace)
+            if why := hopeless(name, found, events):
+                raise PodError(why, events)
+            return found if found and found["status"]["phase"] == "Succeeded" else None
+
+        try:
+            return await self.wait(f"pod {name} to finish", finished, timeout)
+        except TimeoutError as e:
+            raise PodError(str(e), await self._events_of(pod, name, namespace)) from None
+
+    async def delete_pod(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> None:
+        """Deletes a pod and waits until it has gone. Raises :class:`PodError` where it stays."""
+        await self.delete("Pod", name, namespace)
+
+        async def gone() -> bool:
+            return await self.get("Pod", name, namespace) is None
+
+        try:
+            await self.wait(f"pod {name} to go", gone, timeout)
+        except TimeoutError as e:
+            raise PodError(str(e), await self._events_of(None, name, namespace)) from None
+
+    async def _events_of(self, pod: JSON | None, name: str, namespace: str) -> list[Event]:
+        """Those of this pod, not of an older one of the same name."""
+        found = [e for e in await self.get_all("Event", namespace) if e["involvedObject"].get("name") == name]
+        uid = pod["metadata"]["uid"] if pod else None
+        return folded(e for e in found if uid is None or e["involvedObject"].get("uid") == uid)
+
+    async def _something_ends(self) -> bool:
+        """Whether what a pod waits for may just be getting free."""
+        objects = [*await self.get_all("Pod"), *await self.get_all("ResourceClaim")]
+        return any(o["metadata"].get("deletionTimestamp") for o in objects)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def conflict(self, times: int = 1) -> None:
+        """The next ``times`` updates are answered 409, as if another had written in between."""
+        self._own("conflict").api.faults.conflicts = times
+
+    def throttle(self, times: int = 1) -> None:
+        """The next ``times`` requests are answered 429 with a Retry-After."""
+        self._own("throttle").api.faults.throttle = times
+
+    def drop(self, *fields: str) -> None:
+        """Drops these fields of slices (``taints``, ``sharedCounters``), as a server with their gate off; none: drops no more."""
+        self._own("drop").api.faults.dropped = set(fields)
+
+    def serve(self, *versions: str) -> None:
+        """Serves only these versions of ``resource.k8s.io``, as another release would; none: all of them."""
+        self._own("serve").api.faults.served = set(versions) or None
+
+    def slow(self, seconds: float) -> None:
+        """Waits this long before each answer; 0: does not."""
+        self._own("slow").api.faults.delay = seconds
+
+    def cut_watch(self) -> None:
+        """Ends every watch that is open, as a proxy with a time limit does."""
+        self._own("cut_watch").api.storage.cut_watches()
+
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """While inside, the server answers 503 to everything, also to the cluster's own components."""
+        with self._own("away").api_away():
+            yield
+
+    def _own(self, fault: str) -> LocalCluster:
+        if not self.cluster.has_own_api:
+            raise FaultError(f"{fault} is a fault of the local API server: unset KUBEBUILDER_ASSETS for this test")
+        return self.cluster
+
+
+def version_of(kind: str) -> str:
+    """The ``apiVersion`` of a kind of the core or of ``resource.k8s.io``. Raises ``ValueError`` for another."""
+    if kind in _CORE:
+        return "v1"
+    if kind in _DRA:
+        return f"{GROUP}/v1"
+    raise ValueError(f"{kind}: give its api_version, e.g. apps/v1")
+
+
+__all__ = ["AsyncApi", "FaultError"]

@@ -1,0 +1,224 @@
+"""A real API server from a folder of binaries, as envtest has it: etcd and kube-apiserver, nothing else.
+
+The local cluster's scheduler, controllers and kubelets work against it over HTTPS. Source: controller-runtime's envtest for the
+folder (``KUBEBUILDER_ASSETS``), Kubernetes' own help texts for the options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .api import AsyncApi
+
+JSON = dict[str, Any]
+START = 60.0  # seconds until a server that is not ready is given up
+STOP = 20.0  # seconds that a process may take to end in order
+_PAUSE = 0.05  # seconds between looks
+_SHOWN = 3000  # characters of a process's output in an error
+# Without controllers nobody makes service accounts, nor takes the taint of a new node away.
+_ADMISSION_OFF = "ServiceAccount,TaintNodesByCondition"
+_VERSIONS = "resource.k8s.io/v1=true,resource.k8s.io/v1beta2=true,resource.k8s.io/v1beta1=true"
+
+
+class ControlPlaneError(RuntimeError):
+    """The control plane cannot be started; the text has the command and the end of its output."""
+
+
+class ControlPlane:
+    """etcd and kube-apiserver while inside ``with``. ``kubeconfig`` is that of an administrator.
+
+    Args:
+        assets: the folder with the binaries.
+        folder: for data, certificates and output.
+        feature_gates: as of ``--feature-gates``, e.g. ``DRAPartitionableDevices=false``.
+
+    Raises :class:`ControlPlaneError`.
+    """
+
+    def __init__(self, assets: Path, folder: Path, feature_gates: str = "") -> None:
+        self.assets = assets
+        self.folder = folder
+        self.feature_gates = feature_gates
+        self.kubeconfig = folder / "kubeconfig"
+        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._token = secrets.token_hex(16)
+
+    def __enter__(self) -> ControlPlane:
+        etcd, api = self._binary("etcd"), self._binary("kube-apiserver")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        client, peer, port = _free_ports(3)
+        try:
+            self._keys()
+            self._start(etcd_command(etcd, self.folder / "etcd", client, peer))
+            gates = [f"--feature-gates={self.feature_gates}"] if self.feature_gates else []
+            self._start([*apiserver_command(api, self.folder, client, port), *gates])
+            self._wait(f"https://127.0.0.1:{port}/readyz")
+            self._write_kubeconfig(f"https://127.0.0.1:{port}")
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    @property
+    def _certificate(self) -> Path:
+        return self.folder / "apiserver.crt"  # which kube-apiserver makes, signed by a CA that is in the same file
+
+    def _binary(self, name: str) -> Path:
+        path = self.assets / name
+        if not os.access(path, os.X_OK):
+            raise ControlPlaneError(
+                f"KUBEBUILDER_ASSETS is {self.assets}, and there is no {name} in it that can be run"
+            )
+        return path
+
+    def _keys(self) -> None:
+        openssl = shutil.which("openssl")
+        if not openssl:
+            raise ControlPlaneError("openssl is needed for the key of service accounts: install it")
+        command = [openssl, "genrsa", "-out", str(self.folder / "service-accounts.key"), "2048"]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
+        if made.returncode:
+            raise ControlPlaneError(f"{' '.join(command)}: {made.stderr.strip()}")
+        tokens = self.folder / "tokens.csv"
+        tokens.touch(mode=0o600)
+        tokens.write_text(f"{self._token},admin,admin,system:masters\n")
+
+    def _start(self, command: Sequence[str]) -> None:
+        output = self.folder / f"{Path(command[0]).name}.log"
+        with output.open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder)  # noqa: S603
+        self._running.append((process, output))
+
+    def _wait(self, url: str) -> None:
+        end = time.monotonic() + START
+        while why := self._not_ready(url):
+            for process, output in self._running:
+                if process.poll() is not None:
+                    raise ControlPlaneError(f"{_told(process)} has ended with {process.returncode}: {_tail(output)}")
+            if time.monotonic() > end:
+                process, output = self._running[-1]
+                raise ControlPlaneError(f"{_told(process)} is not ready after {START:g} s: {why}; {_tail(output)}")
+            time.sleep(_PAUSE)
+
+    def _not_ready(self, url: str) -> str:
+        """Why; empty where it is."""
+        if not self._certificate.is_file():
+            return f"there is no {self._certificate} yet"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})  # noqa: S310 - ours
+        try:
+            tls = ssl.create_default_context(cafile=str(self._certificate))
+            tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            with urllib.request.urlopen(request, timeout=5, context=tls):  # noqa: S310
+                return ""
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.read().decode(errors="replace")
+        except OSError as e:
+            return str(e)
+
+    def _write_kubeconfig(self, server: str) -> None:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "envtest",
+            "clusters": [
+                {"name": "envtest", "cluster": {"server": server, "certificate-authority": str(self._certificate)}}
+            ],
+            "contexts": [{"name": "envtest", "context": {"cluster": "envtest", "user": "admin"}}],
+            "users": [{"name": "admin", "user": {"token": self._token}}],
+        }
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(json.dumps(config, indent=2) + "\n")
+
+    def _stop(self) -> None:
+        """The API server first: it needs etcd to end in order."""
+        while self._running:
+            process, _ = self._running.pop()
+            process.terminate()
+            try:
+                process.wait(STOP)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def etcd_command(binary: Path, data: Path, client: int, peer: int) -> list[str]:
+    """etcd for one test session: on the loopback, its data not synced to disk."""
+    clients, peers = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+    return [
+        str(binary),
+        f"--data-dir={data}",
+        f"--listen-client-urls={clients}",
+        f"--advertise-client-urls={clients}",
+        f"--listen-peer-urls={peers}",
+        f"--initial-advertise-peer-urls={peers}",
+        f"--initial-cluster=default={peers}",
+        "--unsafe-no-fsync",
+    ]
+
+
+def apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list[str]:
+    """kube-apiserver on the loopback, with every version of ``resource.k8s.io`` that is stable or beta, and RBAC."""
+    key = folder / "service-accounts.key"
+    return [
+        str(binary),
+        f"--etcd-servers=http://127.0.0.1:{etcd}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={folder}",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--service-account-issuer=https://127.0.0.1/",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--service-cluster-ip-range=10.0.0.0/24",
+        f"--disable-admission-plugins={_ADMISSION_OFF}",
+        f"--runtime-config={_VERSIONS}",
+        "--allow-privileged=true",
+    ]
+
+
+async def emptied(api: AsyncApi) -> None:
+    """Takes away what a test left on a server that the next one uses too; namespaces stay, for nobody would finish them."""
+    for kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Event", "Node"):
+        for obj in await api.get_all(kind):
+            meta = obj["metadata"]
+            await api.remove(kind, meta["name"], meta.get("namespace", ""))
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def _told(process: subprocess.Popen[bytes]) -> str:
+    return " ".join(map(str, process.args)) if isinstance(process.args, list) else str(process.args)
+
+
+def _tail(output: Path) -> str:
+    return output.read_text(errors="replace")[-_SHOWN:].strip() or "it wrote nothing"
+
+
+__all__ = ["ControlPlane", "ControlPlaneError", "apiserver_command", "emptied", "etcd_command"]

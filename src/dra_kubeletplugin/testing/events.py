@@ -1,0 +1,94 @@
+"""Why a pod does not run: its events, folded, and whether waiting is of any use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import BadAnswerError, ConfigError, DraError, PermanentError
+
+JSON = dict[str, Any]
+_HOPELESS: tuple[type[DraError], ...] = (PermanentError, ConfigError, BadAnswerError)
+_MARKS = tuple(f"[{e.code}]" for e in _HOPELESS)  # as `DraError.event` ends
+_STUCK = ("FailedScheduling", "FailedResourceClaimCreation")
+
+
+@dataclass(frozen=True)
+class Event:
+    """An Event, with its repeats counted.
+
+    Args:
+        type: ``Normal`` or ``Warning``.
+        source: the component that told it.
+    """
+
+    type: str
+    reason: str
+    message: str
+    source: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f" (x{self.count})" if self.count > 1 else ""
+        return f"{self.type} {self.reason}{times} from {self.source}: {self.message}"
+
+
+class PodError(AssertionError):
+    """A pod does not do what was waited for. The text has its events, each once.
+
+    Args:
+        why: one sentence.
+        events: the pod's, oldest first.
+    """
+
+    def __init__(self, why: str, events: Sequence[Event]) -> None:
+        self.why = why
+        self.events = tuple(events)
+        told = "".join(f"\n  {e}" for e in events) or "\n  no event was told about it"
+        super().__init__(f"{why}{told}")
+
+
+def folded(objects: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """Event objects of ``v1``, oldest first; those that say the same are one with the sum of the counts."""
+    out: dict[Event, int] = {}
+    for obj in sorted(objects, key=_first_told):
+        source = (obj.get("source") or {}).get("component") or obj.get("reportingComponent") or ""
+        event = Event(obj.get("type") or "", obj.get("reason") or "", obj.get("message") or "", source)
+        series = obj.get("series") or {}
+        out[event] = out.get(event, 0) + int(obj.get("count") or series.get("count") or 1)
+    return [replace(event, count=count) for event, count in out.items()]
+
+
+def has_run(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in {"Running", "Succeeded"}
+
+
+def hopeless(name: str, pod: Mapping[str, Any] | None, events: Sequence[Event]) -> str:
+    """Why the pod will never run, as one sentence; empty while it may."""
+    if pod is None:
+        return f"pod {name} is gone"
+    if pod["metadata"].get("deletionTimestamp"):
+        return f"pod {name} is being deleted"
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        return f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason given'}"
+    if any(mark in e.message for e in events for mark in _MARKS):
+        return f"pod {name} will not run: its driver refuses the claim for good"
+    return ""
+
+
+def stuck(pod: Mapping[str, Any], events: Sequence[Event]) -> str:
+    """What the pod waits for as one text, which stays the same until somebody changes something; empty while work is under way."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    waits = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
+    refused = [e for e in events if e.reason in _STUCK]
+    if pod["spec"].get("nodeName") or not refused:
+        return ""
+    return "; ".join([*(c.get("message") or c.get("reason") or "" for c in waits), refused[-1].message])
+
+
+def _first_told(obj: Mapping[str, Any]) -> tuple[str, int]:
+    version = obj["metadata"].get("resourceVersion", "0")
+    when = obj["metadata"].get("creationTimestamp") or ""
+    return when, int(version) if version.isdecimal() else 0

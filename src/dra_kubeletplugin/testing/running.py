@@ -1,0 +1,177 @@
+"""How a driver under test runs: as an object in this process, or as a process of its own, which can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Protocol
+
+from ..driver import Driver
+from ..errors import NotReadyError
+from ..local.cluster import LocalCluster
+from ..plugin import Plugin
+from ..settings import Settings
+from .api import FaultError
+from .hosting import Hosted
+
+READY = 20.0  # seconds
+_STOP = 10.0  # seconds that a process may take to end in order
+_PAUSE = 0.02  # seconds between looks at a process
+_SHOWN = 3000  # characters of a process's log in an error
+
+
+class Running(Protocol):
+    """One instance of the plugin."""
+
+    async def stop(self) -> None:
+        """Ends it in order."""
+
+    async def kill(self) -> None:
+        """Ends it as SIGKILL does. Raises :class:`FaultError` where that cannot be."""
+
+    async def rescan(self) -> None:
+        """Has the driver asked for its devices, and waits until that is published. Raises :class:`NotReadyError`."""
+
+    def check(self) -> None:
+        """Raises where it has ended by itself."""
+
+
+class InProcess:
+    """A plugin object: quick, and the driver can be looked at and changed while it runs."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin = plugin
+        self._hosted: Hosted[Plugin] | None = None
+
+    async def start(self) -> None:
+        """Returns once it is registered and published. Raises :class:`NotReadyError` with what is in the way."""
+        self._hosted = Hosted(self.plugin.running(), f"the plugin of {self.plugin.settings.driver_name}")
+        await self._hosted.enter()
+        try:
+            await self.plugin.ready(READY)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        if self._hosted:
+            hosted, self._hosted = self._hosted, None
+            await hosted.leave()
+
+    async def kill(self) -> None:
+        raise FaultError(
+            "the driver is an object in this process, which a kill would end: give it its own with process=True"
+        )
+
+    async def rescan(self) -> None:
+        await self.plugin.scan.look()
+        await self.plugin.published(READY)
+
+    def check(self) -> None:
+        if self._hosted:
+            self._hosted.check()
+
+
+class OwnProcess:
+    """``dra run`` in a process of its own, as in a pod: slower to start by half a second."""
+
+    def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster) -> None:
+        self._target = _target(driver)
+        self._address = f"127.0.0.1:{_free_port()}"
+        self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
+        given = {"KUBECONFIG": str(cluster.kubeconfig), "HTTP_ADDRESS": self._address}
+        path = os.pathsep.join(p for p in sys.path if p)
+        self._environment = {**os.environ, **_environment(settings), **given, "PYTHONPATH": path}
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """As :meth:`InProcess.start`; the error has the end of the process's log."""
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target), env=self._environment, stderr=log
+            )
+        try:
+            async with asyncio.timeout(READY):
+                while await self._not_ready():
+                    self.check()
+                    await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            why = await self._not_ready()
+            await self.kill()
+            raise NotReadyError(f"the plugin is not ready after {READY:g} s: {why.strip()}\n{self._tail()}") from None
+
+    async def stop(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(_STOP):
+                    await self._process.wait()
+            except TimeoutError:
+                await self.kill()
+
+    async def kill(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def rescan(self) -> None:
+        raise FaultError("the driver runs in a process of its own: it looks by itself, and is not asked to")
+
+    def check(self) -> None:
+        if self._process and self._process.returncode is not None:
+            raise NotReadyError(f"the plugin has ended with exit code {self._process.returncode}:\n{self._tail()}")
+
+    async def _not_ready(self) -> str:
+        """What ``/readyz`` says is in the way; empty where nothing is."""
+        return await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-_SHOWN:]
+
+
+def _asked(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - the address is ours
+            return ""
+    except urllib.error.HTTPError as e:
+        with e:
+            return e.read().decode(errors="replace")
+    except OSError as e:
+        return f"{url}: {e}"
+
+
+def _target(driver: type[Driver]) -> str:
+    """As ``dra run`` takes it. Raises :class:`FaultError` for a class that another process cannot find."""
+    if "<locals>" in driver.__qualname__:
+        raise FaultError(
+            f"{driver.__qualname__} is made within a function: another process cannot load it; define it in a module"
+        )
+    return f"{Path(inspect.getfile(driver)).absolute()}:{driver.__qualname__}"
+
+
+def _environment(settings: Settings) -> Mapping[str, str]:
+    """Settings as environment variables."""
+    out = {}
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if isinstance(value, bool):
+            out[f.metadata["env"]] = str(value).lower()
+        elif isinstance(value, float):
+            out[f.metadata["env"]] = f"{value:f}s"
+        elif str(value):
+            out[f.metadata["env"]] = str(value)
+    return out
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

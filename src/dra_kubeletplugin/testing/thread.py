@@ -1,0 +1,146 @@
+"""A cluster beside the test: an event loop in a thread of its own, and methods for tests that are functions or coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from .hosting import Hosted
+
+P = ParamSpec("P")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs until :meth:`close`, so that nothing depends on the loop of a test, nor on there being one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="dra local cluster", daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def close(self) -> None:
+        """Ends what still runs, and the loop."""
+        self.run(_cancel_others())
+        self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it over there, and blocks until it has ended. Raises what it raises."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("this blocks the event loop of the cluster: in the driver's own methods use no fixture")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # where we were interrupted
+            raise
+
+    async def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it over there, and awaits it in the loop of the caller. Raises what it raises."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+class Placed(Protocol[S_co]):
+    """What lives in a :class:`LoopThread`."""
+
+    @property
+    def thread(self) -> LoopThread: ...
+
+    @property
+    def inner(self) -> S_co: ...
+
+
+class Call(Generic[P, T]):
+    """A method: ``method(...)`` blocks until it has ended, ``await method.aio(...)`` does not."""
+
+    def __init__(self, thread: LoopThread, method: Callable[P, Coroutine[Any, Any, T]]) -> None:
+        self._thread = thread
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.run(self._method(*args, **kwargs))
+
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """The same for coroutines, in whatever event loop."""
+        return self._thread.await_(self._method(*args, **kwargs))
+
+
+class both(Generic[S, P, T]):
+    """Makes an async method of the inner object a :class:`Call` of the outer one."""
+
+    def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> both[S, P, T]: ...
+    @overload
+    def __get__(self, instance: Placed[S], owner: type) -> Call[P, T]: ...
+    def __get__(self, instance: Placed[S] | None, owner: type) -> both[S, P, T] | Call[P, T]:
+        if instance is None:
+            return self
+        method, inner = self._method, instance.inner
+
+        def bound(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+            return method(inner, *args, **kwargs)
+
+        bound.__doc__ = method.__doc__
+        return Call(instance.thread, bound)
+
+
+class Scope(Generic[T]):
+    """An async context manager over there, for ``with`` and ``async with``."""
+
+    def __init__(self, thread: LoopThread, manager: AbstractAsyncContextManager[T], name: str) -> None:
+        self._thread = thread
+        self._manager = manager
+        self._name = name
+        self._hosted: Hosted[T] | None = None
+
+    def __enter__(self) -> T:
+        return self._thread.run(self._enter())
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self._thread.run(self._leave())
+
+    async def __aenter__(self) -> T:
+        return await self._thread.await_(self._enter())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._thread.await_(self._leave())
+
+    async def _enter(self) -> T:
+        self._hosted = Hosted(self._manager, self._name)
+        return await self._hosted.enter()
+
+    async def _leave(self) -> None:
+        if self._hosted:
+            await self._hosted.leave()
+
+
+async def _cancel_others() -> None:
+    others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+__all__ = ["Call", "LoopThread", "Scope", "both"]
