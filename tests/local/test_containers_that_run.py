@@ -308,6 +308,41 @@ async def test_a_described_device_is_no_device_of_this_machine(tmp_path: Path) -
         await runtime.close()
 
 
+@pytest.mark.podman
+async def test_podman_injects_the_same_as_we_do(runtime: RuncRuntime, tmp_path: Path) -> None:
+    """An outside witness: it reads CDI files with the Go library, from the machine's own folder only."""
+    (tmp_path / "data").mkdir()
+    kind = f"example.com/witness-{os.getpid()}"
+    edits = {
+        "env": ["GPU=zero", "SAID=by a device"],
+        "deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/zero", "fileMode": 0o640, "uid": 3, "gid": 4}],
+        "mounts": [{"hostPath": str(tmp_path / "data"), "containerPath": "/data", "options": ["ro", "bind"]}],
+    }
+    spec = {"cdiVersion": "0.5.0", "kind": kind, "devices": [{"name": "zero", "containerEdits": edits}]}
+    (tmp_path / "cdi/witness.json").write_text(json.dumps(spec))
+    script = "env | grep -E 'GPU|SAID'; ls -ln /dev/gpu0; head -c 2 /dev/gpu0 | od -An -tx1; touch /data/x"
+    ours = await output(runtime, tmp_path, script, cdi_devices=[f"{kind}=zero"])
+    shared = Path(f"/var/run/cdi/witness-{os.getpid()}.json")
+    shared.parent.mkdir(exist_ok=True)
+    shared.write_text(json.dumps(spec))
+    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    argv = ["podman", "run", "--rm", "--runtime", "runc", "--network=none", *limits, "--device", f"{kind}=zero"]
+    try:
+        theirs = subprocess.run(
+            [*argv, "--rootfs", str(tmp_path / "images/busybox"), "sh", "-c", script],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False, text=True,
+        )  # fmt: skip
+    finally:
+        shared.unlink()
+
+    def told(text: str) -> list[str]:
+        return sorted(
+            " ".join(w for w in line.split() if ":" not in w or "touch" in line) for line in text.splitlines()
+        )
+
+    assert told(ours) == told(theirs.stdout)
+
+
 KILLED = """
     import asyncio, os, signal, sys
     from pathlib import Path

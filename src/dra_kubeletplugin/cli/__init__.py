@@ -60,11 +60,21 @@ def parser() -> Parser:
 
 def _add_dev(dev: argparse.ArgumentParser) -> None:
     dev.add_argument(
-        "drivers", metavar="DRIVER", nargs="*", help="path to a file, or module:Class; none: start one of any language yourself"
+        "drivers",
+        metavar="DRIVER",
+        nargs="*",
+        help="path to a file, or module:Class; none: start one of any language yourself",
     )
-    dev.add_argument("--nodes", metavar="N", type=int, default=1, help="how many nodes, node-1 and up; every driver is on each")
     dev.add_argument(
-        "--host", metavar="HOST", dest="hosts", action="append", default=[], help=HOST + "; once for all nodes, or once for each"
+        "--nodes", metavar="N", type=int, default=1, help="how many nodes, node-1 and up; every driver is on each"
+    )
+    dev.add_argument(
+        "--host",
+        metavar="HOST",
+        dest="hosts",
+        action="append",
+        default=[],
+        help=HOST + "; once for all nodes, or once for each",
     )
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
@@ -78,7 +88,9 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
     dev.add_argument(
         "--controller", action="store_true", help="run the drivers' controllers too, as `dra controller` does"
     )
-    dev.add_argument("--containers", action="store_true", help="really run containers, by runc; simulated when left out")
+    dev.add_argument(
+        "--containers", action="store_true", help="really run containers, by runc; simulated when left out"
+    )
     dev.add_argument(
         "--image", metavar="NAME=FOLDER", dest="images", action="append", default=[],
         help="a root folder or OCI layout for an image of --containers, * for all others; busybox is there without",

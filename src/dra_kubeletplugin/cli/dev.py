@@ -11,7 +11,7 @@ import re
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -24,11 +24,9 @@ from ..local.dev.control import ControlServer
 from ..local.dev.drivers import DriverFailed, Program
 from ..local.dev.environment import Around, Environment, environment
 from ..local.dev.hosts import NodeHost
-from ..local.runtime.images import ImageError, Images, parse_option
-from ..local.runtime.interface import ContainerError, ContainerRuntime
-from ..local.runtime.runc import Runc
-from ..local.runtime.runc_runtime import RuncRuntime
-from ..local.runtime.simulated import SimulatedRuntime
+from ..local.runtime.images import ImageError, parse_option
+from ..local.runtime.interface import ContainerError
+from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
 from ..settings import NODE_ONLY, ControllerSettings, Settings, load
 from . import DEV_PLACES
@@ -39,6 +37,10 @@ _READY = 20.0  # seconds until a driver that does not come up is given up
 _HEALTH = "1s"  # a laptop's user waits for it
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")
 _MAX_NODES = 100
+_MAX_SOCKET = 107  # bytes of a Unix socket's path
+_BELOW = len(
+    "/node-100/kubelet/plugins_registry/dra-0123456789012345678901-reg.sock"
+)  # the longest that a driver needs
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ def planned(args: argparse.Namespace) -> Plan:
     found = _ADDRESS.fullmatch(args.api_address)
     if not found or int(found[2]) > 65535:
         faults.append(f"--api-address {args.api_address!r} is not HOST:PORT")
+    state = Path(args.state).absolute() if args.state else None
+    if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
+        faults.append(
+            f"--state {state} is {over} bytes too long: sockets are made below it, and their paths hold {_MAX_SOCKET}"
+        )
     certificate = _certificate(args, faults)
     to_apply: list[manifests.Manifest] = []
     try:
@@ -110,13 +117,15 @@ def planned(args: argparse.Namespace) -> Plan:
     return Plan(
         settings,
         [_program(target, driver, settings, options) for target, driver in drivers.items()],
-        [_controller(target, driver, settings, options) for target, driver in drivers.items()] if args.controller else [],
+        [_controller(target, driver, settings, options) for target, driver in drivers.items()]
+        if args.controller
+        else [],
         nodes,
         args.hosts * args.nodes if len(args.hosts) == 1 else args.hosts,
         to_apply,
         images,
         args.containers,
-        Path(args.state).absolute() if args.state else None,
+        state,
         args.api_address,
         certificate,
         not args.no_reload,
@@ -147,7 +156,9 @@ def _program(target: str, driver: type[Driver], settings: Settings, options: Map
 
 def _controller(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
     argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "controller", target]
-    flags = _flags(ControllerSettings, options, DEV_PLACES | NODE_ONLY | {"http_address"})  # the address is the plugin's
+    flags = _flags(
+        ControllerSettings, options, DEV_PLACES | NODE_ONLY | {"http_address"}
+    )  # the address is the plugin's
     return Program(settings.driver_name or driver.name, [*argv, *flags], _ENV, _files(driver))
 
 
@@ -214,12 +225,14 @@ async def _stay(plan: Plan) -> int:
 
 async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> None:
     style = Style.of(sys.stdout)
-    around = Around(lambda text: print(text, flush=True), lambda place, line: print(f"{style.dim(place)} {line}", file=sys.stderr))
+    around = Around(
+        lambda text: print(text, flush=True), lambda place, line: print(f"{style.dim(place)} {line}", file=sys.stderr)
+    )
     hosts: dict[str, NodeHost] = {}
     async with contextlib.AsyncExitStack() as stack:
         cluster = LocalCluster(
             plan.nodes, state=plan.state, address=plan.address, certificate=plan.certificate,
-            runtimes=await _runtimes(plan, hosts),
+            runtimes=await factory(plan.images) if plan.containers else None,
         )  # fmt: skip
         for i, name in enumerate(plan.nodes):
             folder = cluster.state / name / "host"
@@ -230,6 +243,8 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
             await stack.enter_async_context(cluster)
         except OSError as e:
             raise SettingsError(f"--api-address {plan.address} cannot be had: {e.strerror or e}") from None
+        for name, host in hosts.items():
+            cluster.nodes[name].runtime.dev = host.dev
         on = await stack.enter_async_context(
             environment(cluster, hosts, plan.programs, plan.controllers, around, timeout=_READY, reload=plan.reload)
         )
@@ -245,16 +260,6 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         finally:
             for task in waiting:
                 task.cancel()
-
-
-async def _runtimes(plan: Plan, hosts: Mapping[str, NodeHost]) -> Callable[[str, Path, Sequence[Path]], ContainerRuntime]:
-    """Makes a node's runtime. Raises :class:`ContainerError` where containers cannot run here."""
-    if not plan.containers:
-        return lambda node, folder, cdi: SimulatedRuntime(folder, cdi, hosts[node].dev)
-    found = await Runc.find(Path())
-    return lambda node, folder, cdi: RuncRuntime(
-        folder, Images(plan.images, folder / "images"), cdi, Runc(folder / "runc", found.version), hosts[node].dev
-    )
 
 
 async def _welcome(on: Environment, style: Style) -> str:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..driver import Driver, Taint
+from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.contract import Health
 from ..errors import DraError
+from ..resources.types import Taint
 from . import report
 from .options import Parser, add_settings, given
 from .serving import found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from ..errors import DraError, SettingsError
-from ..local.dev import control, verbs
+from ..local.cluster import state_root
+from ..local.dev import control
 from ..local.dev.verbs import AnyVerb
 from .options import Parser
 
@@ -49,20 +51,32 @@ def parser(prog: str = "dra dev") -> Parser:
     for name in ("plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade"):
         made[name].add_argument("--node", metavar="NAME", default="", help="which node; needed where there are several")
     for name in ("health", "kill", "upgrade"):
-        made[name].add_argument("--driver", metavar="NAME", default="", help="which driver; needed where there are several")
+        made[name].add_argument(
+            "--driver", metavar="NAME", default="", help="which driver; needed where there are several"
+        )
     made["plug"].add_argument(
-        "function", metavar="ADDRESS|FILE", help="a function that was unplugged, or a YAML file that describes one (- for stdin)"
+        "function",
+        metavar="ADDRESS|FILE",
+        help="a function that was unplugged, or a YAML file that describes one (- for stdin)",
     )
     made["unplug"].add_argument("address", metavar="ADDRESS", help="for example 0000:17:00.0")
-    made["write"].add_argument("path", metavar="PATH", help="below sysfs, for example bus/pci/devices/0000:17:00.0/label")
+    made["write"].add_argument(
+        "path", metavar="PATH", help="below sysfs, for example bus/pci/devices/0000:17:00.0/label"
+    )
     made["write"].add_argument("text", metavar="TEXT")
     made["health"].add_argument("device", metavar="DEVICE", help="its name in the driver's slices")
     made["health"].add_argument("health", choices=("healthy", "unhealthy", "unknown", "reported"))
     made["health"].add_argument("--message", default="", help="why, as it shows in the pod's status")
-    made["health"].add_argument("--effect", choices=("None", "NoSchedule", "NoExecute"), default="", help="of the taint")
+    made["health"].add_argument(
+        "--effect", choices=("None", "NoSchedule", "NoExecute"), default="", help="of the taint"
+    )
     made["restart-kubelet"].add_argument("--down", type=_seconds, default=0.0, metavar="SECONDS")
-    made["kill"].add_argument("--down", type=_seconds, default=1.0, metavar="SECONDS", help="until it is started again (1)")
-    made["drop-fields"].add_argument("fields", metavar="FIELD", nargs="*", help="for example taints; none: keep all again")
+    made["kill"].add_argument(
+        "--down", type=_seconds, default=1.0, metavar="SECONDS", help="until it is started again (1)"
+    )
+    made["drop-fields"].add_argument(
+        "fields", metavar="FIELD", nargs="*", help="for example taints; none: keep all again"
+    )
     made["serve"].add_argument("versions", metavar="VERSION", nargs="*", help="for example v1beta2; none: all again")
     for name in ("conflict", "throttle"):
         made[name].add_argument("count", metavar="COUNT", nargs="?", type=int, default=1)
@@ -77,9 +91,12 @@ def parser(prog: str = "dra dev") -> Parser:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text.removesuffix("s"))
+        found = float(text.removesuffix("s"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return found
 
 
 def main(argv: Sequence[str]) -> int:
@@ -106,9 +123,10 @@ def _verb(args: argparse.Namespace) -> AnyVerb:
     if args.verb == "plug":
         given["function"] = _function(args.function)
     try:
-        return msgspec.convert(given, type=verbs.AnyVerb)
+        found: AnyVerb = msgspec.convert(given, type=AnyVerb)
     except msgspec.ValidationError as e:
         raise control.ControlError(str(e)) from None
+    return found
 
 
 def _function(text: str) -> str:
@@ -129,11 +147,13 @@ def _state(given: str | None) -> Path:
     for config in os.environ.get("KUBECONFIG", "").split(os.pathsep):
         if config and (Path(config).parent / control.NAME).is_socket():
             return Path(config).parent
-    found = control.running()
+    found = control.running(state_root())
     if len(found) == 1:
         return found[0]
     if not found:
-        raise SettingsError("no `dra dev` of yours runs on this machine; if it was started with --state DIR, give that here too")
+        raise SettingsError(
+            "no `dra dev` of yours runs on this machine; if it was started with --state DIR, give that here too"
+        )
     listed = ", ".join(map(str, found))
     raise SettingsError(f"{len(found)} clusters run: say which with --state, or by its KUBECONFIG: {listed}")
 

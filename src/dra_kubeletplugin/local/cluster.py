@@ -8,7 +8,7 @@ import json
 import shutil
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
 from .informer import PODS
 from .kubelet import Kubelet, Timers
+from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
 from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
 JSON = dict[str, Any]
+RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Node:
     name: str
     root: Path
     kubelet: Kubelet
-    runtime: SimulatedRuntime
+    runtime: ContainerRuntime
     cdi_root: Path
 
     @property
@@ -55,6 +57,7 @@ class LocalCluster:
         kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
+        runtimes: makes a node's runtime from its name, a folder of its own and the folders of CDI specs; simulated when left out.
         binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
     """
 
@@ -68,18 +71,19 @@ class LocalCluster:
         kubeconfig: Path | None = None,
         cdi_root: Path | None = None,
         timers: Timers | None = None,
+        runtimes: RuntimeFactory | None = None,
         binding_timeout: float = BINDING_TIMEOUT,
     ) -> None:
         self._names = nodes
         self._keep = state is not None
-        # Sockets live below it, so it is short, whatever TMPDIR says.
-        self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp" if Path("/tmp").is_dir() else None))
+        self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
         self._cdi_root = cdi_root
         self._timers = timers
+        self._runtimes = runtimes or _simulated
         self._binding_timeout = binding_timeout
         self._certificate = certificate
         self._given = kubeconfig
-        self._api = None if kubeconfig else ApiServer(address, _server_tls(certificate))
+        self._api = None if kubeconfig else ApiServer(address, _server_tls(certificate), runtime_of=self._runtime_of)
         self.nodes: dict[str, Node] = {}
 
     async def __aenter__(self) -> LocalCluster:
@@ -99,6 +103,7 @@ class LocalCluster:
             supervisor.start("scheduler", Scheduler(self.client, self._binding_timeout).run)
             for name in self._names:
                 node = self._node(name, supervisor)
+                stack.push_async_callback(node.runtime.close)
                 await node.kubelet.start()
                 stack.push_async_callback(node.kubelet.stop)
             self._stack = stack.pop_all()
@@ -118,10 +123,13 @@ class LocalCluster:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
-        runtime = SimulatedRuntime(root / "containers", (cdi,))
+        runtime = self._runtimes(name, root / "containers", (cdi,))
         kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
         self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
+
+    def _runtime_of(self, node: str) -> ContainerRuntime | None:
+        return found.runtime if (found := self.nodes.get(node)) else None
 
     def _clean_up(self) -> None:
         if not self._keep:
@@ -253,6 +261,11 @@ class LocalCluster:
             self.api.faults.down = False
 
 
+def state_root() -> Path:
+    """Where temporary state folders are made, ``dra-*``: sockets live in them, so it is short, whatever TMPDIR says."""
+    return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+
+
 def resource_of(doc: JSON) -> Resource:
     """Raises ``ValueError`` for a kind that the local cluster does not serve."""
     group, _, version = doc["apiVersion"].rpartition("/")
@@ -266,6 +279,10 @@ def load_yaml(path: Path) -> list[JSON]:
     import yaml
 
     return [d for d in yaml.safe_load_all(path.read_text()) if d]
+
+
+def _simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+    return SimulatedRuntime(folder, cdi_dirs)
 
 
 def _server_tls(certificate: tuple[Path, Path] | None) -> ssl.SSLContext | None:
@@ -290,4 +307,4 @@ def _kubeconfig(url: str, certificate: tuple[Path, Path] | None) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-__all__ = ["LocalCluster", "Node", "load_yaml", "resource_of"]
+__all__ = ["LocalCluster", "Node", "load_yaml", "resource_of", "state_root"]

@@ -39,9 +39,8 @@ from .verbs import (
 JSON = dict[str, Any]
 REFUSALS = (Refused, HostError, DriverFailed)
 GATED = {
-    "allNodes", "allowMultipleAllocations", "bindingConditions", "bindingFailureConditions", "bindsToNode", "bools",
-    "consumesCounters", "ints", "nodeName", "nodeSelector", "perDeviceNodeSelection", "requestPolicy", "sharedCounters",
-    "strings", "taints", "versions",
+    "allowMultipleAllocations", "bindingConditions", "bindingFailureConditions", "bindsToNode", "bools", "consumesCounters", "ints",
+    "perDeviceNodeSelection", "requestPolicy", "sharedCounters", "strings", "taints", "versions",
 }  # fmt: skip
 """Fields of slices that a feature gate of some version takes away."""
 VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
@@ -90,7 +89,13 @@ async def _status(on: Environment) -> Answer:
         )
     drivers = []
     for p in on.drivers:
-        entry: JSON = {"driver": p.program.driver, "place": p.place, "phase": p.phase.value, "pid": p.pid, "restarts": p.restarts}
+        entry: JSON = {
+            "driver": p.program.driver,
+            "place": p.place,
+            "phase": p.phase.value,
+            "pid": p.pid,
+            "restarts": p.restarts,
+        }
         drivers.append(entry)
     faults = on.cluster.api.faults
     on_purpose: JSON = {
@@ -122,7 +127,9 @@ def _shown(data: JSON) -> str:
         lines.append("")
     for entry in data["drivers"]:
         process = f"process {entry['pid']}" if entry["pid"] else "no process"
-        lines.append(f"{entry['driver']} on {entry['place']}: {entry['phase']}, {process}, {entry['restarts']} restarts")
+        lines.append(
+            f"{entry['driver']} on {entry['place']}: {entry['phase']}, {process}, {entry['restarts']} restarts"
+        )
     if data["faults"]:
         lines += ["", "faults on purpose: " + ", ".join(f"{k}={v}" for k, v in data["faults"].items())]
     return "\n".join(lines)
@@ -203,7 +210,9 @@ async def _server(
         case DropFields():
             _known("field of slices", verb.fields, GATED)
             faults.dropped = set(verb.fields)
-            text = f"the API server drops {', '.join(verb.fields)}" if verb.fields else "the API server keeps all fields"
+            text = (
+                f"the API server drops {', '.join(verb.fields)}" if verb.fields else "the API server keeps all fields"
+            )
         case ServeVersions():
             _known("version of resource.k8s.io", verb.versions, VERSIONS)
             faults.served = set(verb.versions) or None
@@ -251,7 +260,9 @@ def _known(what: str, given: list[str], known: Any) -> None:
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise Refused(f"no {what} {name!r}, only {', '.join(sorted(known))}{f': did you mean {near[0]}?' if near else ''}")
+            raise Refused(
+                f"no {what} {name!r}, only {', '.join(sorted(known))}{f': did you mean {near[0]}?' if near else ''}"
+            )
 
 
 def _seconds(what: str, value: float) -> float:

@@ -103,10 +103,10 @@ def ask(folder: Path, verb: AnyVerb) -> Answer:
     return answer
 
 
-def running() -> list[Path]:
-    """State folders, of this user's, in which a ``dra dev`` without --state runs now."""
+def running(root: Path) -> list[Path]:
+    """State folders below ``root``, of this user's, in which a ``dra dev`` without --state runs now."""
     found = []
-    for path in sorted(Path("/tmp").glob(f"dra-*/{NAME}")):
+    for path in sorted(root.glob(f"dra-*/{NAME}")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             if path.stat().st_uid == os.getuid():
                 connection.connect(str(path))

@@ -20,19 +20,12 @@ _KEPT = 20  # lines of a process that are shown where it fails
 _PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again, doubled each time
 _STEADY = 60.0  # seconds after which a process that dies is taken for a first one
 _LOOK = 0.05  # seconds between looks for readiness
-_CORRECT = 2  # exit code for what the user has to correct
+_CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
 _STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class DriverFailed(Exception):
-    """A driver's process ended, or is not ready in time; the text has its own last words.
-
-    ``to_correct``: it said that the user has something to correct.
-    """
-
-    def __init__(self, message: str, *, to_correct: bool = False) -> None:
-        super().__init__(message)
-        self.to_correct = to_correct
+    """A driver's process ended, or is not ready in time; the text has its own last words."""
 
 
 class Phase(Enum):
@@ -222,8 +215,11 @@ class DriverProcess:
             await asyncio.sleep(_LOOK)
         await instance.reading
         self.phase = Phase.FAILED
-        correct = instance.process.returncode == _CORRECT
-        raise DriverFailed(f"{self.name} ended with {_code(instance)}:\n{_last(instance)}", to_correct=correct)
+        if instance.process.returncode == _CORRECT and (
+            said := [line for line in instance.said if line.startswith("dra: ")]
+        ):
+            raise DriverFailed(f"{self.name}: {' '.join(line.removeprefix('dra: ') for line in said)}")
+        raise DriverFailed(f"{self.name} ended with {_code(instance)}; it said last:\n{_last(instance)}")
 
     async def _end(self, instance: _Instance | None) -> None:
         if instance is None:

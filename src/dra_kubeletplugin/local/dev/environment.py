@@ -187,7 +187,9 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
         known.update(now)
         return True
 
-    return DriverProcess(program, node.name, env, ready, lambda line: made.around.log(f"{node.name} {program.driver}", line))
+    return DriverProcess(
+        program, node.name, env, ready, lambda line: made.around.log(f"{node.name} {program.driver}", line)
+    )
 
 
 async def _published(made: Environment, driver: str, node: str) -> bool:
@@ -224,7 +226,9 @@ async def _reload(made: Environment, process: DriverProcess) -> None:
             await process.upgrade(made.timeout)
             made.around.say(f"{process.name} is ready again")
         except DriverFailed as e:
-            stays = "the one before goes on" if process.phase is Phase.READY else "it is tried again when the file changes"
+            stays = (
+                "the one before goes on" if process.phase is Phase.READY else "it is tried again when the file changes"
+            )
             made.around.say(f"{e}\n{stays}")
 
 

@@ -102,8 +102,14 @@ def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
         raise HostError(f"the function's description is no YAML: {e}") from None
     if isinstance(found, dict) and "address" in found:
         return found
-    away = f"one that was unplugged ({', '.join(host.unplugged)})" if host.unplugged else "one that was unplugged (none was)"
-    raise HostError(f"{text.strip()!r} is neither {away} nor a function's description with its address, vendor and device")
+    away = (
+        f"one that was unplugged ({', '.join(host.unplugged)})"
+        if host.unplugged
+        else "one that was unplugged (none was)"
+    )
+    raise HostError(
+        f"{text.strip()!r} is neither {away} nor a function's description with its address, vendor and device"
+    )
 
 
 __all__ = ["HostError", "NodeHost"]

@@ -17,23 +17,23 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_u
     """Of nodes and drivers an empty name means the only one."""
 
 
-class Status(Verb, tag="status"):
+class Status(Verb, frozen=True, kw_only=True, tag="status"):
     """Nodes, drivers, folders, faults that are on."""
 
 
-class Plug(Verb, tag="plug"):
+class Plug(Verb, frozen=True, kw_only=True, tag="plug"):
     """``function``: the address of one that was unplugged, or a new one's description in YAML."""
 
     function: str
     node: str = ""
 
 
-class Unplug(Verb, tag="unplug"):
+class Unplug(Verb, frozen=True, kw_only=True, tag="unplug"):
     address: str
     node: str = ""
 
 
-class Write(Verb, tag="write"):
+class Write(Verb, frozen=True, kw_only=True, tag="write"):
     """To a file of a described host's sysfs, with the kernel's effect."""
 
     path: str
@@ -41,7 +41,7 @@ class Write(Verb, tag="write"):
     node: str = ""
 
 
-class Health(Verb, tag="health"):
+class Health(Verb, frozen=True, kw_only=True, tag="health"):
     """What ``health()`` of the driver answers for a device from now on; ``reported``: what it says itself."""
 
     device: str
@@ -52,20 +52,20 @@ class Health(Verb, tag="health"):
     node: str = ""
 
 
-class RestartKubelet(Verb, tag="restart-kubelet"):
+class RestartKubelet(Verb, frozen=True, kw_only=True, tag="restart-kubelet"):
     """``down``: seconds between its end and its start."""
 
     node: str = ""
     down: float = 0.0
 
 
-class Reboot(Verb, tag="reboot"):
+class Reboot(Verb, frozen=True, kw_only=True, tag="reboot"):
     """The node's containers and drivers end as by a power failure, then drivers and kubelet come back."""
 
     node: str = ""
 
 
-class Kill(Verb, tag="kill"):
+class Kill(Verb, frozen=True, kw_only=True, tag="kill"):
     """SIGKILL; started again after ``down`` seconds."""
 
     driver: str = ""
@@ -73,54 +73,54 @@ class Kill(Verb, tag="kill"):
     down: float = 1.0
 
 
-class Upgrade(Verb, tag="upgrade"):
+class Upgrade(Verb, frozen=True, kw_only=True, tag="upgrade"):
     """A new instance beside the old one, which ends once the new one is ready."""
 
     driver: str = ""
     node: str = ""
 
 
-class CutWatch(Verb, tag="cut-watch"):
+class CutWatch(Verb, frozen=True, kw_only=True, tag="cut-watch"):
     """Breaks all connections to the API server."""
 
 
-class DropFields(Verb, tag="drop-fields"):
+class DropFields(Verb, frozen=True, kw_only=True, tag="drop-fields"):
     """The API server drops these fields of slices, as with a feature gate off; none: it keeps all."""
 
     fields: list[str] = []
 
 
-class ServeVersions(Verb, tag="serve"):
+class ServeVersions(Verb, frozen=True, kw_only=True, tag="serve"):
     """The versions of resource.k8s.io that the API server has; none: all."""
 
     versions: list[str] = []
 
 
-class Conflict(Verb, tag="conflict"):
+class Conflict(Verb, frozen=True, kw_only=True, tag="conflict"):
     """The next ``count`` updates are refused with 409."""
 
     count: int = 1
 
 
-class Throttle(Verb, tag="throttle"):
+class Throttle(Verb, frozen=True, kw_only=True, tag="throttle"):
     """The next ``count`` requests are refused with 429."""
 
     count: int = 1
 
 
-class Slow(Verb, tag="slow"):
+class Slow(Verb, frozen=True, kw_only=True, tag="slow"):
     """Seconds before each answer of the API server; 0: at once."""
 
     seconds: float
 
 
-class Away(Verb, tag="away"):
+class Away(Verb, frozen=True, kw_only=True, tag="away"):
     """The API server answers nothing useful for this many seconds."""
 
     seconds: float
 
 
-class End(Verb, tag="end"):
+class End(Verb, frozen=True, kw_only=True, tag="end"):
     """A simulated container ends by itself."""
 
     pod: str
@@ -129,7 +129,7 @@ class End(Verb, tag="end"):
     exit_code: int = 0
 
 
-class Stop(Verb, tag="stop"):
+class Stop(Verb, frozen=True, kw_only=True, tag="stop"):
     """The whole cluster ends."""
 
 

@@ -249,6 +249,7 @@ class PodSync:
             self._folder(pod),
             pod["metadata"].get("annotations") or {},
             bool(pod["spec"].get("hostNetwork")),
+            str(pod["spec"].get("restartPolicy") or "Always"),
         )
         try:
             status = await self.runtime.start(sandbox, config)

@@ -149,7 +149,12 @@ class ExecSession(Protocol):
 
 
 class ContainerRuntime(Protocol):
-    """Runs containers of one node. All methods may be called at once for different pods; for one pod the kubelet calls in turn."""
+    """Runs containers of one node. All methods may be called at once for different pods; for one pod the kubelet calls in turn.
+
+    ``dev`` is where device nodes are looked up: of a described host, which may be put there before pods run, its own.
+    """
+
+    dev: Path
 
     @property
     def version(self) -> str:

@@ -13,7 +13,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -279,6 +279,20 @@ class RuncRuntime:
         await self._runc.close()
 
 
+async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Path, Sequence[Path]], RuncRuntime]:
+    """Makes a node's runtime from its name, a folder of its own and the folders of CDI specs. ``images``: folders by image name.
+
+    Raises :class:`ContainerError` with what is missing where containers cannot run on this machine.
+    """
+    found = await Runc.find(Path())
+
+    def make(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> RuncRuntime:
+        own = Images(images or {}, folder / "images")
+        return RuncRuntime(folder, own, cdi_dirs, Runc(folder / "runc", found.version))
+
+    return make
+
+
 def _create(error: str) -> str:
     """containerd creates and starts in two calls of runc, so its error names the first."""
     return error.replace("runc run failed", "runc create failed")
@@ -296,4 +310,4 @@ def _without_described(spec: JSON) -> JSON:
     return out
 
 
-__all__ = ["RuncRuntime"]
+__all__ = ["RuncRuntime", "factory"]
