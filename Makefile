@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo dev test mutants lint type soak bench proto proto-env docs clean
+.PHONY: help demo examples dev test mutants lint type soak bench proto proto-env docs clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -16,6 +16,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP) ## the whole story on this machine's own hardware
 	@$(BIN)/python drivers/pci/demo.py
+
+examples: $(STAMP) ## each manifest of examples/ on the local cluster
+	@$(BIN)/python -m pytest -v --no-header examples
 
 dev: $(STAMP) ## the local cluster with the PCI driver, until Ctrl-C
 	@$(BIN)/dra dev drivers/pci/driver.py

@@ -403,6 +403,14 @@ class HardwareUnknownError(ClaimError):
     help = "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; nothing is given out meanwhile."
 
 
+class MetadataError(DraError):
+    """A device metadata file (KEP-5304) that cannot be used: which file, and what is wrong."""
+
+    code = "DRA-E140"
+    reason = "DEVICE_METADATA"
+    help = "The driver wrote the file: see its version and its log. A file of a newer Kubernetes needs a newer dra-kubeletplugin."
+
+
 def catalogue() -> list[type[DraError]]:
     """All error classes, by code."""
     found: list[type[DraError]] = []

@@ -39,7 +39,7 @@ from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .observe.metrics import Metrics
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
-from .scanning import DeviceScan, Pace
+from .scanning import DeviceScan, Pace, asked
 from .settings import Settings
 from .slices import NodeScope, Notices, Publisher, PublisherStatus
 
@@ -89,6 +89,7 @@ class Plugin:
             self.process.is_newest,
             times=settings.plugin_dir / "taint-times.json",
             gates_off=self.scan.gates_off,
+            instances=self.process.folder,
         )
         self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
@@ -138,7 +139,10 @@ class Plugin:
                 jobs = begin(tasks, {"devices": self.scan.run})
                 try:
                     if not await self.scan.first_look(self.settings.scan_timeout):
-                        log.warning("serving without knowing the devices: %s", self.scan.fault)
+                        log.warning(
+                            "serving without knowing the devices: %s() of the driver has not answered within %g s",
+                            asked(self.driver), self.settings.scan_timeout,
+                        )  # fmt: skip
                     await self._serve(stack)
                     jobs += begin(tasks, self._background())
                     self.serving = True

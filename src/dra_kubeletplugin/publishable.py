@@ -172,22 +172,25 @@ def answered(answer: object, method: str) -> list[Answered]:
     be trusted then.
     """
     out: dict[str, Answered] = {}
-    for pool in _items(answer, Pool, method, MAX_POOLS):
+    for pool in _items(answer, Pool, f"{method}() answered", MAX_POOLS):
         name, nodes = pool.name, pool.nodes
-        if not isinstance(name, str) or not isinstance(nodes, Nodes):
-            raise DriverError(f"{method}() answered a Pool whose name is no text, or whose nodes are no Nodes")
+        where = f"{method}() answered pool {printable(name)!r}"
+        if not isinstance(nodes, Nodes):
+            raise DriverError(
+                f"{where} whose nodes are {_kind(nodes)}: give Nodes.this(), Nodes.all(), Nodes.named('node-1') or another of Nodes"
+            )
         name = str.__str__(name)  # of a class derived from str it could not be sent
         if name in out:
             raise DriverError(f"{method}() answered two pools named {printable(name)!r}: names must be unique")
         devices: dict[str, Device] = {}
-        for device in _items(pool.devices, Device, method, MAX_DEVICES):
+        for device in _items(pool.devices, Device, f"{where} whose devices are", MAX_DEVICES):
             if device.name in devices:
                 raise DriverError(
                     f"{method}() answered two devices named {printable(device.name)!r}: names must be unique in a pool"
                 )
             devices[device.name] = device
         sets: dict[str, CounterSet | None] = {}
-        for item in _items(pool.counter_sets, CounterSet, method, MAX_DEVICES):
+        for item in _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES):
             sets[item.name] = None if item.name in sets else item
         fault = _pool_fault(name, nodes)
         per_device = nodes.where is not Where.THIS and any(d.nodes is not None for d in devices.values())
@@ -207,23 +210,28 @@ def _pool_fault(name: str, nodes: Nodes) -> str:
 T = TypeVar("T", Pool, Device, CounterSet)
 
 
-def _items(answer: object, kind: type[T], method: str, most: int) -> Iterator[T]:
-    """What an author answered, or put into what he answered."""
+def _kind(value: object) -> str:
+    """What something is that should be another; a value that is shorter than its type's name tells more."""
+    return printable(type(value).__name__)
+
+
+def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
+    """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        raise DriverError(f"{method}() answered {type(answer).__name__}: it must answer a list of {kind.__name__}")
+        raise DriverError(f"{told} {_kind(answer)}: it must be a list of {kind.__name__}")
     try:
         for i, item in enumerate(answer):
-            if not isinstance(item, kind) or not isinstance(item.name, str):
-                raise DriverError(f"{method}() answered {type(item).__name__}, not {kind.__name__}")
+            if not isinstance(item, kind):
+                raise DriverError(f"{told} {_kind(item)}, not {kind.__name__}")
+            if not isinstance(item.name, str):
+                raise DriverError(f"{told} a {kind.__name__} whose name is {_kind(item.name)}, not text")
             if i >= most:
-                raise DriverError(
-                    f"{method}() answered more than {most} items of {kind.__name__}: as many cannot be published"
-                )
+                raise DriverError(f"{told} more than {most} items of {kind.__name__}: as many cannot be published")
             yield item
     except DriverError:
         raise
     except Exception as e:
-        raise DriverError(f"the answer of {method}() cannot be read: {describe(e)}") from e
+        raise DriverError(f"{told} what cannot be read: {describe(e)}") from e
 
 
 def counters_fault(device: Judged, sets: Mapping[str, Judged], counters: Mapping[str, Collection[str]]) -> str:

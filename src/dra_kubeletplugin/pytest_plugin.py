@@ -81,6 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"the described host that it runs on, a file or a name; {_THIS_MACHINE!r} for no description",
         default=_HOST,
     )
+    parser.addini(
+        "dra_feature_gates", "of the real API server of KUBEBUILDER_ASSETS, as in DRAPartitionableDevices=false"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,7 +102,7 @@ def _dra_thread() -> Iterator[LoopThread]:
 
 
 @pytest.fixture(scope="session")
-def _dra_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+def _dra_server(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
     """The kubeconfig of a real API server, where there is one."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if not assets:
@@ -107,7 +110,8 @@ def _dra_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
         return
     from .testing.controlplane import ControlPlane
 
-    with ControlPlane(Path(assets), tmp_path_factory.mktemp("control-plane")) as plane:
+    gates = pytestconfig.getini("dra_feature_gates")
+    with ControlPlane(Path(assets), tmp_path_factory.mktemp("control-plane"), gates) as plane:
         yield plane.kubeconfig
 
 

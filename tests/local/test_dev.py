@@ -418,7 +418,7 @@ def _alive(pid: int) -> bool:
         (["--apply", "{refused}"], "document 1: Pod x:"),
         (["--api-cert", "/dev/null", "--api-key", "/dev/null"], "--api-cert /dev/null"),
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
-        (["--state", "/tmp/" + "x" * 60], "sockets are made below it"),
+        (["--state", "{deep/}" + "x" * 60], "sockets are made below it"),
         (["nowhere.py"], "nowhere.py is not a file"),
         ([GPU, "--health-interval", "soon"], "'soon' is not a duration"),
     ],

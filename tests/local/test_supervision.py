@@ -13,7 +13,8 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.events import EventRecorder
 from dra_kubeletplugin.local.informer import CLAIMS, EVENTS, PODS
 from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
-from dra_kubeletplugin.testing.pods import claim_spec, device_class, pod, template
+
+from .objects import claim_spec, device_class, pod, template
 
 JSON = dict[str, Any]
 NAMESPACES = Resource("", "v1", "namespaces")
@@ -61,8 +62,8 @@ async def test_a_write_that_is_refused_starves_no_other_object() -> None:
     async with LocalCluster(()) as cluster:
         label = "resource.kubernetes.io/admin-access"
         await cluster.client.patch(NAMESPACES, "default", {"metadata": {"labels": {label: "true"}}})
-        await cluster.apply(device_class("devices", "toy.example.com"))
-        await cluster.apply(template("bad", claim_spec("devices", admin=True)), template("good", claim_spec("devices")))
+        await cluster.apply(device_class())
+        await cluster.apply(template("bad", claim_spec(admin=True)), template("good", claim_spec()))
         await cluster.client.patch(NAMESPACES, "default", {"metadata": {"labels": {label: None}}})
         await cluster.apply(pod("first", templates=["bad"]))
 
@@ -107,7 +108,7 @@ async def test_repeated_events_are_counted_and_similar_ones_combined() -> None:
 async def test_a_claim_is_deallocated_in_one_write_once_its_pod_has_finished() -> None:
     """Behaviours 13 and 14 of scheduler-behaviour.md."""
     async with LocalCluster(()) as cluster:
-        await cluster.apply(device_class("devices", "toy.example.com"), template("t", claim_spec("devices")))
+        await cluster.apply(device_class(), template("t", claim_spec()))
         [made] = await cluster.apply(pod("job", templates=["t"]))
 
         async def claim() -> JSON | None:

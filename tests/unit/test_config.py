@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from enum import Enum
+from typing import Any, Literal
 
 import pytest
 
@@ -98,3 +99,31 @@ class Tree(Config):
 def test_objects_within_are_checked_too_and_named_by_their_path(parameters: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{path}: size is -1")):
         decode(parameters, [Tree], "d.example.com", "config[0]")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Chosen(Config):
+    mode: Literal["Fast", "Safe"] = "Safe"
+    colour: Colour | None = None
+    lists: Sequence[Literal[1, 2]] = ()
+    named: Mapping[str, Colour] | None = None
+    deep: Chosen | None = None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"mode": "fast"}, "parameters.mode: Invalid enum value 'fast': give one of 'Fast', 'Safe'"),
+        ({"colour": "green"}, "parameters.colour: Invalid enum value 'green': give one of 'red', 'blue'"),
+        ({"lists": [1, 3]}, "parameters.lists[1]: Invalid enum value 3: give one of 1, 2"),
+        ({"named": {"left": "x"}}, "parameters.named[...]: Invalid enum value 'x': give one of 'red', 'blue'"),
+        ({"deep": {"deep": {"mode": ""}}}, "parameters.deep.deep.mode: Invalid enum value '': give one of 'Fast', 'Safe'"),
+    ],
+)  # fmt: skip
+def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        decode(parameters, [Chosen], "d.example.com", "config[0]")

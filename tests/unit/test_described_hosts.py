@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import described, description, recording
-from dra_kubeletplugin.host.description import Function, Machine
+from dra_kubeletplugin.host.parts import Function, Machine
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
@@ -198,12 +198,36 @@ WRONG = {
     "a file elsewhere": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is no path within the folder"),
     "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240 is no device node: write 'c major:minor', or 'b major:minor' for a block device"),
     "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":5: functions[0].classes.fpga: dev '240' is not major:minor, such as 240:0"),
+    "a link that every device has": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":5: functions[0].classes.fpga: device is made for every device: leave it out"),
+    "a path that cannot be printed": (HEAD + '  attributes: {"a\\tb": 1}\n', ":5: functions[0].attributes.a\tb: 'a\\tb' is no path within the folder"),
     "a key twice": (HEAD + "  vendor: 1\n", ":5: key 'vendor' is there twice"),
     "no list": ("functions: {}\n", ":1: functions: {} is no list"),
     "nothing": ("", ": None is no mapping of keys"),
     "no YAML": ("functions: [\n", ":2 is no YAML: "),
     "no YAML at all": ("\t", ":1 is no YAML: "),
 }  # fmt: skip
+
+
+B = {"address": "0000:17:00.0", "vendor": 1, "device": 2, "driver": "x"}
+TWICE: dict[str, dict[str, Any]] = {
+    "a file and a folder": {"functions": [{**B, "attributes": {"x": 1, "x/y": 2}}]},
+    "a file where a folder must be": {"functions": [B], "files": {"bus/pci": 1}},
+    "a node where a folder must be": {"functions": [B], "nodes": {"vfio": "c 1:2"}},
+    "nodes within each other": {"functions": [B], "nodes": {"x": "c 1:2", "x/y": "c 1:2"}},
+    "a class like a file": {"functions": [{**B, "classes": {"vendor": {"x0": {"dev": "240:0"}}}}]},
+    "a name that is too long": {"functions": [{**B, "attributes": {"x" * 300: 1}}]},
+    "text that no file holds": {"functions": [{**B, "attributes": {"x": "\ud800"}}]},
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot be laid out in|surrogates not allowed"):
+        described.build(tmp_path, TWICE[what])
+    described.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
+    if "files" not in TWICE[what] and "nodes" not in TWICE[what]:
+        with pytest.raises(SettingsError):
+            described.add_function(tmp_path / "good", TWICE[what]["functions"][0])
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -56,6 +56,13 @@ def completed(answer: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Re
         ({"env": {"A": "\ud800"}}, r"env\[0\] 'A=\\ud800' is no valid Unicode text"),
         ({"env": {"A": "x\0y"}}, r"env\[0\] 'A=x\\x00y' must not contain a NUL"),
         ({"env": {"A=B": "x"}}, "must not contain '='"),
+        ({"env": {1: "x"}}, "env name 1 must be text"),
+        ({"env": ["A=b"]}, "env must be a mapping of names to values, not list"),
+        ({"device_nodes": "/dev/a"}, "device_nodes must be a list, not str"),
+        ({"device_nodes": DeviceNode(path="/dev/a")}, "device_nodes must be a list, not DeviceNode"),
+        ({"mounts": Mount(host_path="/a", container_path="/a")}, "mounts must be a list, not Mount"),
+        ({"mounts": [Mount(host_path="/a", container_path="/a", options="ro")]}, r"mounts\[0\].options must be a list"),
+        ({"additional_gids": 5}, "additional_gids must be a list, not int"),
         ({"mounts": [Mount(host_path="/a\0", container_path="/x")]}, r"mounts\[0\].hostPath .* must not contain a NUL"),
         ({"net_devices": [NetDevice(host_interface_name="e\udc80", name="e")]}, r"netDevices\[0\].hostInterfaceName"),
         ({"hooks": [Hook(hook_name="createContainer", path="/x", args=["\0"])]}, r"hooks\[0\].args\[0\]"),
@@ -67,6 +74,25 @@ def test_edits_that_cannot_work_are_refused_when_they_are_made(edits: dict[str, 
     with pytest.raises(InvalidSpecError, match=says) as raised:
         ContainerEdits(**edits)
     str(raised.value).encode()
+
+
+def test_a_mount_from_the_host_is_a_bind_mount_without_saying_so() -> None:
+    """Without type and option the kernel is asked for a file system of no name, and a real runc ends with "no such device"."""
+    given = {
+        "bare": Mount(host_path="/a", container_path="/x"),
+        "read-only": Mount(host_path="/a", container_path="/x", options=("ro",)),
+        "said": Mount(host_path="/a", container_path="/x", options=["rbind", "ro"]),
+        "typed": Mount(host_path="/a", container_path="/x", type="bind"),
+        "other": Mount(host_path="tmpfs", container_path="/x", type="tmpfs"),
+    }
+    built = {name: ContainerEdits(mounts=[mount]).json()["mounts"][0].get("options") for name, mount in given.items()}
+    assert built == {
+        "bare": ["bind"],
+        "read-only": ["ro", "bind"],
+        "said": ["rbind", "ro"],
+        "typed": None,
+        "other": None,
+    }
 
 
 def test_a_mount_that_is_no_bind_has_a_source_of_the_kernel_s() -> None:

@@ -309,3 +309,9 @@ def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) ->
         return best
 
     assert took(512) < 3 * took(256)
+
+
+@pytest.mark.parametrize("wanted", [{"vendor": "10ee"}, {"device": "0x5000"}, {"class_code": 2.0}, {"vendor": True}])
+def test_ids_that_are_no_integers_are_refused_for_they_would_find_nothing(tmp_path: Path, wanted: Any) -> None:
+    with pytest.raises(TypeError, match="give an integer such as 0x10EE"):
+        host(tmp_path).pci(**wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.errors import InvalidObjectError
+from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.host import Host
+from dra_kubeletplugin.publishable import answered
 from dra_kubeletplugin.resources.slice_rules import validate_spec
 from dra_kubeletplugin.scanning import ask, asked
 from dra_kubeletplugin.settings import Settings
@@ -148,3 +150,21 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
     assert len(prefix) <= 248
     assert prefix.endswith("-")
     assert not prefix.endswith((".-", "--"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Pool("gpus", []), "pools() answered Pool: it must be a list of Pool"),
+        ([Device("a")], "pools() answered Device, not Pool"),
+        ([Pool(3, [])], "pools() answered a Pool whose name is int, not text"),  # type: ignore[arg-type]
+        ([Pool("gpus", None)], "pools() answered pool 'gpus' whose devices are NoneType: it must be a list of Device"),  # type: ignore[arg-type]
+        ([Pool("gpus", ["a"])], "pools() answered pool 'gpus' whose devices are str, not Device"),  # type: ignore[list-item]
+        ([Pool("gpus", [], {"a": 1})], "pool 'gpus' whose counter_sets are dict: it must be a list of CounterSet"),  # type: ignore[arg-type]
+        ([Pool("gpus", [], nodes="node-1")], "pool 'gpus' whose nodes are str: give Nodes.this(), Nodes.all()"),  # type: ignore[arg-type]
+        ([Pool("gpus", [], nodes=Nodes.all)], "pool 'gpus' whose nodes are method: give Nodes.this()"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_told_with_the_pool(answer: object, says: str) -> None:
+    with pytest.raises(DriverError, match=re.escape(says)):
+        answered(answer, "pools")

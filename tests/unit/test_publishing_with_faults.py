@@ -10,8 +10,10 @@ import asyncio
 import copy
 import gc
 import itertools
+import tempfile
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -28,6 +30,7 @@ from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.slices import NodeScope
 from dra_kubeletplugin.slices.sync import Superseded, Syncer
 from dra_kubeletplugin.slices.times import TaintTimes
+from dra_kubeletplugin.slices.turn import Turn
 
 SLICES = Resource("resource.k8s.io", "v1", "resourceslices")
 FULL = 3  # devices that fill a slice
@@ -48,6 +51,7 @@ class Server:
         self.fails: list[bool] = []
         self.kills: list[int] = []  # which slice somebody deletes before a call
         self.numbers = itertools.count(1)
+        self.slow: Random | None = None  # how long a call takes to have an effect
 
     # --- what the world does ---
 
@@ -75,7 +79,8 @@ class Server:
             self.changed()
 
     async def _call(self) -> None:
-        await asyncio.sleep(0)
+        for _ in range(self.slow.randrange(40) if self.slow else 1):
+            await asyncio.sleep(0)
         if self.kills:
             which = self.kills.pop()
             if which >= 0:
@@ -154,8 +159,11 @@ def whole(answer: Answer) -> frozenset[str]:
 
 
 class Writer:
-    def __init__(self, server: Server) -> None:
+    """Without ``instances`` it does not know of others that write at once."""
+
+    def __init__(self, server: Server, instances: Path | None = None) -> None:
         self.server = server
+        self.instances = instances
         self.inventory = Inventory("node", full=FULL)
         self.leads = True
         self.restart()
@@ -165,6 +173,7 @@ class Writer:
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
             self.server, self.inventory, scope, Metrics(), TaintTimes(), lambda: self.leads,  # type: ignore[arg-type]
+            turn=Turn(self.instances),
         )  # fmt: skip
 
     async def answer(self, answer: Answer) -> None:
@@ -242,26 +251,31 @@ def test_a_complete_generation_is_one_whole_answer_whatever_fails_or_is_deleted_
 @thorough
 @given(seeds)
 def test_an_instance_that_takes_over_in_the_middle_never_makes_a_mixture(random: Random) -> None:
-    async def story() -> None:
-        old, new = any_answer(random), any_answer(random)
-        server = Server([(whole(old), whole(new))])
-        first, second = Writer(server), Writer(server)
+    async def story(folder: Path) -> None:
+        before, old, new = any_answer(random), any_answer(random), any_answer(random)
+        server = Server([(whole(before), whole(old), whole(new))])
+        first, second = Writer(server, folder), Writer(server, folder)
+        await first.answer(before)
+        if random.random() < 0.5:
+            await first.settle()
         await first.answer(old)
         await second.answer(new)
+        server.slow = random
         task = asyncio.create_task(first.try_once())
-        for _ in range(random.randrange(30)):
+        for _ in range(random.randrange(60)):
             await asyncio.sleep(0)
         first.leads = False
-        await task  # a write that is on its way lands before the other has started
         server.fails = failing(random)
-        for _ in range(3):
+        for _ in range(3):  # while a write of the first may be on its way
             await second.try_once()
-        server.fails = []
+        await task
+        server.fails, server.slow = [], None
         await second.settle()
         devices = {d["name"] for o in server.objects.values() for d in o["spec"].get("devices") or []}
         assert devices == set(new[0])
 
-    run(story())
+    with tempfile.TemporaryDirectory() as folder:
+        run(story(Path(folder)))
 
 
 @thorough

@@ -65,6 +65,18 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", {"l": [1, "x"]}), "attribute 'l' is [1, 'x']"),
         (lambda: Device("d", {"l": [2**63]}), "attributes[l]: 9223372036854775808 does not fit into 64 bits"),
         (lambda: Device("d", {}, {"memory": Capacity("1Gi", RequestPolicy(default="1Gi"))}), "allowMultipleAllocations must be true"),
+        (lambda: Device(3), "device 3: its name is int, not text"),  # type: ignore[arg-type]
+        (lambda: Device(None), "device None: its name is NoneType, not text"),  # type: ignore[arg-type]
+        (lambda: Device("d", ["model"]), "attributes is list: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", {}, "80Gi"), "capacity is str: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", taints=Taint(key="x")), "taints is Taint: give a list of Taint"),  # type: ignore[arg-type]
+        (lambda: Device("d", taints=["x"]), "taints has str: give a list of Taint"),  # type: ignore[list-item]
+        (lambda: Device("d", consumes_counters={"gpu": 3}), "consumes_counters['gpu'] is int: give counters"),  # type: ignore[dict-item]
+        (lambda: Device("d", consumes_counters=["gpu"]), "consumes_counters is list: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", binding_conditions="ab", binding_failure_conditions=["x"]), "binding_conditions is str: give a list"),
+        (lambda: Device("d", binding_conditions=[1], binding_failure_conditions=["x"]), "binding_conditions has int: give a list"),  # type: ignore[list-item]
+        (lambda: Device("d", nodes="node-1"), "nodes is str: give Nodes.named"),  # type: ignore[arg-type]
+        (lambda: Device("d", extra=[1]), "extra is list: give a mapping"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_a_device_that_kubernetes_would_refuse_cannot_be_made(make: object, says: str) -> None:

@@ -78,3 +78,26 @@ async def test_a_key_that_fails_for_ever_holds_up_no_other_and_never_has_two_wor
             await work
     assert all(seen[k] == 3 and failures[k] == 2 for k in range(0, 10, 2))
     assert all(failures[k] >= 3 for k in range(1, 10, 2))
+
+
+async def test_a_call_that_somebody_else_cancels_fails_its_key_and_ends_no_worker() -> None:
+    """A plugin's channel that is closed cancels the calls on it."""
+    queue: WorkQueue[str] = WorkQueue(Backoff(0.001, 0.001))
+    told: list[str] = []
+    again = asyncio.Event()
+
+    async def reconcile(key: str) -> None:
+        if told:
+            again.set()
+            return
+        call = asyncio.ensure_future(asyncio.Event().wait())
+        call.cancel()
+        await call
+
+    queue.add("a")
+    async with asyncio.timeout(5):
+        work = asyncio.ensure_future(queue.work(reconcile, lambda key, e: told.append(key), 1))
+        await again.wait()
+    work.cancel()
+    await asyncio.wait([work])
+    assert told == ["a"]

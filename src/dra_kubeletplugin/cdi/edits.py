@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,8 +47,9 @@ class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="c
 
 
 class Mount(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A bind mount from the host, e.g. ``Mount(host_path="/opt/x", container_path="/opt/x", options=["ro", "bind"])``.
+    """A bind mount from the host, e.g. ``Mount(host_path="/opt/x", container_path="/opt/x", options=["ro"])``.
 
+    The option ``bind`` is added where neither it, ``rbind`` nor a ``type`` is given: a runtime refuses a mount without any of them.
     Another ``type`` (``tmpfs``) makes another mount, for which ``host_path`` is what the kernel calls the source.
     """
 
@@ -61,6 +62,12 @@ class Mount(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"
     def is_bind(self) -> bool:
         """Whether ``host_path`` is a path on the host."""
         return self.type in {"", *_BIND} or not _BIND.isdisjoint(self.options)
+
+    def json(self) -> dict[str, Any]:
+        built = super().json()
+        if not self.type and isinstance(self.options, list | tuple) and _BIND.isdisjoint(self.options):
+            built["options"] = [*self.options, "bind"]
+        return built
 
 
 class Hook(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -108,7 +115,15 @@ class ContainerEdits:
         additional_gids: Sequence[int] = (),
         intel_rdt: Mapping[str, Any] | None = None,
     ) -> None:
+        if env is not None and not isinstance(env, Mapping):
+            raise InvalidSpecError(f"env must be a mapping of names to values, not {_kind(env)}")
+        lists = {"device_nodes": device_nodes, "mounts": mounts, "hooks": hooks, "net_devices": net_devices}
+        for field, given in (lists | {"additional_gids": additional_gids}).items():
+            if given and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)):
+                raise InvalidSpecError(f"{field} must be a list, not {_kind(given)}")
         for name in env or {}:
+            if not isinstance(name, str):
+                raise InvalidSpecError(f"env name {printable(repr(name))} must be text")
             if "=" in name:
                 raise InvalidSpecError(f"env name {name!r} must not contain '='")
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
@@ -153,11 +168,15 @@ class ContainerEdits:
         return f"ContainerEdits({self._json})"
 
 
+def _kind(value: object) -> str:
+    return printable(type(value).__name__)
+
+
 def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, Any]]:
     out = []
     for i, edit in enumerate(edits):
         if not isinstance(edit, cls):
-            raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {printable(type(edit).__name__)}")
+            raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {_kind(edit)}")
         out.append(edit.json())
     return out
 

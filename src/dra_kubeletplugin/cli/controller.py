@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ..controller import Controller
+from ..driver import Role, load_driver, make
 from ..settings import ControllerSettings, load
-from .serving import FAILED, found, made, serve
+from .serving import FAILED, serve
 from .stopping import Stop
 
 
@@ -22,11 +23,11 @@ def controller(target: str, options: Mapping[str, Any]) -> NoReturn:
     """
     stop = Stop()
     stop.handle()
-    driver = found(target)
+    driver = load_driver(target)
     settings = load(options, None, ControllerSettings)
     if not settings.driver_name:
         settings = dataclasses.replace(settings, driver_name=driver.name)
-    serve(lambda: Controller(made(driver.__name__, driver), settings), settings, stop, _cut_when_lost)
+    serve(lambda: Controller(make(driver, Role.CONTROLLER), settings), settings, stop, _cut_when_lost)
 
 
 async def _cut_when_lost(process: Controller, stop: Stop) -> None:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from ..driver import Driver
+from ..driver import Driver, load_driver
 from ..driver.calls import Calls
 from ..driver.contract import Health
 from ..errors import DraError
 from ..resources.types import Taint
 from . import report
 from .options import Parser, add_settings, given
-from .serving import found
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 HEALTH = "DRA_DEV_HEALTH"
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .run import run
 
     try:
-        driver = found(args.driver)
+        driver = load_driver(args.driver)
         file = os.environ.get(HEALTH, "")
         run(steered(driver, Path(file)) if file and driver.health is not Driver.health else driver, given(args))
     except DraError as e:

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ..driver import Driver
+from ..driver import Driver, load_driver, make
 from ..host.memory import keep_trimmed
 from ..plugin import Plugin
 from ..settings import Settings, load
-from .serving import found, made, serve
+from .serving import serve
 from .stopping import Stop
 
 
@@ -27,9 +27,9 @@ def run(target: str | type[Driver], options: Mapping[str, Any]) -> NoReturn:
     """
     stop = Stop()
     stop.handle()
-    driver = found(target)
+    driver = load_driver(target) if isinstance(target, str) else target
     settings = settings_for(driver, options)
-    serve(lambda: Plugin(made(driver.__name__, driver), settings), settings, stop, _tidy)
+    serve(lambda: Plugin(make(driver), settings), settings, stop, _tidy)
 
 
 async def _tidy(plugin: Plugin, stop: Stop) -> None:

@@ -14,14 +14,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import NoReturn, Protocol, TypeVar
 
-from ..driver import Driver, load_driver
-from ..errors import DraError, DriverError, describe
+from ..errors import DraError, describe
 from ..observe.log import configure
 from ..settings import Settings
 from .stopping import STOPPED, Stop
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 FAILED, WRONG = 1, 2  # exit codes
 
 
@@ -32,21 +30,6 @@ class Process(Protocol):
 
 
 P = TypeVar("P", bound=Process)
-
-
-def found(target: str | type[Driver]) -> type[Driver]:
-    """A driver's class. Raises :class:`DriverError`."""
-    return made(target, lambda: load_driver(target)) if isinstance(target, str) else target
-
-
-def made(what: str, make: Callable[[], T]) -> T:
-    """What an author's code makes, which must not end the process as if all were well. Raises :class:`DriverError`."""
-    try:
-        return make()
-    except SystemExit as e:
-        raise DriverError(
-            f"{what} raised {describe(e)} before it could be started: only a signal ends a plugin"
-        ) from None
 
 
 def serve(

@@ -4,6 +4,7 @@ from .claim import AllocatedDevice, BoundClaim, BoundDevice, Claim, PreparedClai
 from .config import Config
 from .contract import Driver, Health, Role
 from .loading import load_driver
+from .making import check, make
 from .status import Condition, DeviceStatus, NetworkData
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "PreparedDevice",
     "RecoveredClaim",
     "Role",
+    "check",
     "load_driver",
+    "make",
 ]

@@ -80,6 +80,14 @@ def _read(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"parameters of type {printable(wanted.__name__)} cannot be read from JSON")
 
 
+FORMS = (Quantity, Version, Capacity, RequestPolicy)  # what has a form of its own in JSON
+
+
+def given_as_default(default: object, wanted: Any) -> None:
+    """Raises ``ValueError`` or ``TypeError`` where a claim that gave this default could not be read."""
+    msgspec.convert(msgspec.to_builtins(default, enc_hook=_written), wanted, dec_hook=_read)
+
+
 Resolved = tuple[Config | None, str]
 
 
@@ -191,7 +199,37 @@ def _explain(message: str, cls: type[Config]) -> str:
 
         near = difflib.get_close_matches(unknown[1], sorted(_names(cls)), 1)
         return f"{path}: unknown field {unknown[1]!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    if text.startswith("Invalid enum value"):
+        known = _choices(cls, path.replace("[...]", "[]").split(".")[1:])
+        return f"{path}: {text}" + (f": give one of {', '.join(map(repr, known))}" if known else "")
     return f"{path}: {text}"
+
+
+def _choices(cls: type[Config], path: Sequence[str]) -> list[Any]:
+    """What the field at ``path`` may be, where its type names that."""
+    infos: list[Any] = [msgspec.inspect.type_info(cls)]
+    for part in path:
+        name, *items = part.replace("]", "").split("[")
+        infos = [f.type for i in _within(infos) for f in getattr(i, "fields", ()) if f.encode_name == name]
+        for _ in items:
+            infos = [t for i in _within(infos) for t in _items_of(i)]
+    out: list[Any] = []
+    for info in _within(infos):
+        if isinstance(info, msgspec.inspect.LiteralType):
+            out += info.values
+        elif isinstance(info, msgspec.inspect.EnumType):
+            out += [member.value for member in info.cls]
+    return out
+
+
+def _within(infos: Sequence[Any]) -> list[Any]:
+    return [t for i in infos for t in (i.types if isinstance(i, msgspec.inspect.UnionType) else (i,))]
+
+
+def _items_of(info: Any) -> list[Any]:
+    """Types of what a list or a mapping has."""
+    found = (getattr(info, name, None) for name in ("item_type", "value_type"))
+    return [t for t in found if t is not None] + list(getattr(info, "item_types", ()))
 
 
 def _names(cls: Any, depth: int = 0) -> set[str]:

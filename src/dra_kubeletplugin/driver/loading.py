@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -11,6 +12,7 @@ from types import ModuleType
 
 from ..errors import DriverError
 from .contract import Driver
+from .making import called
 
 
 def load_driver(target: str) -> type[Driver]:
@@ -52,7 +54,10 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        called(f"importing {path}", functools.partial(spec.loader.exec_module, module))
+    except BaseException:
+        del sys.modules[name]  # half a module is none
+        raise
     finally:
         sys.path.remove(str(path.parent))
     return module
@@ -60,6 +65,9 @@ def _from_file(path: Path) -> ModuleType:
 
 def _from_name(name: str, target: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as e:
-        raise DriverError(f"{target}: no module {e.name}: install it, or give a path to a .py file") from None
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        found = None  # no such package above it, or no name of a module at all
+    if found is None:
+        raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file")
+    return called(f"importing {name}", functools.partial(importlib.import_module, name))

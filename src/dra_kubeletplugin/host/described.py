@@ -7,20 +7,21 @@ runs as it would on iron. :mod:`.description` has the format; ``dra dev --host N
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..errors import SettingsError
+from ..errors import SettingsError, printable
 from . import description, sysfs
-from .description import Function, Machine
 from .marker import BOOT_ID, MARKER, is_described
+from .parts import Function, Machine
 from .places import Faults
 
 __all__ = [
@@ -57,9 +58,15 @@ def find(name: str) -> Path:
 def build(root: Path, given: Machine | Mapping[str, Any]) -> Path:
     """Makes the tree below ``root``, which may exist; answers ``root``.
 
-    Raises :class:`SettingsError` for an object that is no description.
+    Raises :class:`SettingsError` for an object that is no description, or says two things of one place.
     """
     machine = given if isinstance(given, Machine) else description.parse(given)
+    with _laid_out(root):
+        _build(root, machine)
+    return root
+
+
+def _build(root: Path, machine: Machine) -> None:
     root.mkdir(parents=True, exist_ok=True)
     (root / MARKER).write_text("")
     _new_boot(root)
@@ -78,7 +85,19 @@ def build(root: Path, given: Machine | Mapping[str, Any]) -> Path:
         _plug(root, root / "devices" / machine.folder(function), function, machine)
     for function in machine.functions:
         _enable(root, function)
-    return root
+
+
+@contextlib.contextmanager
+def _laid_out(root: Path) -> Iterator[None]:
+    """A description may be right in each word and say two things of one place."""
+    try:
+        yield
+    except OSError as e:
+        place = os.path.relpath(str(e.filename), root) if e.filename else str(root)
+        raise SettingsError(
+            f"the described host cannot be laid out in {root}: {printable(place)}: {e.strerror}; is it described twice, as a file and as a "
+            "folder, or is its name too long?"
+        ) from None
 
 
 def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
@@ -116,8 +135,9 @@ def add_function(root: Path, given: Mapping[str, Any]) -> None:
     present = [_told(link.resolve()).given() for link in links if not (link / "physfn").is_symlink()]
     machine = description.parse({"functions": [*present, given]})
     function = machine.functions[-1]
-    _plug(root, root / "devices" / machine.folder(function), function, machine)
-    _enable(root, function)
+    with _laid_out(root):
+        _plug(root, root / "devices" / machine.folder(function), function, machine)
+        _enable(root, function)
 
 
 def function(root: Path, address: str) -> Mapping[str, Any] | None:

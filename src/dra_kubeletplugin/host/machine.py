@@ -62,7 +62,12 @@ class Host:
             vendor, device: 16-bit ids, e.g. ``0x10EE``.
             class_code: 24-bit class, or its upper 8 or 16 bits, e.g. ``0x02`` for all network controllers.
             driver: the kernel driver that is bound.
+
+        Raises ``TypeError`` for an id that is no integer: compared with text, nothing would ever fit.
         """
+        for name, number in (("vendor", vendor), ("device", device), ("class_code", class_code)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"pci({name}={number!r}): give an integer such as 0x10EE")
         around = self._surroundings()
         out = []
         for name in self._bound(driver) if driver is not None else sysfs.names(around.links):

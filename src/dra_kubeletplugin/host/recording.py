@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import description, sysfs
-from .description import Machine
 from .machine import Host
+from .parts import SPEEDS, WIDTHS, Machine
 from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
@@ -85,8 +85,8 @@ def _link(fn: PciFunction) -> Mapping[str, float] | None:
     """The function's own: without that of the port above."""
     speed = (fn.read("max_link_speed") or "").partition(" ")[0]
     width = sysfs.integer(f"{fn.folder}/max_link_width")
-    known = next((s for s in description.SPEEDS if f"{s:.1f}" == speed), None)
-    return {"speed": known, "width": width} if known and width in description.WIDTHS else None
+    known = next((s for s in SPEEDS if f"{s:.1f}" == speed), None)
+    return {"speed": known, "width": width} if known and width in WIDTHS else None
 
 
 def _virtual(fn: PciFunction, virtual: Sequence[PciFunction]) -> Mapping[str, Any]:

@@ -100,7 +100,9 @@ class LocalCluster:
             stack.push_async_callback(self.client.close)
             supervisor = await stack.enter_async_context(Supervisor())
             supervisor.start("controllers", ControllerManager(self.client).run)
-            supervisor.start("scheduler", Scheduler(self.client, self._binding_timeout).run)
+            scheduler = Scheduler(self.client, self._binding_timeout)
+            supervisor.start("scheduler", scheduler.run)
+            await scheduler.wait_ready()
             for name in self._names:
                 node = self._node(name, supervisor)
                 stack.push_async_callback(node.runtime.close)

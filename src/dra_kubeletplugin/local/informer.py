@@ -19,6 +19,7 @@ JSON = dict[str, Any]
 
 PODS = Resource("", "v1", "pods", namespaced=True)
 NODES = Resource("", "v1", "nodes")
+NAMESPACES = Resource("", "v1", "namespaces")
 EVENTS = Resource("", "v1", "events", namespaced=True)
 CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
@@ -62,6 +63,12 @@ class Informers:
         """Until these (or all) were listed once."""
         for resource in resources or self._copies:
             await self._copies[resource].synced.wait()
+
+    async def wait_watching(self) -> None:
+        """Until all are followed: from then on the order of what happens is about the order in which it is heard."""
+        for copies in self._copies.values():
+            while not copies.reflector.heard:  # noqa: ASYNC110 - a reflector says it in no other way
+                await asyncio.sleep(0.005)
 
     def on(self, resource: Resource, handler: Handler) -> None:
         """Calls ``handler`` for each change from now on; what it raises is logged, and concerns nobody else."""

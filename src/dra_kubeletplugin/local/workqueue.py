@@ -119,6 +119,12 @@ class WorkQueue(Generic[K]):
                 key = await self.get()
                 try:
                     await reconcile(key)
+                except asyncio.CancelledError as e:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    failed(key, RuntimeError(f"something that was waited for was cancelled: {e}"))
+                    self.retry(key)
                 except Exception as e:
                     failed(key, e)
                     self.retry(key)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ..errors import InvalidObjectError
+from ..errors import InvalidObjectError, printable
 from . import slice_rules
 from .fields import FieldError
 from .immutable import Immutable
@@ -108,7 +108,8 @@ class Capacity(Immutable):
 
     Args:
         value: text such as ``80Gi``, a whole number, or a :class:`Quantity`.
-        policy: what claims may ask of it; for devices with ``allow_multiple_allocations`` only.
+        policy: what claims may ask of it; for devices with ``allow_multiple_allocations`` only. Without one a
+            claim may ask for any amount, and a claim that does not name the capacity takes all: nobody shares the device then.
 
     Raises :class:`QuantityError` for text that is no quantity.
     """
@@ -194,8 +195,11 @@ class Device:
             built = self.json()
             faults = device_faults(built)
             shape = hash(msgspec.json.encode(built))
-        except (TypeError, ValueError) as e:
-            raise InvalidObjectError(f"device {self.name!r}: {e}") from None
+        except (TypeError, ValueError, AttributeError) as e:
+            raise InvalidObjectError(f"device {self.name!r}: {next(_wrong_types(self), '') or e}") from None
+        if faults or self.binding_conditions or self.binding_failure_conditions:
+            if wrong := next(_wrong_types(self), ""):
+                raise InvalidObjectError(f"device {self.name!r}: {wrong}")
         if faults:
             raise InvalidObjectError(f"device {self.name!r}: {'; '.join(faults)}")
         # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
@@ -231,6 +235,33 @@ class Device:
         if self.nodes is not None:
             out |= self.nodes.of_device()
         return out | dict(self.extra)
+
+
+def _wrong_types(device: Device) -> Iterator[str]:
+    """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
+    if not isinstance(device.name, str):
+        yield f"its name is {_kind(device.name)}, not text"
+    for name in ("attributes", "capacity", "consumes_counters", "extra"):
+        if not isinstance(value := getattr(device, name), Mapping):
+            yield f"{name} is {_kind(value)}: give a mapping of names to values"
+    for set_name, counters in device.consumes_counters.items() if isinstance(device.consumes_counters, Mapping) else ():
+        if not isinstance(counters, Mapping):
+            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+    kinds = {"taints": Taint, "binding_conditions": str, "binding_failure_conditions": str}
+    for name, kind in kinds.items():
+        value = getattr(device, name)
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | Set):
+            yield f"{name} is {_kind(value)}: give a list of {kind.__name__}"
+            continue
+        for item in value:
+            if not isinstance(item, kind):
+                yield f"{name} has {_kind(item)}: give a list of {kind.__name__}"
+    if device.nodes is not None and not isinstance(device.nodes, Nodes):
+        yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
+
+
+def _kind(value: object) -> str:
+    return printable(type(value).__name__)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .scope import Scope
 from .status import PoolStatus, PublisherStatus
 from .sync import Superseded, Sync, Syncer
 from .times import TaintTimes
+from .turn import Turn
 from .watch import SliceWatch
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Publisher:
             written, and ``published`` is set once the other's slices are complete.
         generation: the least one to use.
         times: the file in which times of taints are kept; None for memory alone.
+        instances: a folder that all instances on this node share; None where there are no others that may write at once.
         gates_off: told which feature gates the API server was found to have off, whenever that changes.
     """
 
@@ -60,6 +62,7 @@ class Publisher:
         generation: int = 1,
         times: Path | None = None,
         gates_off: Callable[[frozenset[Gate]], None] = lambda off: None,
+        instances: Path | None = None,
     ) -> None:
         self.client = client
         self.inventory = inventory
@@ -70,7 +73,9 @@ class Publisher:
         self.leads = True
         self._tell_gates_off = gates_off
         self._told_off: frozenset[Gate] = frozenset()
-        self._syncer = Syncer(client, inventory, scope, metrics, TaintTimes(times), self._is_leader, generation)
+        self._syncer = Syncer(
+            client, inventory, scope, metrics, TaintTimes(times), self._is_leader, generation, Turn(instances)
+        )
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0

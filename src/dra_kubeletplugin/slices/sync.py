@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from .plan import Found, Frame, Plan, Write, first_frame, found, is_numbered, ma
 from .sameness import digest
 from .scope import Scope
 from .times import TaintTimes
+from .turn import Turn
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -65,6 +67,7 @@ class Syncer:
         times: TaintTimes,
         leads: Callable[[], bool],
         generation: int = 1,
+        turn: Turn | None = None,
     ) -> None:
         self.settled: Mapping[str, str] = {}
         """Slice → its resource version when all was as wanted."""
@@ -78,6 +81,7 @@ class Syncer:
         self._metrics = metrics
         self._times = times
         self._leads = leads
+        self._turn = turn or Turn()
         self._least_generation = generation
         # slice → digests of what was sent, and what the server made of it
         self._echoes: dict[str, tuple[bytes, bytes]] = {}
@@ -101,6 +105,8 @@ class Syncer:
         pools = frozenset(self._inventory.pools)
         if pools != self._asked:
             self._reserved, self._asked = await self._scope.reserved(self._client, pools), pools
+        async with self._turn.taken():
+            pass  # who led before has nothing under way any more
         version, contents = self._inventory.version, self._inventory.contents()
         existing = await self._existing(resource, {c.name for c in contents})
         taken = {p: why for p, why in {**self._rivals, **self._reserved}.items() if p in pools}
@@ -258,19 +264,19 @@ class Syncer:
     async def _carry_out_pool(self, plan: Plan, resource: Resource, settled: dict[str, str]) -> None:
         layout = self._layout.setdefault(plan.frame.pool, {})
         for slice_ in plan.first:
-            self._check_lead()
-            await self._delete(resource, slice_)
+            async with self._writing():
+                await self._delete(resource, slice_)
             settled.pop(slice_.name, None)
             layout.pop(slice_.name, None)
         for write in plan.writes:
-            self._check_lead()
-            name, version = await self._write(resource, write, plan.frame)
+            async with self._writing():
+                name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
             layout[name] = Held(devices, [c["name"] for c in write.content.counter_sets])
         for slice_ in plan.last:
-            self._check_lead()
-            await self._delete(resource, slice_)
+            async with self._writing():
+                await self._delete(resource, slice_)
             settled.pop(slice_.name, None)
             layout.pop(slice_.name, None)
         if plan.count:
@@ -281,10 +287,13 @@ class Syncer:
                 made, len(plan.writes) - made, len(plan.first) + len(plan.last),
             )  # fmt: skip
 
-    def _check_lead(self) -> None:
+    @contextlib.asynccontextmanager
+    async def _writing(self) -> AsyncIterator[None]:
         """A newer instance may have come in the middle: two that write at once would make one generation of two answers."""
-        if not self._leads():
-            raise Superseded
+        async with self._turn.taken():
+            if not self._leads():
+                raise Superseded
+            yield
 
     async def _write(self, resource: Resource, write: Write, frame: Frame) -> tuple[str, str]:
         await asyncio.sleep(0)

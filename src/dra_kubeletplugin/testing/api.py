@@ -18,6 +18,7 @@ T = TypeVar("T")
 TIMEOUT = 20.0  # seconds until waiting is given up
 PATIENCE = 2.0  # seconds in which nothing changes until an unschedulable pod is given up
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
+_MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
 
@@ -35,11 +36,22 @@ class AsyncApi:
     # --- objects ----------------------------------------------------------------------------------
 
     async def apply(self, *objects: Mapping[str, Any]) -> list[JSON]:
-        """Creates objects, or changes those that exist; in namespace ``default`` where they name none.
+        """Creates objects, or changes those that exist, as ``kubectl apply --server-side`` does; in namespace ``default`` where
+        they name none.
 
-        Raises :class:`ApiError` with what the server refuses.
+        Raises :class:`ApiError` with what the server refuses, fields that it does not know among them.
         """
-        return await self.cluster.apply(*map(dict, objects))
+        return [await self._apply(obj) for obj in objects]
+
+    async def _apply(self, obj: Mapping[str, Any]) -> JSON:
+        resource, meta = resource_of(dict(obj)), dict(obj["metadata"])
+        namespace = meta.setdefault("namespace", "default") if resource.namespaced else ""
+        body, client, strict = {**obj, "metadata": meta}, self.cluster.client, {"fieldValidation": "Strict"}
+        if "name" not in meta:  # but generateName, which can only be created
+            return await client.call("POST", resource.path(namespace), body, query=strict)
+        query = strict | {"fieldManager": _MANAGER, "force": "true"}
+        path = resource.path(namespace, meta["name"])
+        return await client.call("PATCH", path, body, query=query, content_type=_APPLY)
 
     async def apply_file(self, path: Path | str) -> list[JSON]:
         """Every document of a YAML file. Raises as :meth:`apply`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..controller import Controller
-from ..driver import Driver
+from ..driver import Driver, Role, check, make
 from ..local.cluster import LocalCluster
 from ..plugin import Plugin
 from ..settings import ControllerSettings, Settings
@@ -19,6 +19,7 @@ _READY = 20.0  # seconds
 @contextlib.asynccontextmanager
 async def plugin_on(cluster: LocalCluster, driver: type[Driver], node: str, **settings: Any) -> AsyncIterator[Plugin]:
     """The driver's plugin on one node, registered and published. ``settings`` are fields of :class:`Settings`."""
+    check(driver)
     at = cluster.nodes[node]
     given: dict[str, Any] = {
         "driver_name": driver.name,
@@ -27,7 +28,7 @@ async def plugin_on(cluster: LocalCluster, driver: type[Driver], node: str, **se
         "cdi_root": at.cdi_root,
         "local_cluster": True,
     }
-    async with Plugin(driver(), Settings(**given | settings), cluster.config).running() as plugin:
+    async with Plugin(make(driver), Settings(**given | settings), cluster.config).running() as plugin:
         await plugin.ready(_READY)
         yield plugin
 
@@ -35,12 +36,15 @@ async def plugin_on(cluster: LocalCluster, driver: type[Driver], node: str, **se
 @contextlib.asynccontextmanager
 async def controller_on(cluster: LocalCluster, driver: type[Driver], **settings: Any) -> AsyncIterator[Controller]:
     """The driver's controller, leading and published. ``settings`` are fields of :class:`ControllerSettings`."""
+    check(driver, Role.CONTROLLER)
     given: dict[str, Any] = {
         "driver_name": driver.name,
         "namespace": "default",
         "sysfs_root": Path("/nonexistent"),  # a controller has no machine
         "retry_period": 0.2,
     }
-    async with Controller(driver(), ControllerSettings(**given | settings), cluster.config).running() as controller:
+    async with Controller(
+        make(driver, Role.CONTROLLER), ControllerSettings(**given | settings), cluster.config
+    ).running() as controller:
         await controller.ready(_READY)
         yield controller

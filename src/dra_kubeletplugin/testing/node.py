@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
-from ..driver import Driver, Health
+from ..driver import Driver, Health, check, make
 from ..host import Host, described
 from ..local.cluster import LocalCluster
 from ..local.kubelet import Kubelet, Timers
@@ -79,7 +79,7 @@ class DriverNode(Generic[D]):
             await own.start()
         else:
             driver = _with_faults(self.driver_class, self._told)
-            await self.start_plugin(Plugin(driver(), self.settings, self.cluster.config))
+            await self.start_plugin(Plugin(make(driver), self.settings, self.cluster.config))
 
     async def start_plugin(self, plugin: Plugin) -> None:
         """Starts a plugin of the caller's making, and waits as :meth:`start`."""
@@ -224,9 +224,13 @@ class DriverNode(Generic[D]):
         return await self.api.wait(f"the claim of pod {pod_name}", find)
 
     async def allocated(self, pod_name: str) -> list[str]:
-        """The names of the devices of a pod's own claim, in the order of its requests; empty before it is allocated."""
-        status = (await self.claim_of(pod_name)).get("status") or {}
-        return [r["device"] for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []]
+        """The names of the devices of a pod's own claim, in the order of its requests, once it is allocated."""
+
+        async def results() -> list[JSON] | None:
+            status = (await self.claim_of(pod_name)).get("status") or {}
+            return ((status.get("allocation") or {}).get("devices") or {}).get("results")
+
+        return [r["device"] for r in await self.api.wait(f"the allocation of pod {pod_name}", results)]
 
     async def delete_pod(self, name: str = "pod") -> None:
         """Deletes a pod and waits until it has gone."""
@@ -287,6 +291,7 @@ async def on_node(
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
     """The driver on the first node of a cluster that runs; arguments as of :func:`node_with`."""
+    check(driver)
     sysfs = Path("/sys")
     if host is not None:
         description = host if isinstance(host, Mapping) else described.load(described.find(str(host)))

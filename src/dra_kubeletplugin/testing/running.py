@@ -91,6 +91,7 @@ class OwnProcess:
         path = os.pathsep.join(p for p in sys.path if p)
         self._environment = {**os.environ, **_environment(settings), **given, "PYTHONPATH": path}
         self._process: asyncio.subprocess.Process | None = None
+        self._ended_by_us = False
 
     async def start(self) -> None:
         """As :meth:`InProcess.start`; the error has the end of the process's log."""
@@ -110,6 +111,7 @@ class OwnProcess:
 
     async def stop(self) -> None:
         if self._process and self._process.returncode is None:
+            self._ended_by_us = True
             self._process.terminate()
             try:
                 async with asyncio.timeout(_STOP):
@@ -119,6 +121,7 @@ class OwnProcess:
 
     async def kill(self) -> None:
         if self._process and self._process.returncode is None:
+            self._ended_by_us = True
             self._process.kill()
             await self._process.wait()
 
@@ -126,7 +129,7 @@ class OwnProcess:
         raise FaultError("the driver runs in a process of its own: it looks by itself, and is not asked to")
 
     def check(self) -> None:
-        if self._process and self._process.returncode is not None:
+        if self._process and self._process.returncode is not None and not self._ended_by_us:
             raise NotReadyError(f"the plugin has ended with exit code {self._process.returncode}:\n{self._tail()}")
 
     async def _not_ready(self) -> str:

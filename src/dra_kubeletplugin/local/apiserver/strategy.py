@@ -103,7 +103,8 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
             out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
         obj = out
     elif kind.status and old is None and not status:
-        obj = {k: v for k, v in obj.items() if k != "status"}
+        if kind.kind != "Node":  # a kubelet says at once what its node has
+            obj = {k: v for k, v in obj.items() if k != "status"}
         if kind.kind == "Pod":
             obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
         elif kind.kind == "Namespace":

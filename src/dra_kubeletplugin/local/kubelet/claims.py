@@ -232,6 +232,14 @@ class ClaimManager:
         except grpc.aio.AioRpcError as e:
             name = e.code().name.title().replace("_", "")
             raise PrepareError(f"{method}: rpc error: code = {name} desc = {e.details()}") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The plugin's socket went meanwhile, and its connection with it.
+            raise PrepareError(
+                f"{method}: rpc error: code = Canceled desc = grpc: the client connection is closing"
+            ) from None
 
     # --- what containers get --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...resources.quantity import Quantity, parse
 from .faults import AllocationError, AllocationTimeout
-from .pools import DeviceId, gather
+from .pools import DeviceId, PoolKey, gather, key_of
 from .results import allocation_result
 from .search import Search, State, plus
 
@@ -49,13 +49,16 @@ class Allocator:
         Raises :class:`AllocationError` where no node can help, :class:`AllocationTimeout` where the time is up. Pure but for
         the clock: may run in a thread.
         """
-        search = Search(self._state, gather(self._slices, node), claims)
+        search = Search(self._state, gather(self._slices, node, self._of_pool), claims)
         if not search.run():
             return None
         return [
             allocation_result(node, claim, picks, self._state.classes)
             for claim, picks in zip(claims, search.picks, strict=True)
         ]
+
+    def _of_pool(self, key: PoolKey) -> list[JSON]:
+        return [s for s in self._slices if key_of(s) == key]
 
     def cancel(self) -> None:
         """Ends a search that another thread is in: it raises :class:`AllocationTimeout` at once."""

@@ -9,3 +9,7 @@ class AllocationError(Exception):
 
 class AllocationTimeout(AllocationError):
     """The search took too long: there may be a solution on this node, but nobody knows."""
+
+
+class NodeFault(AllocationError):
+    """The claims cannot be allocated on this node, for a reason worth telling; another node may do."""

@@ -1,39 +1,37 @@
-"""Pods to nodes: allocates what a pod's claims lack, reserves them, waits for binding conditions, binds the pod."""
+"""The scheduler: takes pods from the queue one by one, finds each a node, and binds them, several at a time.
+
+As Kubernetes': PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind, Bind. An error concerns one pod.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from typing import Any
 
+from ...errors import ApiError
 from ...kube import KubeClient
-from ...resources import node_selection as nodes
-from ...resources.defaults import now
-from ..informer import (
-    CLAIMS,
-    CLASSES,
-    FINALIZER,
-    NODES,
-    PODS,
-    SLICES,
-    Informers,
-    is_finished,
-    pod_claim_names,
-    record_event,
-)
-from .allocator import AllocationError, AllocationTimeout, Allocator
-from .binding import TIMEOUT, Readiness, state_of
+from .. import informer
+from ..events import EventRecorder
+from ..informer import CLAIMS, CLASSES, NODES, PODS, SLICES, Informers, is_finished, words_of
+from . import changes, devices, podinfo, scoring, unsupported
+from .binding import TIMEOUT
+from .cache import Cache
+from .changes import Change, Kind
+from .claimbinder import ClaimBinder, PodBinding
+from .cycle import Cycle
+from .devices import PodClaims
+from .nodeallocation import AllocationMemory, Allocations
+from .nodeinfo import NodeInfo
+from .podinfo import PodInfo
+from .preemption import Victims, not_helpful, preempt
+from .queue import Entry, SchedulingQueue
+from .reporting import Reporter
+from .status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_BACKOFF = 1.0  # seconds before a pod whose binding failed is tried again; it doubles with each failure,
-_MAX_BACKOFF = 10.0  # up to this, as in Kubernetes
-_CHECK = 5.0  # the most seconds between looks at a pod that waits
-
-
-class Unschedulable(Exception):
-    """The pod has to wait; the text says for what."""
+_NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
 class Scheduler:
@@ -42,231 +40,257 @@ class Scheduler:
     def __init__(self, client: KubeClient, binding_timeout: float = TIMEOUT) -> None:
         self.client = client
         self.binding_timeout = binding_timeout
-        self.informers = Informers(client, {PODS: "", CLAIMS: "", CLASSES: "", NODES: "", SLICES: ""})
-        self._written: dict[str, JSON] = {}  # claims by UID as we wrote them, until the informer has caught up
-        self._told: dict[str, str] = {}
-        self._failures: dict[str, int] = {}  # pods by UID whose binding failed, and how often
-        self._not_before: dict[str, float] = {}  # when such a pod is tried again, on the loop's clock
+        self.cache = Cache()
+        self.queue = SchedulingQueue(self._gate, self._uses)
+        self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER)
+        self.reporter = Reporter(client, self.events)
+        self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
+        self.informers = Informers(
+            client, dict.fromkeys((PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES), "")
+        )
+        self._memory = AllocationMemory()
+        self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
+        self._binding: dict[str, asyncio.Task[None]] = {}
+        self._abandoned: set[str] = set()  # pods that went while they were being bound
+        self.informers.on(NODES, self._node)
+        self.informers.on(PODS, self._pod)
+        self.informers.on(CLAIMS, self._claim)
+        self.informers.on(CLASSES, lambda c: self._move(self.cache.class_changed(c.object, gone=c.gone)))
+        self.informers.on(SLICES, lambda c: self._move(self.cache.slice_changed(c.object, gone=c.gone)))
+        self.informers.on(
+            informer.NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone))
+        )
 
     async def run(self) -> None:
         """Never returns."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.events.run(), name="scheduler's events")
             await self.informers.run(tasks)
-            await self.informers.loop(self.reconcile)
+            await self.wait_ready()
+            while True:
+                entry = await self.queue.pop()
+                try:
+                    await self._schedule(entry, tasks)
+                except Exception as e:  # a pod or another object without an object's form: it concerns this pod alone
+                    log.exception("scheduler: pod %s", entry.info.key)
+                    await self._failed(entry, SchedulerError(f"{type(e).__name__}: {e}"))
 
-    async def reconcile(self) -> None:
-        waiting = [p for p in self.informers.all(PODS) if _is_waiting(p)]
-        self._forget({p["metadata"]["uid"] for p in waiting})
-        for pod in sorted(
-            waiting, key=lambda p: (p["metadata"]["creationTimestamp"], int(p["metadata"]["resourceVersion"]))
-        ):
-            if self._not_before.get(pod["metadata"]["uid"], 0.0) > asyncio.get_running_loop().time():
-                continue
-            try:
-                await self._schedule(pod)
-            except Unschedulable as e:
-                await self._tell(pod, str(e))
+    async def wait_ready(self) -> None:
+        """Until the cluster is followed: who writes after that is heard of in about that order."""
+        await self.informers.wait_synced()
+        await self.informers.wait_watching()
 
-    def _forget(self, waiting: set[str]) -> None:
-        for known in (self._told, self._failures, self._not_before):
-            for uid in known.keys() - waiting:
-                del known[uid]
+    # --- news -----------------------------------------------------------------------------------
 
-    def _claims(self) -> dict[str, JSON]:
-        """All claims, with our own writes that the informer has not seen yet."""
-        seen = {c["metadata"]["uid"]: c for c in self.informers.all(CLAIMS)}
-        for uid, ours in list(self._written.items()):
-            theirs = seen.get(uid)
-            if theirs is None or int(theirs["metadata"]["resourceVersion"]) >= int(ours["metadata"]["resourceVersion"]):
-                del self._written[uid]
-            else:
-                seen[uid] = ours
-        return seen
+    def _move(self, found: list[Change]) -> None:
+        for change in found:
+            self.queue.move(change)
 
-    def _pod_claims(self, pod: JSON, known: dict[str, JSON]) -> list[JSON]:
-        namespace = pod["metadata"]["namespace"]
-        by_name = {c["metadata"]["name"]: c for c in known.values() if c["metadata"]["namespace"] == namespace}
-        out = []
-        for entry, name in pod_claim_names(pod).items():
-            if name is None:
-                raise Unschedulable(f"waiting for the resource claim of {entry} to be created")
-            if not name:
-                continue
-            claim = by_name.get(name)
-            if claim is None:
-                raise Unschedulable(f'resourceclaim "{name}" not found')
-            if claim["metadata"].get("deletionTimestamp"):
-                raise Unschedulable(f'resourceclaim "{name}" is being deleted')
-            owner = next((o for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")), None)
-            if owner and owner["kind"] == "Pod" and owner["uid"] != pod["metadata"]["uid"]:
-                raise Unschedulable(f'resourceclaim "{name}" was not created for pod {pod["metadata"]["name"]}')
-            out.append(claim)
-        return out
+    def _node(self, change: informer.Change) -> None:
+        if change.gone:
+            self.cache.node_gone(change.object["metadata"]["name"])
+        else:
+            self._move(self.cache.node_changed(change.object))
 
-    async def _schedule(self, pod: JSON) -> None:
-        known = self._claims()
-        claims = self._pod_claims(pod, known)
-        await self._give_up(pod, claims)
-        candidates = [n for n in self.informers.all(NODES) if _is_ready(n) and _fits(n, pod)]
-        if not candidates:
-            raise Unschedulable("0 nodes are available that are ready and match the pod's node selector")
-        missing = [c for c in claims if (c.get("status") or {}).get("allocation") is None]
-        have = [c for c in claims if (c.get("status") or {}).get("allocation") is not None]
-        allocator = Allocator(
-            self.informers.all(SLICES),
-            self.informers.all(CLASSES),
-            [c for c in known.values() if (c.get("status") or {}).get("allocation") is not None],
-        )
-        timed_out = 0
-        nominated = (pod.get("status") or {}).get("nominatedNodeName")
-        for node in sorted(candidates, key=lambda n: (n["metadata"]["name"] != nominated, n["metadata"]["name"])):
-            if not all(_allocation_fits(c, node) for c in have):
-                continue
-            try:
-                results = await _allocate(allocator, node, missing) if missing else []
-            except AllocationTimeout:
-                timed_out += 1
-                continue
-            except AllocationError as e:
-                raise Unschedulable(str(e)) from None
-            if results is not None:
-                await self._bind(pod, node, have, missing, results)
-                return
-        total = len(candidates)
-        reasons = [
-            (total - timed_out, "cannot allocate all claims"),
-            (timed_out, "timed out trying to allocate devices"),
-        ]
-        told = ", ".join(f"{n} {why}" for n, why in reasons if n)
-        raise Unschedulable(f"0/{total} nodes are available: {told}.")
+    def _claim(self, change: informer.Change) -> None:
+        if change.gone:
+            self.cache.claims.forget(change.object)
+        else:
+            self.cache.claims.observe(change.object)
+            self.queue.move(Change(Kind.CLAIM, change.before, change.object))
+        self.binder.claim_changed()
 
-    async def _bind(
-        self, pod: JSON, node: JSON, have: list[JSON], missing: list[JSON], results: list[dict[str, Any]]
-    ) -> None:
-        meta = pod["metadata"]
-        consumer = {"resource": "pods", "name": meta["name"], "uid": meta["uid"]}
-        reserved_claims = []
-        for claim, result in zip(missing, results, strict=True):
-            claim = await self._protect(claim)
-            status = {**(claim.get("status") or {}), "allocation": {**result, "allocationTimestamp": now()}}
-            reserved_claims.append(await self._write({**claim, "status": {**status, "reservedFor": [consumer]}}))
-        for claim in have:
-            reserved = claim["status"].get("reservedFor") or []
-            if not any(r["uid"] == consumer["uid"] for r in reserved):
-                status = {**claim["status"], "reservedFor": [*reserved, consumer]}
-                claim = await self._write({**claim, "status": status})
-            reserved_claims.append(claim)
-        if await self._waits(pod, node, reserved_claims):
+    def _pod(self, change: informer.Change) -> None:
+        uid = str(change.object["metadata"]["uid"])
+        if change.gone or is_finished(change.object):
+            self._pod_gone(uid)
             return
-        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}}
-        binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
-        await self.client.call("POST", PODS.path(meta["namespace"], meta["name"], "binding"), binding)
-        text = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node['metadata']['name']}"
-        await record_event(self.client, pod, "Pod", "Normal", "Scheduled", text, "default-scheduler")
+        try:
+            info = podinfo.read(change.object)
+        except (TypeError, KeyError, ValueError, AttributeError) as e:
+            text = f"the pod cannot be read: {type(e).__name__}: {e}"
+            self.events.event(change.object, "Pod", "Warning", "FailedScheduling", text)
+            return
+        if info.node:
+            before = podinfo.read(change.before) if change.before else None
+            self._pods.pop(uid, None)
+            if uid not in self._binding:
+                self.queue.remove(uid)
+            self.cache.place(info, info.node)
+            self._move(changes.of_placed_pod(before, info))
+            return
+        if (info.spec.get("schedulerName") or podinfo.DEFAULT_SCHEDULER) != podinfo.DEFAULT_SCHEDULER:
+            return
+        known = self._pods.get(uid)
+        self._pods[uid] = info
+        if not self.cache.is_placed(uid):
+            self.cache.nominate(info, info.nominated)
+        if known is None:
+            self.queue.add(info)
+        else:
+            self.queue.update(info, changes.of_waiting_pod(known, info))
 
-    # --- binding conditions (KEP-5007) ----------------------------------------------------------
+    def _pod_gone(self, uid: str) -> None:
+        known = self._pods.pop(uid, None)
+        self.queue.remove(uid)
+        if known:
+            self.cache.nominate(known, "")
+        if task := self._binding.get(uid):
+            self._abandoned.add(uid)
+            task.cancel()
+        if self.cache.displace(uid):
+            self.queue.move(Change(Kind.POD_GONE, pod=uid))
 
-    async def _waits(self, pod: JSON, node: JSON, claims: list[JSON]) -> bool:
-        """Whether devices have yet to become ready. Until then the pod has a nominated node, and no condition or node."""
-        states = [state_of(c, self.binding_timeout) for c in claims]
-        if all(s.readiness is Readiness.READY for s in states):
-            self._failures.pop(pod["metadata"]["uid"], None)
-            self._told.pop(pod["metadata"]["uid"], None)
+    # --- what the queue asks --------------------------------------------------------------------
+
+    def _gate(self, pod: PodInfo) -> Plugin | None:
+        """PreEnqueue."""
+        if pod.spec.get("schedulingGates"):
+            return Plugin.GATES
+        try:
+            devices.claims_of(pod, self.cache.claims)
+        except devices.MissingClaim:
+            return Plugin.DEVICES
+        return None
+
+    def _uses(self, pod: PodInfo, claim: str) -> bool:
+        try:
+            return any(c["metadata"]["uid"] == claim for c in devices.claims_of(pod, self.cache.claims))
+        except devices.MissingClaim:
             return False
-        self._look_in(min([_CHECK, *(s.left for s in states if s.readiness is Readiness.WAITING)]))
-        meta, name = pod["metadata"], node["metadata"]["name"]
-        if (pod.get("status") or {}).get("nominatedNodeName") != name:
-            nominated = {"status": {"nominatedNodeName": name}}
-            await self.client.patch(PODS, meta["name"], nominated, meta["namespace"], "status")
-        text = f"waiting for binding conditions for device on node {name}"
-        stamps = ",".join(str(c["status"]["allocation"].get("allocationTimestamp")) for c in claims)
-        if self._told.get(meta["uid"]) != f"{text} {stamps}":
-            self._told[meta["uid"]] = f"{text} {stamps}"
-            await record_event(self.client, pod, "Pod", "Normal", "BindingConditionsPending", text, "default-scheduler")
-        return True
 
-    async def _give_up(self, pod: JSON, claims: list[JSON]) -> None:
-        """Takes back the allocation of a claim that failed to bind, or did not in time, where no other pod has it.
+    # --- one pod --------------------------------------------------------------------------------
 
-        Raises :class:`Unschedulable`: the pod is tried again after a pause.
-        """
-        uid = pod["metadata"]["uid"]
-        for claim in claims:
-            status = claim.get("status") or {}
-            if status.get("allocation") is None:
-                continue
-            state = state_of(claim, self.binding_timeout)
-            if not state.over:
-                continue
-            if all(r["uid"] == uid for r in status.get("reservedFor") or []):
-                rest = {k: v for k, v in status.items() if k not in {"allocation", "reservedFor", "devices"}}
-                await self._write({**claim, "status": rest})
-            failures = self._failures[uid] = self._failures.get(uid, 0) + 1
-            pause = min(_MAX_BACKOFF, _BACKOFF * 2 ** min(failures - 1, 10))
-            self._not_before[uid] = asyncio.get_running_loop().time() + pause
-            self._look_in(pause)
-            raise Unschedulable(state.reason)
-
-    def _look_in(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.informers.changed.set)
-
-    async def _protect(self, claim: JSON) -> JSON:
-        """An allocated claim stays until it is deallocated."""
-        if FINALIZER in (claim["metadata"].get("finalizers") or []):
-            return claim
-        copied = copy.deepcopy(claim)
-        copied["metadata"].setdefault("finalizers", []).append(FINALIZER)
-        updated = await self.client.update(CLAIMS, copied)
-        self._written[updated["metadata"]["uid"]] = updated
-        return updated
-
-    async def _write(self, claim: JSON) -> JSON:
-        updated = await self.client.update(CLAIMS, claim, "status")
-        self._written[updated["metadata"]["uid"]] = updated
-        return updated
-
-    async def _tell(self, pod: JSON, why: str) -> None:
-        meta = pod["metadata"]
-        if self._told.get(meta["uid"]) == why:
+    async def _schedule(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
+        pod = entry.info
+        if pod.terminating or self.cache.is_placed(pod.uid):
+            self.queue.done(pod.uid)
             return
-        self._told[meta["uid"]] = why
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
-        condition["lastTransitionTime"] = now()
-        await self.client.patch(
-            PODS, meta["name"], {"status": {"conditions": [condition]}}, meta["namespace"], "status"
-        )
-        await record_event(self.client, pod, "Pod", "Warning", "FailedScheduling", why, "default-scheduler")
+        snapshot = self.cache.snapshot()
+        if not snapshot.nodes:
+            await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
+            return
+        claims = self._prefilter(pod)
+        if isinstance(claims, Rejection):
+            diagnosis = Diagnosis(len(snapshot.nodes), of_all=claims)
+            diagnosis.after = f"{await self.binder.make_room(pod, None)}, {not_helpful(len(snapshot.nodes))}"
+            await self._unschedulable(entry, diagnosis)
+            return
+        use = self.cache.claims.use
+        allocations = Allocations(self._memory, self.cache.slices.slices, self.cache.classes, use, len(snapshot.nodes))
+        cycle = Cycle(pod, snapshot, claims, allocations)
+        try:
+            feasible = await _aside(cycle)
+        except SchedulerError as e:
+            await self._failed(entry, e)
+            return
+        if not feasible:
+            await self._no_node(entry, cycle)
+            return
+        node = scoring.best(pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score)
+        self._assume(entry, node, claims, tasks)
+
+    def _prefilter(self, pod: PodInfo) -> PodClaims | Rejection:
+        if reasons := unsupported.reasons(pod):
+            return Rejection(Plugin.UNSUPPORTED, tuple(reasons))
+        cache = self.cache
+        return devices.read(pod, cache.claims, cache.classes, cache.extended, self.binding_timeout)
+
+    async def _no_node(self, entry: Entry, cycle: Cycle) -> None:
+        """PostFilter."""
+        diagnosis = Diagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
+        freed = await self.binder.make_room(cycle.pod, cycle.claims)
+        verdict = await asyncio.to_thread(preempt, cycle)
+        nominated = None
+        if isinstance(verdict, Victims):
+            nominated = verdict.node
+            await self.reporter.evict(cycle.pod, verdict)
+        else:
+            diagnosis.after = f"{freed}, {verdict}"
+        await self._unschedulable(entry, diagnosis, nominated=nominated)
+
+    async def _unschedulable(
+        self,
+        entry: Entry,
+        diagnosis: Diagnosis,
+        plugins: frozenset[Plugin] | None = None,
+        nominated: str | None = None,
+    ) -> None:
+        self.queue.failed(entry, plugins or diagnosis.plugins)
+        if nominated:
+            self.cache.nominate(entry.info, nominated)
+        if entry.info.uid in self._pods:
+            await self.reporter.failed(self._pods[entry.info.uid], "Unschedulable", str(diagnosis), nominated)
+
+    async def _failed(self, entry: Entry, error: SchedulerError | Unschedulable) -> None:
+        self.queue.failed(entry, frozenset())
+        reason = "SchedulerError" if isinstance(error, SchedulerError) else "Unschedulable"
+        if entry.info.uid in self._pods:
+            await self.reporter.failed(self._pods[entry.info.uid], reason, str(error), None)
+
+    # --- binding --------------------------------------------------------------------------------
+
+    def _assume(self, entry: Entry, node: NodeInfo, claims: PodClaims, tasks: asyncio.TaskGroup) -> None:
+        pod = entry.info
+        binding = self.binder.reserve(claims, claims.offers.get(node.name))
+        self.cache.place(pod, node.name)
+        task = tasks.create_task(self._bind(entry, node.name, binding), name=f"binding {pod.key}")
+        self._binding[pod.uid] = task
+
+    async def _bind(self, entry: Entry, node: str, binding: PodBinding) -> None:
+        """Ends well, whatever happens, or cancelled where the pod is gone."""
+        pod = entry.info
+        try:
+            await binding.write(pod)
+            if binding.waits:
+                await self._wait(pod, node, binding)
+            await self._place(pod, node)
+        except (SchedulerError, Unschedulable) as e:
+            await self._give_up(entry, binding, e)
+        except asyncio.CancelledError:
+            if pod.uid not in self._abandoned:
+                raise
+            await binding.undo(pod)
+        except Exception as e:
+            log.exception("scheduler: binding pod %s", pod.key)
+            await self._give_up(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
+        else:
+            self.queue.done(pod.uid)
+            self.events.event(pod.pod, "Pod", "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
+        finally:
+            self._binding.pop(pod.uid, None)
+            self._abandoned.discard(pod.uid)
+
+    async def _wait(self, pod: PodInfo, node: str, binding: PodBinding) -> None:
+        """KEP-5007: until then the pod has a nominated node, and no other."""
+        await self.reporter.nominate(pod, node)
+        text = f"waiting for binding conditions for device on node {node}"
+        self.events.event(pod.pod, "Pod", "Normal", "BindingConditionsPending", text)
+        await binding.wait_ready()
+
+    async def _place(self, pod: PodInfo, node: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        meta = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+        try:
+            await self.client.call("POST", PODS.path(pod.namespace, pod.name, "binding"), body)
+        except ApiError as e:
+            raise SchedulerError(f'binding rejected: running Bind plugin "DefaultBinder": {words_of(e)}') from None
+
+    async def _give_up(self, entry: Entry, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
+        pod = entry.info
+        if self.cache.displace(pod.uid):
+            self.queue.move(Change(Kind.POD_GONE, pod=pod.uid))
+        await binding.undo(pod)
+        await self._failed(entry, error)
 
 
-async def _allocate(allocator: Allocator, node: JSON, claims: list[JSON]) -> list[dict[str, Any]] | None:
-    """In a thread: a search for what cannot be had takes up to its time limit, unless nobody waits for it any more."""
+async def _aside(cycle: Cycle) -> list[NodeInfo]:
+    """In a thread where devices are searched for: that may take up to its time limit, unless nobody waits for it any more."""
+    if not cycle.claims.claims:
+        return cycle.feasible()
     try:
-        return await asyncio.to_thread(allocator.allocate, node, claims)
+        return await asyncio.to_thread(cycle.feasible)
     except asyncio.CancelledError:
-        allocator.cancel()
+        cycle.allocations.cancel()
         raise
-
-
-def _is_waiting(pod: JSON) -> bool:
-    return not pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp") and not is_finished(pod)
-
-
-def _is_ready(node: JSON) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-    return ready and not (node.get("spec") or {}).get("unschedulable")
-
-
-def _fits(node: JSON, pod: JSON) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    if any(labels.get(k) != v for k, v in (pod["spec"].get("nodeSelector") or {}).items()):
-        return False
-    affinity = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    return affinity is None or nodes.selector_matches(node, affinity)
-
-
-def _allocation_fits(claim: JSON, node: JSON) -> bool:
-    selector = claim["status"]["allocation"].get("nodeSelector")
-    return selector is None or nodes.selector_matches(node, selector)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...resources import node_selection as nodes
+from .. import cel
 
 JSON = Mapping[str, Any]
+PoolKey = tuple[str, str]  # driver, pool
+Everywhere = Callable[[PoolKey], Sequence[JSON]]
 
 
 class DeviceId(NamedTuple):
@@ -31,10 +35,16 @@ class Candidate:
     device: JSON
     slice: JSON
     here: bool
+    matches: dict[str, bool] = field(default_factory=dict)  # what is known of selectors, by their expression
 
-    @property
+    @cached_property
     def multiple(self) -> bool:
         return bool(self.device.get("allowMultipleAllocations"))
+
+    @cached_property
+    def seen(self) -> cel.Device:
+        """As a selector sees it."""
+        return cel.Device(self.id.driver, self.device)
 
 
 @dataclass(eq=False)
@@ -66,25 +76,25 @@ class Pool:
         return any(d.get("bindingConditions") for sl in self.slices for d in sl["spec"].get("devices") or [])
 
 
-def gather(slices: Sequence[JSON], node: JSON) -> list[Pool]:
+def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[Pool]:
     """Pools with a slice for ``node``: those that need no binding first, then by name, slices by name.
 
     What a pool is, is decided by its slices for the node: their newest generation counts. Only where they are not all
-    that the pool has, the slices of other nodes are looked at.
+    that the pool has, the slices of other nodes are looked at: ``everywhere`` answers a pool's slices.
     """
     relevant: dict[tuple[str, str], list[JSON]] = {}
     for sl in slices:
         if _is_relevant(sl["spec"], node):
-            found = relevant.setdefault(_key(sl), [])
+            found = relevant.setdefault(key_of(sl), [])
             if found and _generation(sl) > _generation(found[0]):
                 found.clear()
             if not found or _generation(sl) == _generation(found[0]):
                 found.append(sl)
-    pools = [p for here in relevant.values() if (p := _pool(here, slices, node))]
+    pools = [p for here in relevant.values() if (p := _pool(here, everywhere, node))]
     return sorted(pools, key=lambda p: (p.binding and not p.incomplete and not p.invalid, p.driver, p.name))
 
 
-def _key(sl: JSON) -> tuple[str, str]:
+def key_of(sl: JSON) -> PoolKey:
     return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
 
 
@@ -105,13 +115,13 @@ def _is_here(owner: JSON, node: JSON) -> bool:
     return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
 
 
-def _pool(here: list[JSON], everywhere: Sequence[JSON], node: JSON) -> Pool | None:
+def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> Pool | None:
     """The pool of the slices for a node; None where a newer generation is being published elsewhere."""
-    key, generation = _key(here[0]), _generation(here[0])
+    key, generation = key_of(here[0]), _generation(here[0])
     count = here[0]["spec"]["pool"]["resourceSliceCount"]
     pool = Pool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
     if len(here) != count:
-        same = [s for s in everywhere if _key(s) == key]
+        same = everywhere(key)
         if any(_generation(s) > generation for s in same):
             return None
         current = [s for s in same if _generation(s) == generation]

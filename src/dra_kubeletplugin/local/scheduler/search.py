@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...resources.quantity import Quantity, parse
-from .. import cel
-from . import bounds, capacity, constraints
-from .faults import AllocationError, AllocationTimeout
+from . import bounds, capacity, constraints, selection
+from .faults import AllocationError, AllocationTimeout, NodeFault
 from .pools import Candidate, DeviceId, Pool
 from .results import Pick, PickedRequest
 
@@ -69,7 +68,6 @@ class Search:
         self.taken: dict[DeviceId, list[int]] = {}  # which of the claims took a device
         self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
         self._selectable: dict[tuple[int, str, int], bool] = {}
-        self._cel: dict[int, cel.Device] = {}
         self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
         self._deadline = time.monotonic() + state.time_limit
         self._steps = 0
@@ -127,38 +125,10 @@ class Search:
 
     def _is_selectable(self, index: int, claim: JSON, request: PickedRequest, candidate: Candidate) -> bool:
         key = (index, request.full_name, id(candidate))
-        if key not in self._selectable:
-            name = f"class {request.device_class['metadata']['name']}"
-            of_class = request.device_class["spec"].get("selectors") or []
-            self._selectable[key] = (
-                self._match(name, of_class, candidate)
-                and self._match(f"claim {_name(claim)}", request.spec.get("selectors") or [], candidate)
-                and candidate.here
-                and self._large_enough(request, candidate)
-            )
-        return self._selectable[key]
-
-    def _large_enough(self, request: PickedRequest, candidate: Candidate) -> bool:
-        if candidate.multiple:
-            return capacity.consumed(candidate.device, request.spec.get("capacity")) is not None
-        return capacity.fits(candidate.device, request.spec.get("capacity"))
-
-    def _match(self, owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
-        for i, selector in enumerate(selectors):
-            where = f"{owner}: selector #{i}"
-            try:
-                compiled = cel.compile_selector(selector["cel"]["expression"])
-            except cel.CompileError as e:
-                raise AllocationError(f"{where}: CEL compile error: {e}") from None
-            device = self._cel.get(id(candidate))
-            if device is None:
-                device = self._cel[id(candidate)] = cel.Device(candidate.id.driver, candidate.device)
-            try:
-                if not compiled.matches(device):
-                    return False
-            except cel.CelError as e:
-                raise AllocationError(f"{where}: CEL runtime error: {e}") from None
-        return True
+        found = self._selectable.get(key)
+        if found is None:
+            found = self._selectable[key] = selection.takes(_name(claim), request, candidate)
+        return found
 
     # --- the search -----------------------------------------------------------------------------
 
@@ -166,7 +136,7 @@ class Search:
         if self._claim(0):
             return True
         if any(p.invalid for p in self.pools):
-            raise AllocationError("invalid resource pools were encountered")
+            raise NodeFault("invalid resource pools were encountered")
         return False
 
     def _claim(self, index: int) -> bool:
@@ -328,7 +298,7 @@ class Search:
         counted = not self._is_shared_already(candidate) and (candidate.multiple or not request.admin)
         if counted and not self._counters_left(candidate):
             return None
-        if not _tolerated(candidate.device, request.spec):
+        if not selection.tolerated(candidate.device, request.spec):
             return None
         base, sub = (request.parent, request.name) if request.parent else (request.name, "")
         done: list[constraints._Constraint] = []
@@ -416,25 +386,6 @@ def _consume(left: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> 
             key = (c["counterSet"], name)
             if key in left:
                 left[key] -= parse(amount["value"]) * sign
-
-
-def _tolerated(device: JSON, spec: JSON) -> bool:
-    """Whether every taint that keeps new claims away is tolerated."""
-    return all(
-        any(_tolerates(t, taint) for t in spec.get("tolerations") or [])
-        for taint in device.get("taints") or []
-        if taint["effect"] in {"NoSchedule", "NoExecute"}
-    )
-
-
-def _tolerates(toleration: JSON, taint: JSON) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
-        return False
-    if toleration.get("key") and toleration["key"] != taint["key"]:
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
-    return bool(toleration.get("value", "") == taint.get("value", ""))
 
 
 def _name(claim: JSON) -> str:

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+from examples.conftest import Example
+
+
+def test_the_second_choice_is_taken_where_there_is_no_first(example: Example) -> None:
+    example.apply()
+    assert len(example.gpus("alternatives")) == 1
+    claim = example.node.claim_of("alternatives")
+    assert [r["request"] for r in claim["status"]["allocation"]["devices"]["results"]] == ["gpu/any"]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.conftest import Example
+
+pytestmark = pytest.mark.dra(environment={"NUM_DEVICES": "2"}, unhealthy_policy="allow", health_interval=0.1)
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in it breaks a GPU; before ``example``, for the driver reads its options when it starts."""
+    monkeypatch.setenv("GPU_FAULTS", str(tmp_path))
+    return tmp_path
+
+
+def tainted(example: Example) -> set[str]:
+    return {d["name"] for s in example.api.slices() for d in s["spec"]["devices"] if d.get("taints")}
+
+
+def test_a_broken_gpu_is_given_to_who_tolerates_it_alone(faults: Path, example: Example) -> None:
+    (faults / "gpu-0").write_text("row remapping failed")
+    example.api.wait("the taint", lambda: tainted(example) == {"gpu-0"})
+    example.apply()
+    assert example.gpus("plain") == ["gpu-1"]
+    assert example.gpus("repair") == ["gpu-0"]
+
+
+@pytest.mark.xfail(reason="nobody evicts from tainted devices in the local cluster yet", strict=False)
+def test_who_does_not_tolerate_it_is_evicted(faults: Path, example: Example) -> None:
+    example.apply()
+    repair, plain = example.gpus("repair"), example.gpus("plain")
+    assert (repair, plain) == (["gpu-0"], ["gpu-1"])
+    for gpu in ("gpu-0", "gpu-1"):
+        (faults / gpu).write_text("NoExecute: too hot")
+    example.api.wait("the eviction", lambda: example.api.get("Pod", "plain") is None, 1.0)
+    example.api.wait_event("plain", "DeviceTaintManagerEviction")
+    assert example.gpus("repair") == repair

@@ -1,0 +1,161 @@
+"""Makes a driver of its class, and finds before anything is started what could not work later: a pod's event is a late place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from collections.abc import Callable
+from types import FunctionType
+from typing import ClassVar, TypeVar, get_origin
+
+import msgspec
+
+from ..errors import DraError, DriverError, describe, printable
+from .config import FORMS, Config, given_as_default
+from .contract import Driver, Role
+
+T = TypeVar("T")
+_CLAIM = ("claim",)
+# What the framework calls, and what with.
+_CALLED: dict[str, tuple[str, ...]] = {
+    "start": (), "stop": (), "devices": (), "pools": (), "health": (), "recover": (),
+    "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
+}  # fmt: skip
+_LATER = ("host", "settings", "log")  # set by Driver.attach
+_OF_TYPE = re.compile(
+    r"Expected .*, got |Invalid enum value "
+)  # a default may still be outside of what a claim may give
+
+
+def make(cls: type[Driver], role: Role = Role.NODE) -> Driver:
+    """A driver for one process. Raises :class:`DriverError` as :func:`check` does, and where the class cannot be made."""
+    check(cls, role)
+    return called(f"{cls.__name__}()", cls, _hint)
+
+
+def check(cls: type[Driver], role: Role = Role.NODE) -> None:
+    """Raises :class:`DriverError` with the class, the attribute and the rule, for what cannot work however the hardware is."""
+    if not (isinstance(cls, type) and issubclass(cls, Driver)):
+        raise DriverError(f"{printable(repr(cls))} is no subclass of Driver: give the class, not an object or its name")
+    for name, arguments in _CALLED.items():
+        _check_method(cls, name, arguments)
+    if cls.devices is Driver.devices and cls.pools is Driver.pools:
+        raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
+    if role is Role.NODE and cls.prepare is Driver.prepare:
+        raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+    for kind in _kinds(cls):
+        _check_config(cls, kind)
+
+
+def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
+    """What an author's code answers before anything of ours runs. Raises :class:`DriverError`, for ``SystemExit`` too."""
+    try:
+        return make()
+    except DraError:
+        raise
+    except (Exception, SystemExit) as e:
+        raise DriverError(f"{what} raised {describe(e)}{_where(e)}{hint(e)}") from e
+
+
+def _where(e: BaseException) -> str:
+    """Where an author's code raised it; a SyntaxError says so itself."""
+    frames = traceback.extract_tb(e.__traceback__)
+    if isinstance(e, SyntaxError) or not frames or frames[-1].filename == __file__:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+def _hint(e: BaseException) -> str:
+    if isinstance(e, AttributeError) and e.name in _LATER:
+        return f": self.{e.name} is set after __init__, use it in start() or later"
+    if isinstance(e, TypeError) and not _where(e):
+        return ": it is made without arguments"
+    return ": what may fail belongs in start()"
+
+
+def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
+    """Whether the framework can call it; only what is written as a plain method is looked into."""
+    method = inspect.getattr_static(cls, name)
+    if method is getattr(Driver, name):
+        return
+    shown = f"{cls.__name__}.{name}"
+    call = f"{name}({', '.join(arguments)})"
+    if isinstance(method, staticmethod):
+        method, given = method.__func__, arguments
+    elif isinstance(method, FunctionType):
+        given = ("self", *arguments)
+    else:
+        if not callable(getattr(cls, name)):
+            raise DriverError(f"{shown} is {type(method).__name__}, not a method: it is called as {call}")
+        return
+    try:
+        inspect.signature(method).bind(*given)
+    except TypeError as e:
+        raise DriverError(f"{shown}{inspect.signature(method)} cannot be called as {call}: {e}") from None
+
+
+def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
+    declared: object = cls.config
+    kinds = () if declared is None else tuple(declared) if isinstance(declared, (list, tuple)) else (declared,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Config)):
+            raise DriverError(
+                f"{cls.__name__}.config is {printable(repr(kind))[:80]}: give a subclass of Config, or a list of them"
+            )
+    return kinds
+
+
+def _check_config(cls: type[Driver], kind: type[Config]) -> None:
+    try:
+        fields = msgspec.structs.fields(kind)
+        msgspec.json.Decoder(kind)  # what cannot be told apart in JSON
+        for custom in _customs(msgspec.inspect.type_info(kind), set()) - set(FORMS):
+            raise TypeError(f"it has a field of type {custom.__name__}")
+    except (TypeError, NameError) as e:
+        raise DriverError(f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}") from None
+    for f in fields:
+        if f.default is msgspec.NODEFAULT:
+            continue
+        try:
+            given_as_default(f.default, f.type)
+        except (TypeError, ValueError) as e:
+            if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
+                raise DriverError(
+                    f"{kind.__name__}.{f.name} = {printable(repr(f.default))[:80]} is no default of its type: {e}"
+                ) from None
+    known = {f.name for f in fields} | vars(Config).keys()
+    for name, value in vars(kind).items():
+        if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
+            raise DriverError(
+                f"{kind.__name__}.{name} has no type, so no claim can give it: write `{name}: {type(value).__name__} = ...`"
+            )
+
+
+def _customs(info: msgspec.inspect.Type, seen: set[type]) -> set[type]:
+    """Types within that JSON has no form for."""
+    if isinstance(info, msgspec.inspect.CustomType):
+        return {info.cls}
+    cls = getattr(info, "cls", None)
+    if cls in seen:
+        return set()
+    within = [f.type for f in getattr(info, "fields", ())]
+    if cls is not None and within:
+        seen.add(cls)
+    within += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    within += [
+        t for name in ("item_type", "key_type", "value_type", "type") if (t := getattr(info, name, None)) is not None
+    ]
+    return set().union(*(_customs(t, seen) for t in within))
+
+
+def _is_plain(kind: type[Config], name: str, value: object) -> bool:
+    """A value, that is, no method and nothing declared as the class's own."""
+    declared = kind.__annotations__.get(name)
+    if (
+        declared is ClassVar
+        or get_origin(declared) is ClassVar
+        or str(declared).startswith(("ClassVar", "typing.ClassVar"))
+    ):
+        return False
+    return isinstance(value, (str, int, float, list, dict, tuple))

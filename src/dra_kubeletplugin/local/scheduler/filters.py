@@ -1,0 +1,81 @@
+"""Which nodes a pod may go to: everything but devices and the pods already there. One function a plugin, in Kubernetes' order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ...resources import node_selection
+from .nodeinfo import NodeInfo, pods_allowed
+from .podinfo import CPU, EPHEMERAL, MEMORY, PodInfo
+from .status import Plugin, Rejection
+
+JSON = Mapping[str, Any]
+UNSCHEDULABLE_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+
+
+def unschedulable(pod: PodInfo, node: NodeInfo) -> Rejection | None:
+    if not node.unschedulable or any(tolerates(t, UNSCHEDULABLE_TAINT) for t in pod.tolerations):
+        return None
+    return Rejection.of(Plugin.NODE_UNSCHEDULABLE, "node(s) were unschedulable")
+
+
+def taints(pod: PodInfo, node: NodeInfo) -> Rejection | None:
+    for taint in node.taints:
+        if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in pod.tolerations):
+            return Rejection.of(Plugin.TAINTS, "node(s) had untolerated taint(s)")
+    return None
+
+
+def node_affinity(pod: PodInfo, node: NodeInfo) -> Rejection | None:
+    wanted = pod.spec.get("nodeSelector") or {}
+    required = pod.affinity("nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
+    fits = all(node.labels.get(k) == v for k, v in wanted.items())
+    if fits and (required is None or node_selection.selector_matches(node.node, required)):
+        return None
+    return Rejection.of(Plugin.NODE_AFFINITY, "node(s) didn't match Pod's node affinity/selector")
+
+
+def ports(pod: PodInfo, node: NodeInfo) -> Rejection | None:
+    if not pod.ports or not node.conflicts(pod.ports):
+        return None
+    return Rejection.of(Plugin.PORTS, "node(s) didn't have free ports for the requested pod ports", resolvable=True)
+
+
+def fit(pod: PodInfo, node: NodeInfo, by_devices: Collection[str] = ()) -> Rejection | None:
+    """``by_devices``: extended resources that are had as devices where the node itself has none (KEP-5004)."""
+    reasons = []
+    resolvable = True
+    if len(node.pods) + 1 > pods_allowed(node):
+        reasons.append("Too many pods")
+    for name in _in_order(pod.requests):
+        wanted = pod.requests[name]
+        has = node.allocatable.get(name, 0)
+        if not wanted or (name in by_devices and not has):
+            continue
+        if wanted > has - node.requested.get(name, 0):
+            reasons.append(f"Insufficient {name}")
+            resolvable = resolvable and wanted <= has
+    return Rejection(Plugin.FIT, tuple(reasons), resolvable) if reasons else None
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    first = [n for n in (CPU, MEMORY, EPHEMERAL) if n in names]
+    return first + sorted(n for n in names if n not in first)
+
+
+def tolerates(toleration: JSON, taint: JSON) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+        return False
+    if toleration.get("key") and toleration["key"] != taint["key"]:
+        return False
+    match toleration.get("operator") or "Equal":
+        case "Equal":
+            return bool((toleration.get("value") or "") == (taint.get("value") or ""))
+        case "Exists":
+            return True
+    return False
+
+
+BEFORE_FIT = (unschedulable, taints, node_affinity, ports)

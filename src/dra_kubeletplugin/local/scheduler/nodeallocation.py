@@ -1,0 +1,121 @@
+"""Devices for a pod's claims, node by node, within the time that Kubernetes' Filter has.
+
+What was found for a node is kept: for the next pod with the same requests it holds as long as the node's pools and what is taken
+of them are the same objects. So of a hundred nodes only those are searched that changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from .allocator import TIME_LIMIT
+from .claimstore import UNUSED, Use
+from .faults import AllocationTimeout
+from .nodeinfo import NodeInfo
+from .pools import DeviceId, Pool, PoolKey
+from .results import allocation_result
+from .search import Search, State
+from .slicestore import PoolCache, Slices
+
+JSON = dict[str, Any]
+Allocated = list[JSON] | None  # an AllocationResult a claim; None where they do not fit
+_KEPT = 64  # kinds of requests that are remembered
+_AT_ONCE = 16  # nodes that Kubernetes looks at in parallel: it bounds the time for all of them
+_Key = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    pools: list[Pool]
+    uses: tuple[Use, ...]
+    results: Allocated
+
+
+@dataclass
+class AllocationMemory:
+    """What was found before. For one thread at a time."""
+
+    pools: PoolCache = field(default_factory=PoolCache)
+    found: OrderedDict[_Key, dict[str, _Found]] = field(default_factory=OrderedDict)
+    classes: Mapping[str, JSON] = field(default_factory=dict)
+
+    def of(self, key: _Key, classes: Mapping[str, JSON]) -> dict[str, _Found]:
+        if classes is not self.classes:
+            self.found.clear()
+            self.classes = classes
+        nodes = self.found.setdefault(key, {})
+        self.found.move_to_end(key)
+        while len(self.found) > _KEPT:
+            self.found.popitem(last=False)
+        return nodes
+
+
+class Allocations:
+    """For one pod, on the state of one moment.
+
+    Args:
+        limit: seconds for one node. All nodes together have as long as if 16 of them were looked at together.
+    """
+
+    def __init__(
+        self,
+        memory: AllocationMemory,
+        slices: Slices,
+        classes: Mapping[str, JSON],
+        use: Mapping[PoolKey, Use],
+        nodes: int,
+        limit: float = TIME_LIMIT,
+    ) -> None:
+        self._memory = memory
+        self._slices = slices
+        self._classes = classes
+        self._use = use
+        self._limit = limit
+        self._end = time.monotonic() + limit * -(-nodes // _AT_ONCE)
+        self._cancelled = False
+        self._state: State | None = None
+
+    def cancel(self) -> None:
+        """Ends what another thread is searching: it raises :class:`AllocationTimeout` soon."""
+        self._cancelled = True
+        if self._state is not None:
+            self._state.cancelled = True
+
+    def on(self, node: NodeInfo, claims: Sequence[JSON]) -> Allocated:
+        """Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
+        :class:`AllocationTimeout` where the time is up."""
+        key = tuple(msgspec.json.encode(c["spec"]) for c in claims)
+        pools = self._memory.pools.pools(node, self._slices)
+        uses = tuple(self._use.get((p.driver, p.name), UNUSED) for p in pools)
+        known = self._memory.of(key, self._classes)
+        found = known.get(node.name)
+        if found and found.pools is pools and all(a is b for a, b in zip(found.uses, uses, strict=True)):
+            return found.results
+        left = min(self._limit, self._end - time.monotonic())
+        if left <= 0 or self._cancelled:
+            raise AllocationTimeout("timed out trying to allocate devices")
+        results = self._search(node, claims, pools, uses, left)
+        if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):
+            known[node.name] = _Found(pools, uses, results)
+        return results
+
+    def _search(
+        self, node: NodeInfo, claims: Sequence[JSON], pools: list[Pool], uses: Sequence[Use], limit: float
+    ) -> Allocated:
+        in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
+        shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
+        self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit)
+        search = Search(self._state, pools, claims)
+        if not search.run():
+            return None
+        return [
+            allocation_result(node.node, claim, picks, self._classes)
+            for claim, picks in zip(claims, search.picks, strict=True)
+        ]

@@ -1,0 +1,64 @@
+"""Whether a request would take a device: selectors of its class and its own, the node, the size, taints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import cel
+from . import capacity
+from .faults import AllocationError
+from .filters import tolerates
+from .pools import Candidate
+from .results import PickedRequest
+
+JSON = Mapping[str, Any]
+_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+
+
+def takes(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
+    """Raises :class:`AllocationError` where a selector cannot be evaluated."""
+    of_class = request.device_class["spec"].get("selectors") or []
+    return (
+        _match(f"class {request.device_class['metadata']['name']}", of_class, candidate)
+        and _match(f"claim {claim}", request.spec.get("selectors") or [], candidate)
+        and candidate.here
+        and _large_enough(request, candidate)
+    )
+
+
+def _large_enough(request: PickedRequest, candidate: Candidate) -> bool:
+    if candidate.multiple:
+        return capacity.consumed(candidate.device, request.spec.get("capacity")) is not None
+    return capacity.fits(candidate.device, request.spec.get("capacity"))
+
+
+def _match(owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
+    for i, selector in enumerate(selectors):
+        expression = selector["cel"]["expression"]
+        found = candidate.matches.get(expression)
+        if found is None:
+            found = candidate.matches[expression] = _evaluate(f"{owner}: selector #{i}", expression, candidate)
+        if not found:
+            return False
+    return True
+
+
+def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
+    try:
+        compiled = cel.compile_selector(expression)
+    except cel.CompileError as e:
+        raise AllocationError(f"{where}: CEL compile error: {e}") from None
+    try:
+        return compiled.matches(candidate.seen)
+    except cel.CelError as e:
+        raise AllocationError(f"{where}: CEL runtime error: {e}") from None
+
+
+def tolerated(device: JSON, spec: JSON) -> bool:
+    """Whether every taint that keeps new claims away is tolerated."""
+    return all(
+        any(tolerates(t, taint) for t in spec.get("tolerations") or [])
+        for taint in device.get("taints") or []
+        if taint["effect"] in _KEEPS_AWAY
+    )

@@ -1,0 +1,75 @@
+"""``python -m dra_kubeletplugin.metadata``: the devices of this container."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import MetadataError
+from .document import Device, Value
+from .reader import ROOT_VARIABLE, devices
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 where a file cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dra_kubeletplugin.metadata", description="The DRA devices of this container (KEP-5304)."
+    )
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    parser.add_argument("--claim", default="", help="only of this claim, by the pod's name for it")
+    parser.add_argument("--request", default="", help="only of this request")
+    parser.add_argument("--driver", default="", help="only of this driver")
+    parser.add_argument("--root", type=Path, help=f"instead of the well-known folder; also {ROOT_VARIABLE}")
+    options = parser.parse_args(arguments)
+    try:
+        found = devices(claim=options.claim, request=options.request, driver=options.driver, root=options.root)
+    except MetadataError as e:
+        print(e, file=sys.stderr)
+        return 1
+    if options.output == "json":
+        print(msgspec.json.format(msgspec.json.encode([_json(d) for d in found]), indent=2).decode())
+    elif found:
+        print(_table(found))
+    else:
+        print("this container has no device metadata: no claim, or a driver that does not write it", file=sys.stderr)
+    return 0
+
+
+def _json(device: Device) -> dict[str, Any]:
+    out: dict[str, Any] = msgspec.to_builtins({k: v for k, v in vars(device).items() if k != "attributes"})
+    return out | {"attributes": {name: _plain(value) for name, value in device.attributes.items()}}
+
+
+def _plain(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, bool | int | str) else str(value)
+
+
+def _shown(value: Value) -> str:
+    plain = _plain(value)
+    if isinstance(plain, list):
+        return "[" + ", ".join(map(str, plain)) + "]"
+    return str(plain).lower() if isinstance(plain, bool) else str(plain)
+
+
+def _table(found: Sequence[Device]) -> str:
+    rows = [("CLAIM", "REQUEST", "DRIVER", "POOL", "DEVICE", "ATTRIBUTES")]
+    for device in found:
+        facts = [f"{name}={_shown(value)}" for name, value in device.attributes.items()]
+        if device.network:
+            facts += [f"interface={device.network.interface_name}", *device.network.ips]
+        claim = device.claim.pod_claim or device.claim.name
+        rows.append((claim, device.request, device.driver, device.pool, device.name, " ".join(facts)))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""The content of a metadata file: a stream of JSON objects, the same facts in each version, the newest first.
+
+Source: ``k8s.io/dynamic-resource-allocation/api/metadata``; both versions have the same fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import MetadataError, describe
+from ..resources.types import attribute_value
+from ..resources.version import Version
+
+GROUP = "metadata.resource.k8s.io"
+VERSIONS = ("v1beta1", "v1alpha1")  # newest first, as they are written
+KIND = "DeviceMetadata"
+_KNOWN = frozenset(f"{GROUP}/{v}" for v in VERSIONS)
+
+Scalar = bool | int | str | Version
+Value = Scalar | Sequence[Scalar]
+
+
+@dataclass(frozen=True)
+class ClaimRef:
+    """The ResourceClaim that a device was allocated for. ``pod_claim`` is the pod's name of one made from a template, else empty."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    pod_claim: str = ""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Of a network device: the interface in the pod, addresses with their prefix, e.g. a MAC address."""
+
+    interface_name: str = ""
+    ips: tuple[str, ...] = ()
+    hardware_address: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One allocated device.
+
+    Attributes:
+        request: of the claim, with the alternative that was chosen (``gpu/large``).
+        driver, pool, name: which device, as in its ResourceSlice.
+        attributes: name → ``str``, ``int``, ``bool``, :class:`~dra_kubeletplugin.Version`, or a tuple of one of them.
+        network: what is known of a network device; it may come later, with a higher ``generation``.
+        claim: whose it is.
+        generation: from 1, one more with each change.
+    """
+
+    request: str
+    driver: str
+    pool: str
+    name: str
+    claim: ClaimRef
+    generation: int = 1
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    network: Network | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file: what one driver says of one request, in the version that was read."""
+
+    claim: ClaimRef
+    generation: int
+    devices: tuple[Device, ...]
+    version: str
+    path: Path
+
+
+class _Meta(msgspec.Struct):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 1
+
+
+class _Network(msgspec.Struct, rename="camel"):
+    interface_name: str = ""
+    ips: list[str] | None = None
+    hardware_address: str = ""
+
+
+class _Device(msgspec.Struct, rename="camel"):
+    driver: str
+    pool: str
+    name: str
+    attributes: dict[str, dict[str, Any]] | None = None
+    network_data: _Network | None = None
+
+
+class _Request(msgspec.Struct):
+    name: str
+    devices: list[_Device] | None = None
+
+
+class _Object(msgspec.Struct, rename="camel"):
+    metadata: _Meta
+    pod_claim_name: str | None = None
+    requests: list[_Request] | None = None
+
+
+def decode(data: bytes, path: Path) -> Document:
+    """The first object of a version that is known here.
+
+    Raises :class:`MetadataError` with the path: no JSON, none of our versions (which it names), or a field of another type.
+    """
+    seen: list[str] = []
+    for obj in _objects(data, path):
+        version = obj.get("apiVersion") if isinstance(obj, dict) else None
+        if version not in _KNOWN or obj.get("kind") != KIND:
+            seen.append(f"{version} {obj.get('kind')}" if isinstance(obj, dict) else f"a {type(obj).__name__}")
+            continue
+        try:
+            return _document(msgspec.convert(obj, _Object), str(version).partition("/")[2], path)
+        except (msgspec.ValidationError, ValueError, TypeError) as e:
+            raise MetadataError(f"{path}: {describe(e)}") from None
+    if not seen:
+        raise MetadataError(f"{path} is empty")
+    raise MetadataError(f"{path} has {', '.join(seen)}: none of {', '.join(sorted(_KNOWN))} {KIND}")
+
+
+def _objects(data: bytes, path: Path) -> Iterator[Any]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as e:
+        raise MetadataError(f"{path} is no UTF-8: {e.reason} at byte {e.start}") from None
+    decoder, at = json.JSONDecoder(), 0
+    while True:
+        while at < len(text) and text[at] in " \t\r\n":
+            at += 1
+        if at == len(text):
+            return
+        try:
+            obj, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as e:
+            raise MetadataError(f"{path} is no stream of JSON objects: {describe(e)}") from None
+        yield obj
+
+
+def _document(obj: _Object, version: str, path: Path) -> Document:
+    meta = obj.metadata
+    claim = ClaimRef(meta.name, meta.namespace, meta.uid, obj.pod_claim_name or "")
+    found = tuple(
+        _device(device, request.name, claim, meta.generation)
+        for request in obj.requests or ()
+        for device in request.devices or ()
+    )
+    return Document(claim, meta.generation, found, version, path)
+
+
+def _device(device: _Device, request: str, claim: ClaimRef, generation: int) -> Device:
+    attributes = {name: _value(value, name) for name, value in (device.attributes or {}).items()}
+    told = device.network_data
+    network = Network(told.interface_name, tuple(told.ips or ()), told.hardware_address) if told else None
+    return Device(request, device.driver, device.pool, device.name, claim, generation, attributes, network)
+
+
+def _value(attribute: Mapping[str, Any], name: str) -> Value:
+    if len(attribute) != 1:
+        raise ValueError(f"attribute {name} has {len(attribute)} values: one of bool, int, string, version is expected")
+    value = attribute_value(attribute)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """A file's content as a Go driver writes it: one object a line, for each version.
+
+    ``requests`` are devices by request, each as on the wire (``driver``, ``pool``, ``name``, ``attributes``, ``networkData``).
+    """
+    meta: dict[str, Any] = {
+        "name": claim.name,
+        "namespace": claim.namespace,
+        "uid": claim.uid,
+        "generation": generation,
+    }
+    body: dict[str, Any] = {"metadata": {k: v for k, v in meta.items() if v}}
+    if claim.pod_claim:
+        body["podClaimName"] = claim.pod_claim
+    body["requests"] = [{"name": name, "devices": list(map(_ordered, devices))} for name, devices in requests.items()]
+    lines = ({"kind": KIND, "apiVersion": f"{GROUP}/{version}", **body} for version in VERSIONS)
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def _ordered(device: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields in the order of the Go type, attributes by name, as Go writes them."""
+    out: dict[str, Any] = {key: device[key] for key in ("driver", "pool", "name")}
+    if attributes := device.get("attributes"):
+        out["attributes"] = dict(sorted(attributes.items()))
+    if network := device.get("networkData"):
+        out["networkData"] = network
+    return out

@@ -1,0 +1,49 @@
+"""Objects for tests of the local cluster itself, as short as they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+JSON = dict[str, Any]
+DRIVER = "toy.example.com"
+_API = "resource.k8s.io/v1"
+
+
+def device_class(name: str = "devices", driver: str = DRIVER) -> JSON:
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    return {"apiVersion": _API, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
+
+
+def claim_spec(*, admin: bool = False, count: int = 1, name: str = "device", device_class: str = "devices") -> JSON:
+    exactly: JSON = {"deviceClassName": device_class, "count": count} | ({"adminAccess": True} if admin else {})
+    return {"devices": {"requests": [{"name": name, "exactly": exactly}]}}
+
+
+def template(name: str = "t", spec: JSON | None = None) -> JSON:
+    inner = {"spec": spec or claim_spec()}
+    return {"apiVersion": _API, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": inner}
+
+
+def claim(name: str = "c", spec: JSON | None = None) -> JSON:
+    return {"apiVersion": _API, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec or claim_spec()}
+
+
+def slice_of(node: str, devices: Sequence[str | JSON], driver: str = DRIVER, name: str = "") -> JSON:
+    listed = [{"name": d} if isinstance(d, str) else d for d in devices]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": listed}
+    return {"apiVersion": _API, "kind": "ResourceSlice", "metadata": {"name": name or f"s-{node}"}, "spec": spec}
+
+
+def pod(
+    name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = (), used: bool = True, **spec: Any
+) -> JSON:
+    """With one container, ``main``, that uses all of the pod's claims (or none), named t0, t1 ... and c0, c1 ..."""
+    entries = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
+    entries += [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
+    container: JSON = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
+    if used and entries:
+        container["resources"] = {"claims": [{"name": e["name"]} for e in entries]}
+    body: JSON = {"restartPolicy": "Never", "resourceClaims": entries, "containers": [container]} | spec
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}

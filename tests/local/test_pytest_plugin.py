@@ -1,0 +1,265 @@
+"""The pytest plugin as a driver's author uses it: in a pytest of its own, with whatever asyncio plugin there is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+DRIVER = """
+import asyncio, os
+from dra_kubeletplugin import ContainerEdits, Device, Driver, PermanentError
+
+class Fpga(Driver):
+    name = "fpga.example.com"
+
+    def devices(self):
+        return [Device(f"fpga-{fn.address.translate({58: 45, 46: 45})}") for fn in self.host.pci(vendor=0x10EE)]
+
+    def health(self):
+        return {}
+
+    def prepare(self, claim):
+        if os.environ.get("FPGA_REFUSES"):
+            raise PermanentError("the bitstream is for another board")
+        return [d.prepared(ContainerEdits(env={"FPGA": d.name})) for d in claim.devices]
+
+    def unprepare(self, claim):
+        pass
+"""
+HOST = """
+functions:
+- {address: "0000:17:00.0", vendor: 0x10ee, device: 0x5000, class: 0x120000}
+- {address: "0000:18:00.0", vendor: 0x10ee, device: 0x5000, class: 0x120000}
+"""
+INI = """
+[pytest]
+dra_driver = driver.py
+dra_host = host.yaml
+filterwarnings = error
+"""
+FUNCTIONS = """
+from dra_kubeletplugin.testing import Api, Cluster, Kubelet, Node
+from driver import Fpga
+
+def test_a_function_waits_until_the_pod_runs(node: Node[Fpga], api: Api, kubelet: Kubelet, local_cluster: Cluster):
+    pod = node.run_pod()
+    assert node.env(pod)["FPGA"] in node.allocated("pod")
+    assert api.get("Pod", "pod")["status"]["phase"] == "Running"
+    assert api.get("Pod", "another") is None
+    assert (kubelet.root / "plugins" / "fpga.example.com").is_dir()
+    assert local_cluster.nodes == ["node-1"] == [n["metadata"]["name"] for n in api.get_all("Node")]
+    node.delete_pod()
+    assert not any(node.leftovers().values())
+"""
+COROUTINES = """
+import asyncio
+
+async def test_a_coroutine_goes_on_while_the_pod_starts(node, api, local_cluster):
+    loop, here = asyncio.get_running_loop(), []
+    loop.call_soon(here.append, "the loop of the test is free")
+    pod, other = await asyncio.gather(node.run_pod.aio(), node.run_pod.aio("other"))
+    assert here and node.env(pod)["FPGA"] != node.env(other)["FPGA"]
+    async with api.away():
+        pass
+    await node.delete_pod.aio()
+"""
+MARKED = "import pytest\n" + COROUTINES.replace("async def test", "@pytest.mark.asyncio\nasync def test")
+
+
+@pytest.fixture
+def author(pytester: pytest.Pytester) -> pytest.Pytester:
+    """The folder of an author: a driver, a host, and pytest's settings."""
+    pytester.makepyfile(driver=DRIVER)
+    pytester.makefile(".yaml", host=HOST)
+    pytester.makefile(".ini", pytest=INI)
+    return pytester
+
+
+def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
+    """A pytest without pytest-asyncio, where no arguments are given."""
+    return author.runpytest_subprocess(
+        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "coroutines"),
+    [
+        (["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"], COROUTINES),
+        (["-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=session"], MARKED),
+        (["-p", "no:asyncio"], ""),
+    ],
+    ids=["auto", "strict", "no pytest-asyncio"],
+)
+def test_the_fixtures_work_whatever_runs_coroutines(author: pytest.Pytester, mode: list[str], coroutines: str) -> None:
+    author.makepyfile(test_functions=FUNCTIONS, test_coroutines=coroutines)
+    run(author, *mode).assert_outcomes(passed=1 + bool(coroutines))
+
+
+def test_faults_are_verbs(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import pytest
+        from dra_kubeletplugin.testing import FaultError
+
+        FUNCTION = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
+
+        def names(api):
+            return sorted(d["name"] for s in api.slices() for d in s["spec"].get("devices") or [])
+
+        def taints(api, name):
+            return [d.get("taints") for s in api.slices() for d in s["spec"]["devices"] if d["name"] == name][0]
+
+        def test_hardware(node, api):
+            node.plug(FUNCTION)
+            assert "fpga-0000-19-00-0" in names(api)
+            node.unplug("0000:19:00.0")
+            assert "fpga-0000-19-00-0" not in names(api)
+            node.health("fpga-0000-17-00-0", message="hot")
+            assert taints(api, "fpga-0000-17-00-0")
+            node.health("fpga-0000-17-00-0", healthy=True)
+            api.wait("the taint to go", lambda: not taints(api, "fpga-0000-17-00-0"))
+
+        def test_machines(node, kubelet):
+            node.run_pod()
+            uid = node.claim_of("pod")["metadata"]["uid"]
+            kubelet.restart()
+            node.upgrade()
+            assert node.leftovers()["records"] == [uid]
+            node.reboot()
+            node.delete_pod()
+            assert not any(node.leftovers().values())
+
+        def test_servers(node, api):
+            api.conflict(2)
+            api.throttle(2)
+            node.run_pod("one")
+            api.cut_watch()
+            api.slow(0.01)
+            api.drop("taints")
+            with api.away(), pytest.raises(Exception, match="503 the API server is away"):
+                api.get_all("Pod")
+            node.run_pod("two")
+
+        def test_what_cannot_be_killed_says_how_it_could(node):
+            with pytest.raises(FaultError, match="process=True"):
+                node.kill()
+
+        @pytest.mark.dra(process=True)
+        def test_a_killed_process(node, api):
+            node.run_pod()
+            node.kill()
+            node.apply_pod("late")
+            api.wait_event("late", "FailedPrepareDynamicResources")
+            node.start()
+            api.wait_running("late")
+        """
+    )
+    run(author).assert_outcomes(passed=5)
+
+
+def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import time
+        import pytest
+        from dra_kubeletplugin.testing import ClaimSpec, PodError, Request
+
+        @pytest.mark.dra(environment={"FPGA_REFUSES": "yes"})
+        def test_refused_for_good(node):
+            began = time.monotonic()
+            with pytest.raises(PodError, match="refuses the claim for good") as e:
+                node.run_pod(timeout=60, patience=60)
+            assert time.monotonic() - began < 30
+            assert "PERMANENT: the bitstream is for another board" in str(e.value)
+            reasons = [(event.reason, event.message) for event in e.value.events]
+            assert len(reasons) == len(set(reasons))
+
+        def test_no_place(node):
+            with pytest.raises(PodError, match="finds no place, and nothing has changed for 0.3 s\\\\n.*Warning FailedScheduling"):
+                node.run_pod("p", ClaimSpec(Request(count=3)), timeout=60, patience=0.3)
+
+        def test_deleted_meanwhile(node, api):
+            node.apply_pod("p", ClaimSpec(Request(count=3)))
+            api.delete("Pod", "p")
+            with pytest.raises(PodError, match="pod p is (gone|being deleted)"):
+                api.wait_running("p")
+        """
+    )
+    run(author).assert_outcomes(passed=3)
+
+
+def test_a_failing_test_shows_the_events_of_its_cluster(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        def test_it(node):
+            node.run_pod()
+            assert False
+        """
+    )
+    result = run(author)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*events of the local cluster*", "Normal Scheduled from default-scheduler: *default/pod*"]
+    )
+
+
+def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import pytest
+        from driver import Fpga
+
+        class Other(Fpga):
+            name = "other.example.com"
+
+        pytestmark = pytest.mark.dra(driver=Other, nodes=["a", "b"], health_interval=0.5)
+
+        def test_module(node, local_cluster):
+            assert (node.driver.name, local_cluster.nodes) == ("other.example.com", ["a", "b"])
+            assert node.driver.settings.health_interval == 0.5
+
+        @pytest.mark.dra(driver=Fpga, host={"functions": []})
+        def test_nearest(node, api, local_cluster):
+            assert (node.driver.name, local_cluster.nodes) == ("fpga.example.com", ["a", "b"])
+            assert [d for s in api.slices() for d in s["spec"].get("devices") or []] == []
+
+        def test_several_plugins(local_cluster, api):
+            with local_cluster.plugin(Fpga, "a"), local_cluster.plugin(Other, "b"):
+                assert {s["spec"]["nodeName"] for s in api.slices()} == {"a", "b"}
+        """
+    )
+    run(author).assert_outcomes(passed=3)
+
+
+def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester) -> None:
+    author.makefile(".ini", pytest="[pytest]\n")
+    author.makepyfile("def test_it(node): pass")
+    result = run(author)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*which driver? Say it with dra_driver*"])
+
+
+def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import sys
+
+        def test_it():
+            assert not {"grpc", "dra_kubeletplugin.local", "dra_kubeletplugin.testing"} & set(sys.modules)
+        """
+    )
+    run(author).assert_outcomes(passed=1)
+
+
+def test_the_entry_point_is_the_module() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"dra_kubeletplugin.pytest_plugin": "dra_kubeletplugin.pytest_plugin"}
+    __import__("dra_kubeletplugin.pytest_plugin")
+    assert hasattr(sys.modules["dra_kubeletplugin.pytest_plugin"], "node")

@@ -1,0 +1,190 @@
+"""Device metadata files (KEP-5304): what a driver writes is what a program in a container reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Version, metadata
+from dra_kubeletplugin.errors import MetadataError
+from dra_kubeletplugin.metadata.__main__ import main
+from dra_kubeletplugin.metadata.document import decode, encode
+from dra_kubeletplugin.metadata.paths import in_container
+from dra_kubeletplugin.resources.types import attribute_json
+
+CLAIM = metadata.ClaimRef("my-claim", "default", "uid-1234")
+GPU: dict[str, Any] = {
+    "name": "gpu-0",
+    "pool": "worker-0",
+    "driver": "gpu.example.com",
+    "attributes": {"model": {"string": "LATEST"}, "driverVersion": {"version": "1.0.0"}, "index": {"int": 3}},
+}
+
+
+def test_a_file_has_both_versions_newest_first_and_fields_in_go_s_order() -> None:
+    lines = encode(CLAIM, 1, {"gpu": [GPU]}).decode().splitlines()
+    body = (
+        '"metadata":{"name":"my-claim","namespace":"default","uid":"uid-1234","generation":1},"requests":[{"name":"gpu",'
+        '"devices":[{"driver":"gpu.example.com","pool":"worker-0","name":"gpu-0","attributes":{"driverVersion":'
+        '{"version":"1.0.0"},"index":{"int":3},"model":{"string":"LATEST"}}}]}]}'
+    )
+    assert lines == [
+        '{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/' + version + '",' + body
+        for version in ("v1beta1", "v1alpha1")
+    ]
+
+
+def test_paths_are_those_of_the_proposal() -> None:
+    top = "/var/run/kubernetes.io/dra-device-attributes"
+    assert (
+        str(in_container("c", "", "gpu/large", "d.example.com"))
+        == f"{top}/resourceclaims/c/gpu/d.example.com-metadata.json"
+    )
+    assert str(in_container("c", "mine", "gpu", "d.example.com")) == (
+        f"{top}/resourceclaimtemplates/mine/gpu/d.example.com-metadata.json"
+    )
+
+
+def write(root: Path, pod_claim: str = "", request: str = "gpu", claim: str = "c", **device: Any) -> Path:
+    given = {**GPU, **device}
+    path = in_container(claim, pod_claim, request, given["driver"])
+    file = root / path.relative_to(metadata.CONTAINER_ROOT.as_posix())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(encode(metadata.ClaimRef(claim, "ns", "u", pod_claim), 2, {request: [given]}))
+    return file
+
+
+def test_a_program_reads_its_devices_typed_and_finds_them_by_claim_request_and_driver(tmp_path: Path) -> None:
+    network = {"interfaceName": "eth1", "ips": ["10.0.0.2/24"], "hardwareAddress": "02:00:00:00:00:01"}
+    write(tmp_path, request="gpu/large")
+    write(
+        tmp_path,
+        pod_claim="net",
+        request="nic",
+        claim="p-net-x1",
+        driver="nic.example.com",
+        name="eth",
+        networkData=network,
+    )
+    gpu, nic = metadata.devices(root=tmp_path)
+    assert (gpu.request, gpu.name, gpu.claim.name, gpu.generation) == ("gpu/large", "gpu-0", "c", 2)
+    assert gpu.attributes == {"model": "LATEST", "driverVersion": Version("1.0.0"), "index": 3}
+    assert nic.network == metadata.Network("eth1", ("10.0.0.2/24",), "02:00:00:00:00:01")
+    assert nic.claim.pod_claim == "net"
+    for chosen, wanted in (
+        ({"request": "gpu"}, [gpu]),
+        ({"request": "gpu/large"}, [gpu]),
+        ({"request": "gpu/small"}, []),
+        ({"claim": "net"}, [nic]),
+        ({"driver": "nic.example.com"}, [nic]),
+        ({"claim": "net", "driver": "gpu.example.com"}, []),
+    ):
+        assert metadata.devices(root=tmp_path, **chosen) == wanted, chosen
+
+
+def test_a_container_without_metadata_has_no_devices(tmp_path: Path) -> None:
+    assert metadata.devices(root=tmp_path / "missing") == []
+
+
+values = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.text('aé"\\ \n', max_size=64),
+    st.just(Version("1.2.3-rc.1")),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple),
+    st.lists(st.text("ab", max_size=5), min_size=1, max_size=3).map(tuple),
+)
+
+
+@given(st.dictionaries(st.text("abcxyz", min_size=1, max_size=8), values, max_size=8), st.integers(1, 2**40))
+def test_what_is_written_is_what_is_read(attributes: dict[str, Any], generation: int) -> None:
+    wire = {name: attribute_json(value) for name, value in attributes.items()}
+    data = encode(CLAIM, generation, {"r": [{**GPU, "attributes": wire}]})
+    document = decode(data, Path("f"))
+    assert (document.generation, document.version) == (generation, "v1beta1")
+    assert dict(document.devices[0].attributes) == attributes
+
+
+def test_the_first_version_that_is_known_is_read_and_fields_that_are_not_known_do_no_harm() -> None:
+    known = json.loads(encode(CLAIM, 7, {"gpu": [GPU]}).splitlines()[1]) | {"future": 1}
+    newer = {"apiVersion": "metadata.resource.k8s.io/v9", "kind": "DeviceMetadata", "metadata": 3}
+    document = decode(f"{json.dumps(newer)}\n\n {json.dumps(known)}".encode(), Path("f"))
+    assert (document.generation, document.version) == (7, "v1alpha1")
+
+
+OBJECT = json.loads(encode(CLAIM, 1, {"gpu": [GPU]}).splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe", "is no UTF-8"),
+        (b'{"kind"', "is no stream of JSON objects"),
+        (b"[1]", "has a list: none of metadata.resource.k8s.io/v1alpha1"),
+        (b'{"apiVersion": "v1", "kind": "Pod"}', "has v1 Pod: none of"),
+        (b"[" * 100_000, "is no stream of JSON objects"),
+        (json.dumps(OBJECT | {"metadata": {}}).encode(), "required field `name`"),
+        (json.dumps(OBJECT | {"requests": [{"name": 1}]}).encode(), "Expected `str`, got `int`"),
+        (json.dumps(OBJECT).replace('{"int": 3}', "{}").encode(), "attribute index has 0 values"),
+        (json.dumps(OBJECT).replace('"1.0.0"', '"x"').encode(), "is no version|x"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong(data: bytes, says: str) -> None:
+    with pytest.raises(MetadataError, match=f"/some/file.*({says})"):
+        decode(data, Path("/some/file"))
+
+
+@given(st.binary(max_size=200))
+def test_whatever_a_file_holds_there_is_a_document_or_our_error(data: bytes) -> None:
+    try:
+        decode(data, Path("f"))
+    except MetadataError as e:
+        assert str(e).startswith("f")
+
+
+def test_a_table_and_json_are_printed_and_a_fault_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path)
+    assert main(["--root", str(tmp_path)]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["CLAIM", "REQUEST", "DRIVER", "POOL", "DEVICE", "ATTRIBUTES"]
+    assert row.split() == [
+        "c",
+        "gpu",
+        "gpu.example.com",
+        "worker-0",
+        "gpu-0",
+        "driverVersion=1.0.0",
+        "index=3",
+        "model=LATEST",
+    ]
+    assert main(["--root", str(tmp_path), "-o", "json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["attributes"] == {"driverVersion": "1.0.0", "index": 3, "model": "LATEST"}
+    file.write_text("nonsense")
+    assert main(["--root", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert main(["--root", str(tmp_path / "none")]) == 0
+    assert "no device metadata" in capsys.readouterr().err
+
+
+def test_the_reader_runs_without_grpc(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['grpc'] = sys.modules['kubernetes'] = sys.modules['yaml'] = None\n"
+        "from dra_kubeletplugin.metadata.__main__ import main\nraise SystemExit(main())"
+    )
+    write(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--root", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "gpu-0" in done.stdout

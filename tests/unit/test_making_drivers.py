@@ -1,0 +1,173 @@
+"""What can be told of a driver before it is started: the class, the attribute and the rule, and never a traceback of ours."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin import Claim, Config, Device, Driver, PermanentError, PreparedDevice, Quantity, Role
+from dra_kubeletplugin.driver import load_driver, make
+from dra_kubeletplugin.errors import DriverError
+
+
+class Good(Driver):
+    name = "x.example.com"
+
+    def devices(self) -> list[Device]:
+        return []
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return []
+
+
+def of(**attributes: Any) -> type[Driver]:
+    return type("D", (Good,), attributes)
+
+
+class Odd:
+    pass
+
+
+class WrongDefault(Config):
+    depth: int = "many"  # type: ignore[assignment]
+
+
+class WrongChoice(Config):
+    mode: Literal["Fast", "Safe"] = "fast"  # type: ignore[assignment]
+
+
+class WithoutType(Config):
+    depth = 3
+
+
+class OddField(Config):
+    odd: Odd | None = None
+
+
+class Nested(Config):
+    odd: list[Odd] = msgspec.field(default_factory=list)
+
+
+class Outer(Config):
+    again: Outer | None = None
+    nested: dict[str, Nested] | None = None
+
+
+class Apart(Config):
+    either: Nested | Outer | None = None
+
+
+class Fine(Config):
+    LIMIT: ClassVar[int] = 3
+    most: ClassVar[int] = 3
+    limit: Quantity = Quantity("1Gi")
+    unset: Annotated[int, msgspec.Meta(ge=1)] = 0  # what a claim cannot give, on purpose
+    tags: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+def raising(error: BaseException) -> Any:
+    def init(self: Any) -> None:
+        raise error
+
+    return init
+
+
+@pytest.mark.parametrize(
+    ("cls", "says"),
+    [
+        (Good(), "is no subclass of Driver: give the class"),
+        ("driver.py", "'driver.py' is no subclass of Driver"),
+        (type("D", (Driver,), {"prepare": Good.prepare}), "D has no `devices` method"),
+        (type("D", (Driver,), {"devices": Good.devices}), "D has no `prepare` method"),
+        (of(prepare=lambda self: []), r"D.prepare\(self\) cannot be called as prepare\(claim\): too many"),
+        (of(unprepare=lambda self, claim, force: None), r"unprepare\(claim\): missing a required argument: 'force'"),
+        (of(devices=lambda self, host: []), r"D.devices\(self, host\) cannot be called as devices\(\): missing"),
+        (of(pools=staticmethod(lambda node: [])), r"D.pools\(node\) cannot be called as pools\(\)"),
+        (of(devices=[]), r"D.devices is list, not a method: it is called as devices\(\)"),
+        (of(devices=property(lambda self: [])), "D.devices is property, not a method"),
+        (of(config={"a": 1}), r"D.config is {'a': 1}: give a subclass of Config"),
+        (of(config=[Fine, int]), "D.config is <class 'int'>: give a subclass of Config"),
+        (of(config=Fine()), "D.config is Fine"),
+        (of(config=WrongDefault), "WrongDefault.depth = 'many' is no default of its type: Expected `int`, got `str`"),
+        (of(config=WrongChoice), "WrongChoice.mode = 'fast' is no default of its type"),
+        (of(config=WithoutType), "WithoutType.depth has no type, so no claim can give it: write `depth: int = ...`"),
+        (of(config=OddField), "OddField, the config of D, cannot be read from JSON: it has a field of type Odd"),
+        (of(config=Outer), "Outer, the config of D, cannot be read from JSON: it has a field of type Odd"),
+        (of(config=Apart), "Apart, the config of D, cannot be read from JSON: If a type union contains"),
+        (of(__init__=lambda self, sdk: None), r"D\(\) raised TypeError.*'sdk': it is made without arguments"),
+        (of(__init__=lambda self: self.host.pci()), r"self.host is set after __init__, use it in start\(\) or later"),
+        (of(__init__=raising(OSError("no SDK"))), r"D\(\) raised OSError: no SDK \(.*py:\d+\): what may fail belongs in start"),
+        (of(__init__=raising(SystemExit(0))), r"D\(\) raised SystemExit: 0"),
+    ],
+)  # fmt: skip
+def test_a_class_that_cannot_work_is_refused_before_anything_starts(cls: Any, says: str) -> None:
+    with pytest.raises(DriverError, match=says):
+        make(cls)
+
+
+def test_what_an_author_means_to_say_is_kept() -> None:
+    with pytest.raises(PermanentError, match="no licence"):
+        make(of(__init__=raising(PermanentError("no licence"))))
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        of(config=Fine),
+        of(config=(Fine,)),
+        of(prepare=lambda self, *args, **kwargs: []),
+        of(prepare=lambda self, claim, retries=3: []),
+        of(devices=functools.partial(list)),
+        of(devices=staticmethod(lambda: [])),
+        of(devices=classmethod(lambda cls: [])),
+        type("D", (Driver,), {"pools": lambda self: [], "prepare": Good.prepare}),
+    ],
+)
+def test_every_way_to_write_a_method_is_taken(cls: type[Driver]) -> None:
+    assert isinstance(make(cls), cls)
+
+
+def test_a_controller_needs_no_prepare() -> None:
+    make(type("D", (Driver,), {"pools": lambda self: []}), Role.CONTROLLER)
+
+
+def test_a_name_that_is_no_text_is_refused_where_it_is_written() -> None:
+    with pytest.raises(DriverError, match=r"D.name is int, not text"):
+        of(name=3)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class D(Driver)\n", r"SyntaxError: expected ':' \(driver.py, line 1\)"),
+        ("import nosuch_sdk\n", r"No module named 'nosuch_sdk' \(.*driver.py:1\)"),
+        ("\n\ndef f():\n    return 1 / 0\n\nf()\n", r"ZeroDivisionError: division by zero \(.*driver.py:4\)"),
+        ("raise SystemExit(0)\n", r"SystemExit: 0 \(.*driver.py:1\)"),
+        ("import other\n", r"ValueError: wrong \(.*other.py:1\)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "driver.py").write_text(text)
+    (tmp_path / "other.py").write_text("raise ValueError('wrong')\n")
+    with pytest.raises(DriverError, match=f"importing {re.escape(str(tmp_path))}/driver.py raised .*{says}"):
+        load_driver(str(tmp_path / "driver.py"))
+
+
+def test_a_module_whose_own_import_fails_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_driver_x.py").write_text("import nosuch_sdk\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(DriverError, match=r"importing acme_driver_x raised .*'nosuch_sdk' \(.*acme_driver_x.py:1\)"):
+        load_driver("acme_driver_x:D")
+    for missing in ("acme_driver_y:D", "acme_driver_x.sub:D", "/nosuch", ".:D", ""):
+        with pytest.raises(DriverError):
+            load_driver(missing)

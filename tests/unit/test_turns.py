@@ -1,0 +1,87 @@
+"""Instances on one node write slices in turn: across processes, whatever becomes of the one that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.slices.turn import Turn
+
+HOLD = """
+import asyncio, sys
+from pathlib import Path
+from dra_kubeletplugin.slices.turn import Turn
+
+async def main():
+    async with Turn(Path(sys.argv[1])).taken():
+        print("has it", flush=True)
+        sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_turn_lasts_until_the_process_ends_that_has_it(tmp_path: Path) -> None:
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(tmp_path), **pipes)
+    assert other.stdout
+    assert await other.stdout.readline() == b"has it\n"
+
+    async def take() -> float:
+        async with Turn(tmp_path).taken():
+            return time.monotonic()
+
+    waiting = asyncio.create_task(take())
+    done, _ = await asyncio.wait({waiting}, timeout=0.05)
+    assert not done
+    killed = time.monotonic()
+    other.kill()
+    assert await asyncio.wait_for(waiting, 10) > killed
+    await other.wait()
+
+
+async def test_of_many_one_has_the_turn(tmp_path: Path) -> None:
+    inside = 0
+
+    async def work(turn: Turn) -> None:
+        nonlocal inside
+        for _ in range(5):
+            async with turn.taken():
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                inside -= 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(work(Turn(tmp_path)))
+
+
+async def test_an_instance_that_was_stopped_in_the_middle_silences_nobody_for_long(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turn = Turn(tmp_path, longest=0.05)
+    async with Turn(tmp_path).taken():
+        began = time.monotonic()
+        for _ in range(200):
+            async with turn.taken():
+                pass
+        assert time.monotonic() - began < 200 * 0.05 / 2, "it is waited for once, and not before each write"
+    assert [r.getMessage() for r in caplog.records] == [
+        f"instances that publish cannot wait for each other at {tmp_path}: another instance has not ended its write for 0.05s"
+    ]
+
+
+async def test_without_the_folder_work_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Turn(tmp_path / "missing").taken():
+        pass
+    assert "No such file" in caplog.text
+    with pytest.raises(ValueError, match="mine"):
+        async with Turn(tmp_path).taken():
+            raise ValueError("mine")
+    async with asyncio.timeout(1), Turn(tmp_path).taken():
+        pass
