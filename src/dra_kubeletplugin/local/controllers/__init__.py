@@ -5,17 +5,37 @@ from __future__ import annotations
 import asyncio
 
 from ...kube import KubeClient
-from ..informer import CLAIMS, PODS, TEMPLATES, Informers
+from ..informer import CLAIMS, NODES, PODS, SLICES, TEMPLATES, Informers
 from .base import Controller
 from .claims import ClaimController
+from .daemonsets import DaemonSetController
+from .deployments import DeploymentController
+from .garbage import GarbageCollector
+from .jobs import JobController
+from .replicasets import ReplicaSetController
+from .taint_eviction import DeviceTaintEviction
+from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_uids
 
 
 class ControllerManager:
     """All controllers, with one set of copies between them."""
 
     def __init__(self, client: KubeClient) -> None:
-        self.informers = Informers(client, dict.fromkeys((PODS, CLAIMS, TEMPLATES), ""))
-        self.controllers: tuple[Controller, ...] = (ClaimController(client, self.informers),)
+        core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES)
+        workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
+        self.informers = Informers(client, dict.fromkeys((*core, *workloads), ""))
+        for resource in (PODS, REPLICA_SETS):
+            self.informers.index(resource, "controller", controller_uids)
+        kinds = (
+            ClaimController,
+            DeviceTaintEviction,
+            DeploymentController,
+            ReplicaSetController,
+            DaemonSetController,
+            JobController,
+            GarbageCollector,
+        )
+        self.controllers: tuple[Controller, ...] = tuple(kind(client, self.informers) for kind in kinds)
 
     async def run(self) -> None:
         """Never returns."""

@@ -185,6 +185,17 @@ class Kubelet:
         if pod := self._pod(uid):
             self.events.warn(pod, "Pod", "FailedSync", f"error syncing pod, skipping: is it well-formed? {text}")
 
+    def metrics(self) -> str:
+        """As the kubelet's ``/metrics`` has them."""
+        name = "dra_resource_claims_in_use"
+        lines = [
+            f"# HELP {name} [ALPHA] The number of ResourceClaims that are currently in use on the node, by driver name "
+            "(driver_name label value) and across all drivers (special value <any> for driver_name).",
+            f"# TYPE {name} gauge",
+        ]
+        lines += [f'{name}{{driver_name="{driver}"}} {n}' for driver, n in sorted(self.manager.in_use().items())]
+        return "\n".join(lines) + "\n"
+
     # --- health ---------------------------------------------------------------------------------
 
     def _health_changed(self, devices: set[DeviceKey]) -> None:

@@ -1,0 +1,155 @@
+"""Deployments: one ReplicaSet for each version of the template, and the way from one to the next."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any, ClassVar
+
+from ...kube import KubeClient
+from ...resources.defaults import now
+from ..informer import Change, Informers
+from .base import Key
+from .workloads import DEPLOYMENTS, KINDS, REPLICA_SETS, Workload, condition, controller_of, hash_of, share_of
+
+JSON = dict[str, Any]
+_HASH = "pod-template-hash"
+_SEEN_BY = 30.0  # seconds
+
+
+class DeploymentController(Workload):
+    name = "deployment-controller"
+    resource = DEPLOYMENTS
+    kinds: ClassVar = KINDS
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, REPLICA_SETS)
+        self._sets: dict[str, tuple[float, JSON]] = {}  # by UID, that our copies do not show as we wrote them
+        self.watch(REPLICA_SETS, self._set_changed)
+
+    def _set_changed(self, change: Change) -> None:
+        meta = change.object["metadata"]
+        ours = self._sets.get(meta["uid"])
+        if ours and int(meta["resourceVersion"]) >= int(ours[1]["metadata"]["resourceVersion"]):
+            del self._sets[meta["uid"]]
+        owner = controller_of(change.object)
+        if owner is not None and owner["kind"] == "Deployment":
+            self.queue.add(Key(DEPLOYMENTS, meta["namespace"], owner["name"]))
+
+    def _sets_of(self, obj: JSON) -> list[JSON]:
+        uid = obj["metadata"]["uid"]
+        found = {s["metadata"]["uid"]: s for s in self.informers.by(REPLICA_SETS, "controller", uid)}
+        limit = time.monotonic() - _SEEN_BY
+        self._sets = {k: v for k, v in self._sets.items() if v[0] > limit}
+        for set_uid, (_, ours) in self._sets.items():
+            owner = controller_of(ours)
+            if owner is not None and owner["uid"] == uid:
+                found[set_uid] = ours
+        return sorted(found.values(), key=lambda s: s["metadata"]["name"])
+
+    async def sync(self, obj: JSON) -> None:
+        spec = obj["spec"]
+        sets = self._sets_of(obj)
+        name = f"{obj['metadata']['name']}-{hash_of(spec['template'])}"
+        newest = next((s for s in sets if s["metadata"]["name"] == name), None)
+        old = [s for s in sets if s["metadata"]["name"] != name]
+        if newest is None and not spec.get("paused"):
+            newest = await self._make(obj, name)
+            sets.append(newest)
+        if newest is not None:
+            await self._scale(obj, newest, old)
+        await self._tell(obj, self._sets_of(obj), name)
+
+    async def _make(self, obj: JSON, name: str) -> JSON:
+        template = copy.deepcopy(obj["spec"]["template"])
+        meta = template.setdefault("metadata", {})
+        label = {_HASH: name.rpartition("-")[2]}
+        meta["labels"] = {**(meta.get("labels") or {}), **label}
+        selector = copy.deepcopy(obj["spec"]["selector"])
+        selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **label}
+        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": obj["metadata"]["name"]}
+        owner |= {"uid": obj["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
+        body = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {
+                "name": name,
+                "namespace": obj["metadata"]["namespace"],
+                "labels": meta["labels"],
+                "ownerReferences": [owner],
+            },
+            "spec": {"replicas": 0, "selector": selector, "template": template},
+        }
+        return self._keep(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
+
+    def _keep(self, made: JSON) -> JSON:
+        self._sets[made["metadata"]["uid"]] = time.monotonic(), made
+        return made
+
+    async def _scale(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
+        wanted = obj["spec"].get("replicas", 1)
+        strategy = obj["spec"].get("strategy") or {}
+        old_pods = sum(s["spec"].get("replicas", 0) for s in old)
+        if strategy.get("type") == "Recreate":
+            for found in old:
+                await self._set(obj, found, 0)
+            running = sum((s.get("status") or {}).get("replicas", 0) for s in old)
+            if not running:
+                await self._set(obj, newest, wanted)
+            return
+        rolling = strategy.get("rollingUpdate") or {}
+        surge = share_of(rolling.get("maxSurge", "25%"), wanted, up=True)
+        away = share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
+        if not surge and not away:
+            away = 1
+        have = newest["spec"].get("replicas", 0)
+        # What is to be is told at once where nothing stands in the way.
+        grown = max(have, min(wanted, wanted + surge - old_pods)) if have <= wanted else wanted
+        await self._set(obj, newest, grown)
+        available = sum((s.get("status") or {}).get("availableReplicas", 0) for s in [newest, *old])
+        unready = sum(s["spec"].get("replicas", 0) - (s.get("status") or {}).get("availableReplicas", 0) for s in old)
+        spare = max(0, available - max(0, wanted - away)) + max(0, unready)
+        for found in old:
+            replicas = found["spec"].get("replicas", 0)
+            less = min(replicas, spare)
+            if less:
+                await self._set(obj, found, replicas - less)
+                spare -= less
+
+    async def _set(self, obj: JSON, found: JSON, replicas: int) -> None:
+        before = found["spec"].get("replicas", 0)
+        if before == replicas:
+            return
+        meta = found["metadata"]
+        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": {"replicas": replicas}}
+        self._keep(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+        way = "up" if replicas > before else "down"
+        text = f"Scaled {way} replica set {meta['name']} from {before} to {replicas}"
+        self.tell(obj, "Normal", "ScalingReplicaSet", text)
+
+    async def _tell(self, obj: JSON, sets: list[JSON], name: str) -> None:
+        wanted = obj["spec"].get("replicas", 1)
+
+        def total(field: str, only: str = "") -> int:
+            found = [s for s in sets if not only or s["metadata"]["name"] == only]
+            return sum((s.get("status") or {}).get(field, 0) for s in found)
+
+        replicas, available = total("replicas"), total("availableReplicas")
+        updated, ready = total("replicas", name), total("readyReplicas")
+        counts = {"replicas": replicas, "updatedReplicas": updated, "readyReplicas": ready}
+        counts |= {"availableReplicas": available, "unavailableReplicas": max(0, max(wanted, replicas) - available)}
+        status: JSON = {key: value for key, value in counts.items() if value}
+        rolling = (obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
+        least = wanted - share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
+        enough = available >= least
+        word = "Deployment has minimum availability." if enough else "Deployment does not have minimum availability."
+        reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
+        done = updated == replicas == available == wanted
+        progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
+        if not done:
+            progress = ("ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
+        status["conditions"] = [
+            condition(obj, "Available", "True" if enough else "False", reason, word, now()),
+            condition(obj, "Progressing", "True", *progress, now()),
+        ]
+        await self.write_status(obj, status)

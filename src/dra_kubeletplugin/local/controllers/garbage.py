@@ -1,0 +1,68 @@
+"""Dependents whose owner was gone before they were made: the API server lets those go that it knows when an owner is deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient, Resource
+from ..informer import CLAIMS, PODS, Change, Informers
+from .base import Controller, Key, key_of
+from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
+
+JSON = dict[str, Any]
+_OWNERS = {
+    ("v1", "Pod"): PODS,
+    ("apps/v1", "Deployment"): DEPLOYMENTS,
+    ("apps/v1", "ReplicaSet"): REPLICA_SETS,
+    ("apps/v1", "DaemonSet"): DAEMON_SETS,
+    ("batch/v1", "Job"): JOBS,
+}
+_DEPENDENTS = (PODS, CLAIMS, REPLICA_SETS)
+
+
+class GarbageCollector(Controller):
+    """One key for each new object that has owners of a kind that it knows."""
+
+    name = "garbage-collector"
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, _DEPENDENTS)
+        for resource in _DEPENDENTS:
+            self.watch(resource, self._on(resource))
+
+    def _on(self, resource: Resource) -> Any:
+        def changed(change: Change) -> None:
+            if change.before is None and change.object["metadata"].get("ownerReferences"):
+                self.queue.add(key_of(resource, change.object))
+
+        return changed
+
+    async def reconcile(self, key: Key) -> None:
+        obj = self.informers.find(key.resource, key.name, key.namespace)
+        if obj is None or obj["metadata"].get("deletionTimestamp"):
+            return
+        meta = obj["metadata"]
+        owners = meta.get("ownerReferences") or []
+        if not owners or not all([await self._is_gone(o, key.namespace) for o in owners]):
+            return
+        try:
+            await self.client.delete(key.resource, key.name, key.namespace, uid=meta["uid"])
+        except ApiError as e:
+            if e.status not in {404, 409}:
+                raise
+
+    async def _is_gone(self, owner: JSON, namespace: str) -> bool:
+        """Of an owner of another kind nothing is known: it is taken to be there."""
+        resource = _OWNERS.get((owner["apiVersion"], owner["kind"]))
+        if resource is None:
+            return False
+        found = self.informers.find(resource, owner["name"], namespace)
+        if found is None or found["metadata"]["uid"] != owner["uid"]:
+            try:
+                found = await self.client.get(resource, owner["name"], namespace)
+            except ApiError as e:
+                if e.status != 404:
+                    raise
+                return True
+        return bool(found["metadata"]["uid"] != owner["uid"])

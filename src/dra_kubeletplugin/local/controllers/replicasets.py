@@ -1,0 +1,37 @@
+"""ReplicaSets: as many pods of one template as asked for."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .base import key_of
+from .workloads import KINDS, REPLICA_SETS, Workload, is_active, is_ready
+
+JSON = dict[str, Any]
+_AT_ONCE = 50  # pods made in one go; the next ones follow
+
+
+class ReplicaSetController(Workload):
+    name = "replicaset-controller"
+    resource = REPLICA_SETS
+    kinds: ClassVar = KINDS
+
+    async def sync(self, obj: JSON) -> None:
+        wanted = obj["spec"].get("replicas", 1)
+        pods = [p for p in self.pods_of(obj) if is_active(p)]
+        try:
+            for _ in range(min(_AT_ONCE, wanted - len(pods))):
+                pods.append(await self.make_pod(obj, obj["spec"]["template"]))
+            if len(pods) > wanted:
+                pods.sort(key=lambda p: (bool(p["spec"].get("nodeName")), is_ready(p)))  # those that do least go first
+                for pod in pods[: len(pods) - wanted]:
+                    await self.delete_pod(obj, pod)
+                pods = pods[len(pods) - wanted :]
+        finally:
+            ready = sum(map(is_ready, pods))
+            status: JSON = {"replicas": len(pods), "fullyLabeledReplicas": len(pods)}
+            await self.write_status(
+                obj, status | ({"readyReplicas": ready, "availableReplicas": ready} if ready else {})
+            )
+        if len(pods) < wanted:
+            self.queue.add_after(key_of(REPLICA_SETS, obj), 0.01)

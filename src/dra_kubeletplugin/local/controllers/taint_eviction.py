@@ -1,0 +1,170 @@
+"""Device taints with effect NoExecute: pods whose claims have such a device are deleted, at once or when their tolerance ends.
+
+Source: KEP-5055; kube-controller-manager's devicetainteviction controller. Rules (DeviceTaintRule) do nothing: their gate is off
+in 1.36.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, ClassVar
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...resources.defaults import now
+from ..informer import CLAIMS, PODS, SLICES, Change, Informers, is_finished
+from .base import Controller, Key
+
+JSON = dict[str, Any]
+Device = tuple[str, str, str]  # driver, pool, device
+_NO_EXECUTE = "NoExecute"
+
+
+class DeviceTaintEviction(Controller):
+    """One key a pod."""
+
+    name = "device-taint-eviction-controller"
+    kinds: ClassVar = {PODS: "Pod"}
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, (PODS, CLAIMS, SLICES))
+        self._due: dict[str, float] = {}  # UIDs of pods that are to go, and when
+        self._seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was seen first
+        informers.index(CLAIMS, "devices", _devices_of)
+        informers.index(CLAIMS, "consumers", _consumers_of)
+        informers.index(SLICES, "pool", _pool_of)
+        self.watch(PODS)
+        self.watch(CLAIMS, self._claim_changed)
+        self.watch(SLICES, self._slice_changed)
+
+    def _claim_changed(self, change: Change) -> None:
+        for claim in (change.object, change.before):
+            if claim is not None:
+                self._look_at_consumers(claim)
+
+    def _slice_changed(self, change: Change) -> None:
+        versions = [s for s in (change.object, change.before) if s is not None]
+        for device in {d for s in versions for d in _tainted(s)}:
+            for claim in self.informers.by(CLAIMS, "devices", device):
+                self._look_at_consumers(claim)
+
+    def _look_at_consumers(self, claim: JSON) -> None:
+        for reserved in (claim.get("status") or {}).get("reservedFor") or []:
+            if reserved["resource"] == "pods":
+                self.queue.add(Key(PODS, claim["metadata"]["namespace"], reserved["name"]))
+
+    async def reconcile(self, key: Key) -> None:
+        pod = self.informers.find(PODS, key.name, key.namespace)
+        if pod is None or pod["metadata"].get("deletionTimestamp") or is_finished(pod):
+            if pod is not None:
+                self._due.pop(pod["metadata"]["uid"], None)
+            return
+        uid = pod["metadata"]["uid"]
+        due = min(self._times(uid), default=None)
+        if due is None:
+            if self._due.pop(uid, None) is not None:
+                self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Cancelling deletion")
+            return
+        left = due - time.time()
+        if left > 0:
+            self._due[uid] = due
+            self.queue.add_after(key, left)
+            return
+        if self._due.get(uid) != 0.0:
+            self._due[uid] = 0.0  # told once, however often the deletion has to be tried
+            self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Marking for deletion")
+        await self._evict(pod)
+        self._due.pop(uid, None)
+
+    def _times(self, pod_uid: str) -> Iterable[float]:
+        """When the pod has to go, for each taint of each device that it uses."""
+        for claim in self.informers.by(CLAIMS, "consumers", pod_uid):
+            for result in claim["status"]["allocation"]["devices"].get("results") or []:
+                device = (result["driver"], result["pool"], result["device"])
+                for taint in self._taints(device):
+                    since = self._since(device, taint)
+                    tolerance = _tolerance(taint, result.get("tolerations") or [])
+                    if tolerance is not None:
+                        yield since + tolerance
+
+    def _taints(self, device: Device) -> list[JSON]:
+        slices = self.informers.by(SLICES, "pool", device[:2])
+        newest = max((s["spec"]["pool"]["generation"] for s in slices), default=0)
+        for found in slices:
+            if found["spec"]["pool"]["generation"] == newest:
+                for entry in found["spec"].get("devices") or []:
+                    if entry["name"] == device[2]:
+                        return [t for t in entry.get("taints") or [] if t.get("effect") == _NO_EXECUTE]
+        return []
+
+    def _since(self, device: Device, taint: Mapping[str, Any]) -> float:
+        if added := taint.get("timeAdded"):
+            return datetime.fromisoformat(added).timestamp()
+        return self._seen.setdefault((device, taint["key"], taint.get("value", "")), time.time())
+
+    async def _evict(self, pod: JSON) -> None:
+        meta = pod["metadata"]
+        others = [c for c in (pod.get("status") or {}).get("conditions") or [] if c.get("type") != "DisruptionTarget"]
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByDeviceTaintManager"}
+        condition |= {
+            "message": "Device Taint manager: deleting due to NoExecute taint",
+            "lastTransitionTime": now(),
+        }
+        body = {
+            "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
+            "status": {"conditions": [*others, condition]},
+        }
+        try:
+            await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+            await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"])
+        except ApiError as e:
+            if e.status != 404:
+                raise
+
+
+def _tolerance(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
+    """Seconds for which a taint is tolerated; None for ever, 0 not at all."""
+    matching = [t for t in tolerations if _tolerates(t, taint)]
+    if not matching:
+        return 0.0
+    seconds = [max(0.0, float(t["tolerationSeconds"])) for t in matching if t.get("tolerationSeconds") is not None]
+    return min(seconds, default=None)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    if (toleration.get("operator") or "Equal") == "Exists":
+        return True
+    return bool(toleration.get("key")) and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _devices_of(claim: JSON) -> Iterable[Device]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    for result in (allocation.get("devices") or {}).get("results") or []:
+        yield result["driver"], result["pool"], result["device"]
+
+
+def _consumers_of(claim: JSON) -> Iterable[str]:
+    status = claim.get("status") or {}
+    if status.get("allocation") is None:
+        return []
+    return [r["uid"] for r in status.get("reservedFor") or []]
+
+
+def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:
+    return [(found["spec"]["driver"], found["spec"]["pool"]["name"])]
+
+
+def _tainted(found: JSON) -> Iterable[Device]:
+    spec = found["spec"]
+    for device in spec.get("devices") or []:
+        if any(t.get("effect") == _NO_EXECUTE for t in device.get("taints") or []):
+            yield spec["driver"], spec["pool"]["name"], device["name"]
+
+
+__all__ = ["DeviceTaintEviction"]

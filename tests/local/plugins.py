@@ -1,0 +1,236 @@
+"""A DRA plugin as simple as it can be, over real sockets, that does on purpose what real ones do by accident."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from dra_kubeletplugin._proto import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    health_v1_pb2,
+    health_v1_pb2_grpc,
+    health_v1alpha1_pb2,
+    health_v1alpha1_pb2_grpc,
+)
+from dra_kubeletplugin._proto import registration_v1_pb2 as pb
+from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
+
+HEALTHY, UNHEALTHY = 1, 2
+_HEALTH = {
+    "v1.DRAResourceHealth": (health_v1_pb2, health_v1_pb2_grpc),
+    "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
+}
+
+
+class FakePlugin:
+    """Prepares every claim with one device, ``device`` of ``pool``, unless told otherwise.
+
+    ``calls`` are method and claim UIDs, ``streams`` health streams opened by version. ``gate`` holds calls up while it is not set.
+    """
+
+    def __init__(
+        self,
+        kubelet_root: Path,
+        driver: str,
+        *,
+        pool: str = "node-1",
+        device: str = "d0",
+        health: tuple[str, ...] = (),
+        common: bool = False,
+        dra: str = "v1.DRAPlugin",
+    ) -> None:
+        self.driver, self.pool, self.device = driver, pool, device
+        self.health_services = health
+        self.dra = dra
+        folder = kubelet_root / "plugins" / driver
+        folder.mkdir(parents=True, exist_ok=True)
+        self.registry = kubelet_root / "plugins_registry" / f"{driver}-reg.sock"
+        self.endpoint = self.registry if common else folder / "dra.sock"
+        self.common = common
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.streams: Counter[str] = Counter()
+        self.statuses: list[tuple[bool, str]] = []
+        self.info_failures = 0
+        self.error = ""  # of each claim
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.share_ids: tuple[str, ...] = ("",)
+        self.cdi: tuple[str, ...] = ()
+        self.health = HEALTHY
+        self.health_timeout = 30
+        self._changed = asyncio.Event()
+        self._service: grpc.aio.Server | None = None
+        self._registrar: grpc.aio.Server | None = None
+        self._open: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> FakePlugin:
+        await self.serve()
+        await self.register()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.unregister()
+        await self.stop()
+
+    async def serve(self) -> None:
+        """Starts the service, on a socket of its own or, with ``common``, on that of the registration."""
+        server = grpc.aio.server()
+        if self.dra == "v1.DRAPlugin":
+            dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_Service(self, dra_v1_pb2), server)
+        else:
+            dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(_Service(self, dra_v1beta1_pb2), server)
+        for name in self.health_services:
+            module, module_grpc = _HEALTH[name]
+            module_grpc.add_DRAResourceHealthServicer_to_server(_Health(self, name, module), server)
+        if self.common:
+            pb_grpc.add_RegistrationServicer_to_server(_Registrar(self), server)
+        self._service = await _listen(server, self.endpoint)
+
+    async def register(self) -> None:
+        if not self.common:
+            server = grpc.aio.server()
+            pb_grpc.add_RegistrationServicer_to_server(_Registrar(self), server)
+            self._registrar = await _listen(server, self.registry)
+
+    async def stop(self) -> None:
+        """The service ends; its socket goes, as a grpc server's does."""
+        if self._service:
+            self._changed.set()
+            await self._service.stop(0)
+            self._service = None
+        self.endpoint.unlink(missing_ok=True)
+
+    async def unregister(self) -> None:
+        if self._registrar:
+            await self._registrar.stop(0)
+            self._registrar = None
+        self.registry.unlink(missing_ok=True)
+
+    def say(self, health: int) -> None:
+        self.health = health
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def count(self, method: str) -> int:
+        return sum(m == method for m, _ in self.calls)
+
+
+async def _listen(server: grpc.aio.Server, path: Path) -> grpc.aio.Server:
+    path.unlink(missing_ok=True)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    return server
+
+
+class _Registrar(pb_grpc.RegistrationServicer):
+    def __init__(self, plugin: FakePlugin) -> None:
+        self.plugin = plugin
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:
+        plugin = self.plugin
+        if plugin.info_failures:
+            plugin.info_failures -= 1
+            await context.abort(grpc.StatusCode.INTERNAL, "not yet")
+        versions = [plugin.dra, *plugin.health_services]
+        return pb.PluginInfo(
+            type="DRAPlugin", name=plugin.driver, endpoint=str(plugin.endpoint), supported_versions=versions
+        )
+
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:
+        self.plugin.statuses.append((request.plugin_registered, request.error))
+        return pb.RegistrationStatusResponse()
+
+
+class _Service:
+    def __init__(self, plugin: FakePlugin, module: Any) -> None:
+        self.plugin, self.module = plugin, module
+
+    async def NodePrepareResources(self, request: Any, context: Any) -> Any:
+        plugin, module = self.plugin, self.module
+        plugin.calls.append(("prepare", tuple(c.uid for c in request.claims)))
+        await plugin.gate.wait()
+        answer = module.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            if plugin.error:
+                answer.claims[claim.uid].error = plugin.error
+                continue
+            for share in plugin.share_ids:
+                device = answer.claims[claim.uid].devices.add(pool_name=plugin.pool, device_name=plugin.device)
+                device.cdi_device_ids.extend(plugin.cdi)
+                if share:
+                    device.share_id = share
+        return answer
+
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:
+        plugin, module = self.plugin, self.module
+        plugin.calls.append(("unprepare", tuple(c.uid for c in request.claims)))
+        await plugin.gate.wait()
+        answer = module.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            answer.claims[claim.uid].error = plugin.error
+        return answer
+
+
+class _Health:
+    def __init__(self, plugin: FakePlugin, name: str, module: Any) -> None:
+        self.plugin, self.name, self.module = plugin, name, module
+
+    async def NodeWatchResources(self, request: Any, context: Any) -> Any:
+        plugin, module = self.plugin, self.module
+        plugin.streams[self.name] += 1
+        while True:
+            changed = plugin._changed
+            message = module.NodeWatchResourcesResponse()
+            entry = message.devices.add(health=plugin.health, last_updated_time=int(time.time()))
+            entry.device.pool_name, entry.device.device_name = plugin.pool, plugin.device
+            entry.health_check_timeout_seconds = plugin.health_timeout
+            entry.message = "as told"
+            yield message
+            await changed.wait()
+
+
+class Proxy:
+    """In front of a socket: counts connections, and cuts them."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.path, self.target = path, target
+        self.accepted = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+        self.path.unlink(missing_ok=True)
+
+    def cut(self) -> None:
+        for writer in list(self._writers):
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        to_reader, to_writer = await asyncio.open_unix_connection(str(self.target))
+        self._writers |= {writer, to_writer}
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    sink.write(data)
+                    await sink.drain()
+            sink.close()
+
+        await asyncio.gather(pump(reader, to_writer), pump(to_reader, writer))
+        self._writers -= {writer, to_writer}

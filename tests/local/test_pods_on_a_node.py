@@ -1,0 +1,282 @@
+"""How a pod lives and ends on its node: order, restarts, claims, what it is told. Upstream: test/e2e/dra, kubelet_pods_test.go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.informer import CLAIMS, PODS
+from dra_kubeletplugin.local.kubelet import Timers
+
+from .objects import claim, device_class, pod, template
+from .test_kubelet_behaviours import Room
+
+JSON = dict[str, Any]
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    timers = Timers(look=0.02, call=5, wipe=60, retry=0.05, crash=0.2)
+    async with LocalCluster(("node-1",), timers=timers) as cluster:
+        yield Room(cluster)
+
+
+def end(room: Room, found: JSON, container: str = "main", code: int = 0) -> None:
+    room.cluster.node.runtime.end(found["metadata"]["uid"], container, code)
+
+
+async def phase(room: Room, wanted: str, name: str = "p") -> JSON:
+    found: JSON = await room.until(f"{name} to be {wanted}", lambda: room._phase(name, wanted))
+    return found
+
+
+async def bound(room: Room, name: str = "p", **spec: Any) -> JSON:
+    return (await room.cluster.apply(pod(name, nodeName="node-1", **spec)))[0]
+
+
+# --- claims -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_a_finished_pod_is_unprepared_and_its_devices_are_free(room: Room, code: int) -> None:
+    """C5: the job story of KEP-4381. The pod has finished for all others once its devices are free."""
+    async with room.plugin() as plugin:
+        await room.run()
+        found = await room.runs()
+        plugin.gate.clear()
+        end(room, found, code=code)
+        await room.until("the unprepare", lambda: plugin.count("unprepare"))
+        assert (await room.runs())["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == code
+        plugin.gate.set()
+        done = await phase(room, "Failed" if code else "Succeeded")
+        assert room.kubelet.manager.claims == {}
+
+        async def free() -> bool:
+            held = await room.cluster.client.get(CLAIMS, "p-c", "default")
+            return "reservedFor" not in held["status"]
+
+        await room.until("the reservation to end", free)
+        told = {c["type"]: c.get("reason") for c in done["status"]["conditions"]}
+        assert told["Ready"] == ("PodFailed" if code else "PodCompleted")
+        await room.delete()
+        await room.gone()
+        assert plugin.count("unprepare") == 1
+
+
+async def test_a_pod_that_somebody_else_ended_is_stopped_and_unprepared(room: Room) -> None:
+    async with room.plugin() as plugin:
+        await room.run()
+        await room.runs()
+        body = {"status": {"phase": "Failed", "reason": "Evicted"}}
+        await room.cluster.client.patch(PODS, "p", body, "default", "status")
+        await room.until("the unprepare", lambda: plugin.count("unprepare"))
+        await room.told("p", "Killing: Stopping container main")
+
+
+async def test_a_force_deleted_pod_is_unprepared(room: Room) -> None:
+    async with room.plugin() as plugin:
+        await room.run()
+        await room.runs()
+        await room.delete(grace=0)
+        await room.until("the unprepare", lambda: plugin.count("unprepare") == 1)
+
+
+async def test_a_claim_of_the_same_name_waits_for_the_old_one_and_is_told_its_uid(room: Room) -> None:
+    """A new pod after a forced deletion: the event names the old UID."""
+    async with room.plugin() as plugin:
+        await room.run()
+        await room.runs()
+        old = await room.cluster.client.get(CLAIMS, "p-c", "default")
+        plugin.error = "not yet"
+        await room.delete(grace=0)
+        await room.until("a try", lambda: plugin.count("unprepare"))
+        await room.cluster.client.delete(CLAIMS, "p-c", "default")
+        await room.run()
+        text = f"old ResourceClaim with same name p-c and different UID {old['metadata']['uid']} still exists"
+        await room.told("p", text)
+        plugin.error = ""
+        await room.runs()
+
+
+async def test_a_claim_that_no_container_uses_is_prepared_all_the_same(room: Room) -> None:
+    async with room.plugin() as plugin:
+        await room.run(used=False)
+        await room.runs()
+        assert plugin.count("prepare") == 1
+
+
+async def test_two_pods_that_share_a_claim_are_prepared_once_and_unprepared_with_the_last(room: Room) -> None:
+    async with room.plugin() as plugin:
+        await room.run("one", shared="both")
+        await room.run("two", shared="both")
+        await room.runs("one")
+        await room.runs("two")
+        assert plugin.count("prepare") == 1
+        await room.delete("one")
+        await room.gone("one")
+        assert plugin.count("unprepare") == 0
+        await room.delete("two")
+        await room.gone("two")
+        assert plugin.count("unprepare") == 1
+
+
+async def test_a_pod_bound_by_hand_with_a_template_waits_in_the_words_of_the_kubelet(room: Room) -> None:
+    await room.cluster.apply(device_class(), template(), pod("p", templates=["t"], nodeName="node-1"))
+    text = 'prepare dynamic resources: pod "default/p": ResourceClaim not created yet'
+    await room.told("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
+    await room.waits()
+
+
+async def test_a_pod_without_its_claim_or_its_reservation_or_its_driver_waits_and_says_so(room: Room) -> None:
+    """Behaviour 28: the kubelet's own words."""
+    await room.cluster.apply(device_class(), pod("missing", claims=["none"], nodeName="node-1"))
+    await room.told("missing", 'fetch ResourceClaim none: resourceclaims.resource.k8s.io "none" not found')
+    made = await room.cluster.apply(claim("c"), pod("unreserved", claims=["c"], nodeName="node-1"))
+    uids = [m["metadata"]["uid"] for m in made]
+    await room.told("unreserved", f"pod unreserved ({uids[1]}) is not allowed to use ResourceClaim c ({uids[0]})")
+    await room.run("unserved", "none.example.com")
+    await room.told("unserved", "prepare dynamic resources: DRA driver none.example.com is not registered")
+    for name in ("missing", "unreserved", "unserved"):
+        await room.waits(name)
+
+
+async def test_a_cdi_device_that_resolves_to_nothing_is_told_and_prepare_is_not_repeated(room: Room) -> None:
+    plugin = room.plugin()
+    plugin.cdi = ("vendor.example.com/gpu=none",)
+    async with plugin:
+        await room.run()
+        text = "CDI device injection failed: unresolvable CDI devices vendor.example.com/gpu=none"
+        await room.told("p", f"Failed: Error: failed to create containerd container: {text}")
+        await room.waits()
+        (room.cluster.node.cdi_root / "late.json").write_text(
+            '{"cdiVersion": "0.6.0", "kind": "vendor.example.com/gpu", "devices": [{"name": "none", "containerEdits": '
+            '{"env": ["GPU=late"]}}]}'
+        )
+        found = await room.runs()
+        assert plugin.count("prepare") == 1
+        env = room.cluster.node.runtime.spec(found["metadata"]["uid"], "main")["process"]["env"]
+        assert "GPU=late" in env
+
+
+# --- containers -------------------------------------------------------------------------------------
+
+
+async def test_init_containers_and_sidecars_start_in_their_order_and_sidecars_end_last(room: Room) -> None:
+    init = [
+        {"name": "first", "image": "i"},
+        {"name": "side", "image": "i", "restartPolicy": "Always"},
+        {"name": "second", "image": "i"},
+    ]
+    await bound(room, initContainers=init, terminationGracePeriodSeconds=0)
+    found = await room.runs()
+    statuses = room.cluster.node.runtime.statuses(found["metadata"]["uid"])
+    assert list(statuses) == ["first", "side", "second", "main"]
+    shown = {s["name"]: next(iter(s["state"])) for s in found["status"]["initContainerStatuses"]}
+    assert shown == {"first": "terminated", "side": "running", "second": "terminated"}
+    assert all(s["ready"] for s in found["status"]["initContainerStatuses"])
+    end(room, found)
+    done = await phase(room, "Succeeded")
+    assert "terminated" in done["status"]["initContainerStatuses"][1]["state"]
+
+
+async def test_a_sidecar_that_ends_is_started_again_whatever_the_policy_of_its_pod(room: Room) -> None:
+    runtime = room.cluster.node.runtime
+    await bound(room, "p", initContainers=[{"name": "side", "image": "i", "restartPolicy": "Always"}])
+    found = await room.runs()
+    runtime.end(found["metadata"]["uid"], "side", 1)
+
+    async def restarted() -> bool:
+        status = runtime.statuses(found["metadata"]["uid"])["side"]
+        return status.attempt >= 1 and status.state.value == "running"
+
+    await room.until("the sidecar to run again", restarted)
+    assert runtime.statuses(found["metadata"]["uid"])["main"].attempt == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "again"),
+    [("Always", 0, True), ("OnFailure", 1, True), ("OnFailure", 0, False), ("Never", 1, False)],
+)
+async def test_a_container_that_ends_is_restarted_as_its_pod_says(
+    room: Room, policy: str, code: int, again: bool
+) -> None:
+    await bound(room, restartPolicy=policy)
+    found = await room.runs()
+    end(room, found, code=code)
+    if not again:
+        await phase(room, "Failed" if code else "Succeeded")
+        return
+
+    async def restarted() -> JSON | None:
+        seen = await room.runs()
+        [status] = seen["status"]["containerStatuses"]
+        return status if status["restartCount"] == 1 and "running" in status["state"] else None
+
+    status = await room.until("a restart", restarted)
+    assert status["lastState"]["terminated"]["exitCode"] == code
+
+
+async def test_a_container_that_ends_again_and_again_is_restarted_with_growing_pauses(room: Room) -> None:
+    await bound(room, restartPolicy="Always")
+    runtime = room.cluster.node.runtime
+    found = await room.runs()
+    for attempt in range(2):
+        await room.until(
+            "the attempt", lambda n=attempt: runtime.statuses(found["metadata"]["uid"])["main"].attempt == n
+        )
+        end(room, found, code=1)
+
+    async def waiting() -> bool:
+        seen = await room.runs()
+        state = seen["status"]["containerStatuses"][0]["state"]
+        return bool(state.get("waiting", {}).get("reason") == "CrashLoopBackOff")
+
+    await room.until("the pause", waiting)
+    await room.told("p", "BackOff: Back-off restarting failed container main in pod p_default(")
+    await room.until("the third", lambda: runtime.statuses(found["metadata"]["uid"])["main"].attempt == 2)
+
+
+async def test_a_pod_says_that_it_is_simulated(room: Room) -> None:
+    await bound(room)
+    found = await room.runs()
+    told = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+    assert told["dra-kubeletplugin.dev/Simulated"] == told["Ready"] == told["PodScheduled"] == "True"
+
+
+async def test_environment_and_volumes_come_from_where_the_manifest_says(room: Room) -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cm"}, "data": {"key": "value"}}
+    env: list[JSON] = [
+        {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "KEY", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "key"}}},
+        {"name": "BOTH", "value": "$(POD)-$(KEY)-$(NONE)-$$(POD)"},
+        {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}},
+    ]
+    container = {"name": "main", "image": "i", "env": env, "envFrom": [{"configMapRef": {"name": "cm"}}]}
+    container |= {"resources": {"limits": {"cpu": "1500m"}}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    await room.cluster.apply(config)
+    await bound(room, containers=[container], volumes=[{"name": "v", "configMap": {"name": "cm"}}])
+    found = await room.runs()
+    spec = room.cluster.node.runtime.spec(found["metadata"]["uid"], "main")
+    seen = dict(e.split("=", 1) for e in spec["process"]["env"])
+    assert {k: seen[k] for k in ("key", "POD", "KEY", "BOTH", "CPU")} == {
+        "key": "value", "POD": "p", "KEY": "value", "BOTH": "p-value-$(NONE)-$(POD)", "CPU": "1500",
+    }  # fmt: skip
+    [mount] = [m for m in spec["mounts"] if m["destination"] == "/v"]
+    assert (Path(mount["source"]) / "key").read_text() == "value"
+
+
+async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_sentence(room: Room) -> None:
+    claim_volume = {"name": "v", "persistentVolumeClaim": {"claimName": "x"}}
+    await bound(room, "disk", volumes=[claim_volume])
+    await room.told("disk", "volumes of type persistentVolumeClaim are not implemented by the local cluster")
+    await bound(room, "config", volumes=[{"name": "v", "configMap": {"name": "none"}}])
+    await room.told("config", 'FailedMount: MountVolume.SetUp failed for volume "v" : configmap "none" not found')
+    source = {"secretKeyRef": {"name": "none", "key": "k"}}
+    await bound(room, "env", containers=[{"name": "main", "image": "i", "env": [{"name": "A", "valueFrom": source}]}])
+    await room.told("env", 'Failed: Error: secret "none" not found')
+    for name in ("disk", "config", "env"):
+        await room.waits(name)
