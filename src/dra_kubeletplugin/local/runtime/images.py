@@ -11,12 +11,13 @@ import platform
 import re
 import shutil
 import tarfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .interface import ContainerError
+from .interface import ContainerError, ImagePullError
 
 JSON = dict[str, Any]
 ANY = "*"
@@ -104,31 +105,33 @@ class Images:
         self.folders = {ANY if name == ANY else _full(name): path for name, path in folders.items()}
         self.cache = cache
         self._unpacked: dict[Path, Image] = {}
+        self._unpacking = threading.Lock()  # pods start at once, in threads
 
     def find(self, name: str) -> Image:
         """Blocks while layers are unpacked.
 
-        Raises :class:`ContainerError`, as for an image that cannot be pulled.
+        Raises :class:`ImagePullError` where there is none, or it cannot be read.
         """
         full = _full(name)
         bare = _without_tag(full)
         folder = self.folders.get(full) or self.folders.get(bare) or self.folders.get(ANY)
         if folder is None and bare == _full("busybox") and _BUSYBOX.is_file():
-            return self._busybox()
+            with self._unpacking:
+                return self._busybox()
         if folder is None:
-            raise ContainerError(
+            raise ImagePullError(
                 f'image "{name}" is not here, and the local cluster pulls none: give its root folder or OCI layout with '
-                f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"',
-                "ErrImagePull",
+                f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"'
             )
         try:
             if not (folder / "index.json").is_file():
                 return Image(folder)
-            if folder not in self._unpacked:
-                self._unpacked[folder] = _unpack(folder, self.cache)
-            return self._unpacked[folder]
+            with self._unpacking:
+                if folder not in self._unpacked:
+                    self._unpacked[folder] = _unpack(folder, self.cache)
+                return self._unpacked[folder]
         except (ImageError, OSError, tarfile.TarError) as e:
-            raise ContainerError(f'image "{name}": {e}', "ErrImagePull") from None
+            raise ImagePullError(f'image "{name}": {e}') from None
 
     def _busybox(self) -> Image:
         root = self.cache / "busybox"

@@ -26,6 +26,13 @@ class ContainerError(Exception):
         self.reason = reason
 
 
+class ImagePullError(ContainerError):
+    """The image is not there and cannot be had."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "ErrImagePull")
+
+
 class Role(Enum):
     """What a container is for."""
 
@@ -208,6 +215,7 @@ __all__ = [
     "ContainerRuntime",
     "ContainerStatus",
     "ExecSession",
+    "ImagePullError",
     "LogOptions",
     "Mount",
     "Role",
