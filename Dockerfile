@@ -14,6 +14,8 @@ ARG DRIVER=drivers/pci
 RUN apt-get update && apt-get install -y --no-install-recommends pci.ids && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/dra /opt/dra
 COPY ${DRIVER} /driver
+# What the driver itself needs.
+RUN if [ -f /driver/requirements.txt ]; then /opt/dra/bin/pip install --no-cache-dir -r /driver/requirements.txt; fi
 ENV PATH=/opt/dra/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONNODEBUGRANGES=1
 # The base image ships its library as source only: compiled at each start, that takes seconds and 0.8 MiB.
 RUN python -m compileall -q -x '/(test|idlelib|ensurepip|turtledemo|tkinter|lib2to3)/' /usr/local/lib/python3.13 /driver

@@ -52,6 +52,7 @@ proto: proto-env ## regenerate the committed stubs, in an environment of their o
 docs: $(STAMP) ## regenerate the pages that come from the code
 	@$(BIN)/python -c 'from dra_kubeletplugin import errors; print(errors.page(), end="")' > docs/errors.md
 	@$(BIN)/python -c 'from dra_kubeletplugin import settings; print(settings.page(), end="")' > docs/settings.md
+	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
 
 clean:
 	rm -rf $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

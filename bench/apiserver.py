@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, config
-from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.local.apiserver import ApiServer, Tokens
 
 ROOT = Path(__file__).parents[1]
 
@@ -110,7 +110,7 @@ async def serve(folder: Path, delay: float) -> None:
         connections += 1
 
     tls.sni_callback = hello  # called once a handshake, with or without a name
-    server = ApiServer(tls=tls)
+    server = ApiServer(tls=tls, tokens=Tokens((folder / "token").read_text()))
     server.faults.delay = delay
     print(await server.start(), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):

@@ -25,7 +25,7 @@ ETCD = [
     "initial-cluster",
 ]  # fmt: skip
 API_SERVER = [
-    "etcd-servers", "bind-address", "secure-port", "cert-dir", "token-auth-file", "authorization-mode",
+    "etcd-servers", "bind-address", "advertise-address", "secure-port", "cert-dir", "token-auth-file", "authorization-mode",
     "service-account-issuer", "service-account-key-file", "service-account-signing-key-file", "service-cluster-ip-range",
     "disable-admission-plugins", "runtime-config", "allow-privileged",
 ]  # fmt: skip

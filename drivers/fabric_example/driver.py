@@ -178,8 +178,8 @@ class Fabric(Driver):
 
     def _attached(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
         for told in claim.object["status"].get("devices") or []:
-            if (told["driver"], told["pool"], told["device"]) == (NAME, device.pool, device.name) and told.get("data"):
-                slot = told["data"]["slot"]
+            of_it = (told["driver"], told["pool"], told["device"]) == (NAME, device.pool, device.name)
+            if of_it and (slot := (told.get("data") or {}).get("slot")) is not None:
                 return device.prepared(ContainerEdits(env={f"FABRIC_{_variable(device.name)}": f"slot-{slot}"}))
         raise RetryableError(f"{device.name} is allocated, and the claim does not tell where it is attached")
 

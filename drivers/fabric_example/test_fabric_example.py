@@ -11,7 +11,8 @@ import pytest
 
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.local.cluster import LocalCluster, load_yaml
-from dra_kubeletplugin.testing import controller_on, plugin_on, pod
+from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, controller_on, env_of, plugin_on, pod
+from dra_kubeletplugin.testing import claim as claim_for
 
 HERE = Path(__file__).parent
 Fabric: Any = load_driver(str(HERE / "driver.py"))
@@ -31,7 +32,7 @@ def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterator[LocalCluster]:
+async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterator[AsyncApi]:
     """A cluster with the driver's plugin on each node, and without its controller."""
     async with (
         LocalCluster(nodes=NODES[:nodes], binding_timeout=binding_timeout) as cluster,
@@ -39,87 +40,66 @@ async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterat
     ):
         for name in NODES[:nodes]:
             await stack.enter_async_context(plugin_on(cluster, Fabric, name))
-        await cluster.apply_file(HERE / "deploy/deviceclasses.yaml")
-        yield cluster
+        api = AsyncApi(cluster)
+        await api.apply_file(HERE / "deploy/deviceclasses.yaml")
+        yield api
 
 
 def claim(name: str, selector: str = "", of: str = NAME) -> dict[str, Any]:
-    exactly: dict[str, Any] = {"deviceClassName": of}
-    if selector:
-        exactly["selectors"] = [{"cel": {"expression": selector}}]
-    spec = {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
+    return claim_for(name, ClaimSpec(Request(device_class=of, selectors=[selector] if selector else ())))
 
 
-def env(cluster: LocalCluster, found: dict[str, Any]) -> dict[str, str]:
-    runtime = cluster.nodes[found["spec"]["nodeName"]].kubelet.runtime
-    spec: dict[str, Any] = runtime.spec(found["metadata"]["uid"], "main")
-    return dict(e.split("=", 1) for e in spec["process"]["env"])
-
-
-async def gone(cluster: LocalCluster, fabric: Any, device: str) -> None:
+async def gone(api: AsyncApi, fabric: Any, device: str) -> None:
     async def check() -> bool:
         return fabric.attached(device) is None
 
-    await cluster.wait(f"{device} to be detached", check)
+    await api.wait(f"{device} to be detached", check)
 
 
 async def test_a_device_is_attached_to_the_node_of_its_pod_before_the_pod_is_bound_and_detached_after(
     fabric: Any,
 ) -> None:
-    async with running(2) as cluster, controller_on(cluster, Fabric):
-        await cluster.apply(claim("c", f'device.attributes["{NAME}"].model == "a100"'), pod("p", claims=["c"]))
-        found = await cluster.wait_running("p")
+    async with running(2) as api, controller_on(api.cluster, Fabric):
+        await api.apply(claim("c", f'device.attributes["{NAME}"].model == "a100"'), pod("p", claims=["c"]))
+        found = await api.wait_running("p")
         attached = fabric.attached("gpu-0")
         assert attached.node == found["spec"]["nodeName"]
-        assert env(cluster, found)["FABRIC_GPU_0"] == f"slot-{attached.slot}"
-        events = cluster.events("p")
-        assert events[0].startswith("BindingConditionsPending") and events[1].startswith("Scheduled")
-        await cluster.delete_pod("p")
-        await gone(cluster, fabric, "gpu-0")
+        assert env_of(api.cluster, found)["FABRIC_GPU_0"] == f"slot-{attached.slot}"
+        reasons = [e.reason for e in await api.events("p")]
+        assert reasons[:2] == ["BindingConditionsPending", "Scheduled"]
+        await api.delete_pod("p")
+        await gone(api, fabric, "gpu-0")
 
 
 async def test_the_pod_waits_while_nobody_attaches(fabric: Any) -> None:
-    async with running() as cluster:
-        async with controller_on(cluster, Fabric):
+    async with running() as api:
+        async with controller_on(api.cluster, Fabric):
             pass  # it published, and is gone
-        await cluster.apply(claim("c"), pod("p", claims=["c"]))
-
-        async def waits() -> bool:
-            return any(e.startswith("BindingConditionsPending") for e in cluster.events("p"))
-
-        await cluster.wait("the pod to wait", waits)
+        await api.apply(claim("c"), pod("p", claims=["c"]))
+        await api.wait_event("p", "BindingConditionsPending")
         assert fabric.attached("gpu-0") is None
-        async with controller_on(cluster, Fabric):
-            await cluster.wait_running("p")
+        async with controller_on(api.cluster, Fabric):
+            await api.wait_running("p")
 
 
 async def test_a_broken_port_is_told_and_the_pod_runs_once_it_is_repaired(fabric: Any) -> None:
     fabric.add("gpu-0", "a100", broken="port 7 has no link")
     fabric.add("gpu-1", "a100", broken="port 8 has no link")
-    async with running() as cluster, controller_on(cluster, Fabric):
-        await cluster.apply(claim("c"), pod("p", claims=["c"]))
-
-        async def told() -> bool:
-            return any("port 7 has no link" in e and e.startswith("FailedScheduling") for e in cluster.events("p"))
-
-        await cluster.wait("the failure", told)
+    async with running() as api, controller_on(api.cluster, Fabric):
+        await api.apply(claim("c"), pod("p", claims=["c"]))
+        assert (await api.wait_event("p", "port 7 has no link")).reason == "FailedScheduling"
         fabric.add("gpu-0", "a100")
-        await cluster.wait_running("p")
+        await api.wait_running("p")
 
 
 async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undone(fabric: Any) -> None:
     fabric.add("gpu-0", "a100", seconds=3.0)
-    async with running(binding_timeout=1.0) as cluster, controller_on(cluster, Fabric):
-        await cluster.apply(claim("c"), pod("p", claims=["c"]))
-
-        async def told() -> bool:
-            return "FailedScheduling: device binding timeout" in cluster.events("p")
-
-        await cluster.wait("the timeout", told)
+    async with running(binding_timeout=1.0) as api, controller_on(api.cluster, Fabric):
+        await api.apply(claim("c"), pod("p", claims=["c"]))
+        assert (await api.wait_event("p", "device binding timeout")).reason == "FailedScheduling"
         fabric.add("gpu-0", "a100")
-        await cluster.wait_running("p")
-        assert fabric.attached("gpu-0").owner == (await cluster.client.call("GET", _path("c")))["metadata"]["uid"]
+        await api.wait_running("p")
+        assert fabric.attached("gpu-0").owner == (await api.get("ResourceClaim", "c") or {})["metadata"]["uid"]
 
 
 async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
@@ -128,25 +108,21 @@ async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
     monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES))
     half, whole = (f'device.capacity["{NAME}"].tpus.compareTo(quantity("{n}")) == 0' for n in (8, 16))
     tpu = f"tpu.{NAME}"
-    async with running(4) as cluster, controller_on(cluster, Fabric):
-        await cluster.apply(claim("half", half, tpu), claim("rest", half, tpu), claim("whole", whole, tpu))
+    async with running(4) as api, controller_on(api.cluster, Fabric):
+        await api.apply(claim("half", half, tpu), claim("rest", half, tpu), claim("whole", whole, tpu))
         for name, of in (("a", "half"), ("b", "rest")):
-            await cluster.apply(pod(name, claims=[of]))
-        first, second = await cluster.wait_running("a"), await cluster.wait_running("b")
-        assert env(cluster, first)["TPU_WORKER_HOSTNAMES"] == "node-1,node-2"
-        assert env(cluster, second)["TPU_WORKER_HOSTNAMES"] == "node-3,node-4"
+            await api.apply(pod(name, claims=[of]))
+        first, second = await api.wait_running("a"), await api.wait_running("b")
+        assert env_of(api.cluster, first)["TPU_WORKER_HOSTNAMES"] == "node-1,node-2"
+        assert env_of(api.cluster, second)["TPU_WORKER_HOSTNAMES"] == "node-3,node-4"
         assert first["spec"]["nodeName"] in NODES[:2] and second["spec"]["nodeName"] in NODES[2:]
-        await cluster.apply(pod("more", claims=["half"]))
-        assert (await cluster.wait_running("more"))["spec"]["nodeName"] in NODES[:2]
-        await cluster.apply(pod("all", claims=["whole"]))
-
-        async def refused() -> bool:
-            return any(e.startswith("FailedScheduling") for e in cluster.events("all"))
-
-        await cluster.wait("the whole slice to be refused", refused)
+        await api.apply(pod("more", claims=["half"]))
+        assert (await api.wait_running("more"))["spec"]["nodeName"] in NODES[:2]
+        await api.apply(pod("all", claims=["whole"]))
+        await api.wait_event("all", "FailedScheduling")
         for name in ("a", "b", "more"):
-            await cluster.delete_pod(name)
-        assert env(cluster, await cluster.wait_running("all"))["TPU_TOPOLOGY"] == "4x4"
+            await api.delete_pod(name)
+        assert env_of(api.cluster, await api.wait_running("all"))["TPU_TOPOLOGY"] == "4x4"
 
 
 def test_the_slices_are_those_of_the_proposal() -> None:
@@ -167,12 +143,8 @@ def test_the_slices_are_those_of_the_proposal() -> None:
 @pytest.mark.parametrize("file", ["claim.yaml", "tpu.yaml"])
 async def test_the_manifests_of_this_folder_run(fabric: Any, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES[:2]))
-    async with running(2) as cluster, controller_on(cluster, Fabric):
-        await cluster.apply_file(HERE / file)
+    async with running(2) as api, controller_on(api.cluster, Fabric):
+        await api.apply_file(HERE / file)
         for doc in load_yaml(HERE / file):
             if doc["kind"] == "Pod":
-                await cluster.wait_running(doc["metadata"]["name"])
-
-
-def _path(name: str) -> str:
-    return f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}"
+                await api.wait_running(doc["metadata"]["name"])

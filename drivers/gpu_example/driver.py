@@ -164,7 +164,12 @@ class Gpu(Driver):
         out = {}
         folder = self.options.faults
         for file in sorted(folder.iterdir()) if folder and folder.is_dir() else ():
-            why = file.read_text(errors="replace").strip() or "no reason given"
+            try:
+                why = file.read_text(errors="replace").strip() or "no reason given"
+            except FileNotFoundError:
+                continue  # the fault ended while we looked
+            except OSError as e:
+                why = f"{file} cannot be read: {e.strerror}"
             taint = Taint(key=f"{self.name}/broken", effect=EVICTS) if why.startswith(EVICTS) else None
             fault = Health(healthy=False, message=why, taint=taint)
             # A fault of a GPU is one of all its partitions.

@@ -162,6 +162,17 @@ def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path)
     assert {h.taint.effect for h in report.values()} == {"NoExecute"}
 
 
+def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_is_one(tmp_path: Path) -> None:
+    driver = Gpu()
+    driver.attach(None, Settings(node_name="node-1"))
+    driver.options = module.Options(gpus=2, faults=tmp_path)
+    (tmp_path / "gpu-0").symlink_to(tmp_path / "gone")
+    (tmp_path / "gpu-1").mkdir()
+    assert {n: h.message for n, h in driver.health().items()} == {
+        "gpu-1": f"{tmp_path / 'gpu-1'} cannot be read: Is a directory"
+    }
+
+
 @pytest.mark.dra(environment={"NUM_DEVICES": "1"}, health_interval=0.1)
 def test_a_repaired_gpu_loses_its_taint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, api: Api

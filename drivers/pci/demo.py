@@ -60,7 +60,7 @@ async def main(description: str | None = None) -> int:
             plugin_on(cluster, Pci, cluster.node.name, sysfs_root=sysfs, log_level="error") as plugin,
         ):
             cluster.node.runtime.dev = plugin.host.dev
-            show(f"API server {cluster.api.url}, kubelet root {cluster.node.kubelet_root}")
+            show(f"API server {cluster.api.public_url}, kubelet root {cluster.node.kubelet_root}")
             show(f"driver {Pci.name} registered with the kubelet in {time.monotonic() - started:.2f} s")
             story = Story(cluster, plugin, why_not)
             found = Host(sysfs).pci()
@@ -68,6 +68,9 @@ async def main(description: str | None = None) -> int:
                 await step()
         print(
             f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl."
+        )
+        print(
+            "examples/ has a manifest for each feature, from one device to taints and partitions: make examples runs them."
         )
     return 0
 

@@ -7,5 +7,5 @@ def test_the_pod_has_a_gpu_and_gives_it_back(example: Example) -> None:
     example.apply()
     assert example.gpus("one-device") == example.node.allocated("one-device")
     example.node.delete_pod("one-device")
-    assert example.api.get_all("ResourceClaim") == []
+    example.api.wait("the claim to go", lambda: not example.api.get_all("ResourceClaim"))
     assert not any(example.node.leftovers().values())

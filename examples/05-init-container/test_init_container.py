@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from examples.conftest import Example
 
 
-@pytest.mark.xfail(reason="the local kubelet starts no init containers yet", strict=False)
 def test_the_init_container_has_the_gpu_of_the_main_container(example: Example) -> None:
     example.apply()
     main = example.gpus("init-container", "main")

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from examples.conftest import Example
 
 
-@pytest.mark.xfail(reason="the local scheduler makes no claims for extended resources yet", strict=False)
 def test_a_pod_without_claims_has_the_gpus_of_its_limits(example: Example) -> None:
     example.apply()
     gpus = example.gpus("extended-resource")

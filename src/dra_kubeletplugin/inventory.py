@@ -203,6 +203,9 @@ class Inventory:
                 rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}), now)
                 if rest.gone:
                     stocks[name] = rest
+        for name, stock in stocks.items():  # the server may have refused, or others forgiven, while this was made
+            if (present := self._stocks.get(name)) is not None and present.refused != stock.refused:
+                stocks[name] = checked(replace(stock, refused=present.refused))
         changed = (
             not self.known
             or list(stocks) != list(self._stocks)

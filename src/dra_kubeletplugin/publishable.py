@@ -106,7 +106,7 @@ def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judg
         shape = msgspec.json.encode(built)
         if before is not None and before.shape == shape:
             return before
-        faults = [] if device.was_checked(shape) else device_faults(built)
+        faults = [] if device.was_checked(shape) else device.faults(built)
         if own and nodes.where is Where.THIS:
             faults.append("nodes: a device of a pool of this node has none of its own: give the pool other nodes")
         if device.nodes is not None and device.nodes.where is Where.THIS:

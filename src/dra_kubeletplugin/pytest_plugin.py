@@ -60,11 +60,11 @@ class _Wanted:
             given = marker.kwargs | given
         config = request.config
         here = config.inipath.parent if config.inipath else config.rootpath
-        driver: type[Driver] | str = given.pop("driver", None) or _driver_path(config.getini("dra_driver"), here)
-        host = given.pop("host", None) or _host_path(config.getini("dra_host"), here)
+        driver: type[Driver] | str = given.pop("driver", None) or config.getini("dra_driver")
+        host = given.pop("host", None) or config.getini("dra_host")
         return cls(
-            driver,
-            None if host == _THIS_MACHINE else host,
+            _driver_path(driver, here) if isinstance(driver, str) else driver,
+            _host_path(host, here) if isinstance(host, str) else host,
             tuple(given.pop("nodes", ("node-1",))),
             given.pop("environment", {}),
             given.pop("process", False),
@@ -186,11 +186,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _driver_path(target: str, here: Path) -> str:
-    """Files are relative to the ini file."""
+    """As `dra run` takes it; files are relative to the ini file."""
     head, colon, name = target.rpartition(":")
     path = here / (head if colon else target)
     return f"{path}{colon}{name if colon else ''}" if target and path.exists() else target
 
 
-def _host_path(name: str, here: Path) -> str:
+def _host_path(name: str, here: Path) -> str | None:
+    """A file, relative to the ini file, or the name of a machine that comes with the package; None for this machine."""
+    if name == _THIS_MACHINE:
+        return None
     return str(here / name) if (here / name).is_file() else name

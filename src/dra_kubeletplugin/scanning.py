@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -93,7 +94,8 @@ class DeviceScan:
         """Something may have changed: a look follows soon. From any thread."""
         if self._loop is None:
             return  # the first look is still to come
-        self._loop.call_soon_threadsafe(self._wanted.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a vendor's thread outlives the plugin
+            self._loop.call_soon_threadsafe(self._wanted.set)
 
     def gates_off(self, off: frozenset[Gate]) -> None:
         """The server was found without these: the driver may have a layout of its devices that it understands."""

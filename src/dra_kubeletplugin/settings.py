@@ -41,14 +41,18 @@ def _seconds(text: str) -> float:
 def _choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in allowed:
-            raise ValueError(f"not one of {', '.join(allowed)}")
+            raise ValueError(f"not one of {', '.join(filter(None, allowed))}")
         return text
 
     return parse
 
 
 def _flag(text: str) -> bool:
-    return text.lower() in {"1", "true", "yes"}
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("neither 1 nor 0")
 
 
 def _count(text: str) -> int:
@@ -193,6 +197,17 @@ class Settings:
         _flag,
     )
 
+    def __post_init__(self) -> None:
+        """Of settings that are made in Python; what :func:`load` reads is a number already."""
+        out = [
+            f"{f.name} is {value!r}, not a number of seconds"
+            for f in fields(self)
+            if "least" in f.metadata
+            and (isinstance(value := getattr(self, f.name), bool) or not isinstance(value, int | float))
+        ]
+        if out:
+            raise SettingsError(*out)
+
     @property
     def registry_dir(self) -> Path:
         """Where the kubelet looks for registration sockets."""
@@ -226,6 +241,8 @@ class Settings:
         out += self._folder_faults()
         if not self.sysfs_root.is_dir():
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
+        if not self.dev_root.is_dir():
+            out.append(f"--dev-root (DEV_ROOT) {self.dev_root} is not a folder: mount the host's /dev there")
         return out + self.common_faults()
 
     def common_faults(self) -> list[str]:

@@ -237,7 +237,7 @@ async def box(folder: Path, *, proxied: bool = False, call: float = TIMERS.call)
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(LocalCluster(timers=dataclasses.replace(TIMERS, call=call)))
         await cluster.apply(pods.device_class("devices", DRIVER))
-        proxy = Proxy(cluster.api.url, folder / "account") if proxied else None
+        proxy = Proxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None
         b = Box(cluster, folder, proxy and await stack.enter_async_context(proxy))
         try:
             yield b

@@ -31,13 +31,15 @@ class Proxy:
 
     Args:
         server: URL of the API server, plain HTTP.
+        token: which it wants.
         account: a folder to be made.
         delay: seconds for each chunk, where slow.
     """
 
-    def __init__(self, server: str, account: Path, delay: float = 0.3) -> None:
+    def __init__(self, server: str, token: str, account: Path, delay: float = 0.3) -> None:
         url = urlsplit(server)
         self._upstream = (url.hostname, url.port)
+        self._token = token
         self.account = account
         self.delay = delay
         self.mode = Mode.PASS
@@ -48,7 +50,7 @@ class Proxy:
     async def __aenter__(self) -> Proxy:
         self.account.mkdir()
         make_certificate(self.account)
-        (self.account / "token").write_text("crash")
+        (self.account / "token").write_text(self._token)
         (self.account / "namespace").write_text("dra-system")
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(self.account / "ca.crt", self.account / "ca.key")

@@ -114,6 +114,24 @@ async def test_a_device_that_only_a_slice_describes_is_prepared_as_the_slice_has
         assert await one.unprepare(asks(api, "f-0")) == ()
 
 
+async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "dra_kubeletplugin.claims.elsewhere._FRESH", 0.0
+    )  # as if each list took longer than it is fresh
+    api = Api()
+    api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(8)))]
+    ref = asks(api, "f-0", uid="u")
+    results = api.claims[ref.name]["status"]["allocation"]["devices"]["results"]
+    results += [{**results[0], "device": f"f-{i}"} for i in range(1, 8)]
+    async with room(tmp_path, Fabric(), api) as one:
+        answer = await one.prepare(ref)
+        assert not isinstance(answer, DraError), answer
+        assert len(answer) == 8
+        assert len(api.listed) == 1
+
+
 async def test_one_list_serves_all_claims_of_a_call_and_a_device_of_the_inventory_needs_none(tmp_path: Path) -> None:
     api = Api()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(32)))]

@@ -456,6 +456,26 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
         assert not isinstance(await after.prepare(new), DraError)
 
 
+async def test_the_driver_is_asked_for_another_instance_that_died_before_it_could_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", 0.01)
+    api = Api()
+    async with room(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
+        asking = asyncio.create_task(one.claims.background()["recovery"]())  # type: ignore[arg-type]
+        await one.claims.store.do(lambda db: rows.forget(db, "a"))
+        other = open_store(one.settings.plugin_dir, in_flight=one.claims.keeper.in_flight)
+        await other.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
+        await die(other)
+
+        async def merged() -> bool:
+            return await one.records() == {"a": "Prepared"} and not await one.claims.store.recovering()
+
+        await until(merged)
+        assert not isinstance(await one.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
+        asking.cancel()
+
+
 async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unprepare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

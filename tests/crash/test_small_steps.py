@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimRef, State, offline, rows
-from dra_kubeletplugin.claims.record import Unreadable
+from dra_kubeletplugin.claims import ClaimRef, Record, State, engine, offline, rows
+from dra_kubeletplugin.claims.record import Fence, Unreadable
 from dra_kubeletplugin.claims.salvage import Findings, fill, from_files
+from dra_kubeletplugin.claims.store import Mode
 from dra_kubeletplugin.claims.verify import Verifier
-from dra_kubeletplugin.errors import DraError, RecordsError
+from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube import Resource
 from tests.crash.rooms import Api, Room, room
 from tests.crash.stores import DRIVER, a_record, in_memory, instance, open_store, with_file
@@ -219,3 +222,130 @@ async def test_a_log_without_its_file_is_set_aside_and_never_over_another(tmp_pa
     assert log.read_bytes() == (b"its own" if before else b"left over")
     assert not list(tmp_path.glob("records.db.unmerged-*"))
     assert State.PREPARED not in {r.state for r in offline.read_rows(path, 1) if not isinstance(r, Unreadable)}
+
+
+# --- a prepare that fails, or seems to ------------------------------------------------------------------------
+
+
+class Telling(Plain):
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        status = DeviceStatus(data={"link": "up"})
+        return [d.prepared(ContainerEdits(env={"X": d.name}), status=status) for d in claim.devices]
+
+
+async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Telling(), api) as one:
+        store, attempt, update = one.claims.store, one.claims.store._attempt, rows.update
+        faults: list[sqlite3.Error] = []
+
+        def updated(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+            faults.append(sqlite3.OperationalError("disk I/O error"))
+            monkeypatch.setattr(rows, "update", update)
+            return update(db, record, fence)
+
+        def attempted(*args: Any, **options: Any) -> Any:
+            done = attempt(*args, **options)
+            if faults:
+                raise faults.pop()
+            return done
+
+        told: list[Any] = []
+        monkeypatch.setattr(rows, "update", updated)
+        monkeypatch.setattr(store, "_attempt", attempted)
+        monkeypatch.setattr(one.claims.reports, "say", lambda key, statuses: told.append((key.uid, *statuses)))
+        monkeypatch.setattr(one.claims.engine, "changed", lambda: told.append("changed"))
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert await one.records() == {"a": "Prepared"}
+        assert told == ["changed", ("a", ("node", "d-0", ""))]
+
+
+async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_is_anothers_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+
+        def taken(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+            monkeypatch.undo()
+            rows.forget(db, "a")
+            rows.insert(db, DRIVER, a_record("b", "d-0"))
+            return False
+
+        monkeypatch.setattr(rows, "update", taken)
+        assert isinstance(await one.prepare(ref), DraError)
+        assert await one.records() == {"b": "Prepared"}
+        assert one.claims.files.specs.uids() == []
+
+
+async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = Api()
+    holder, waits = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+
+    async def told() -> int:
+        before = len(caplog.records)
+        assert isinstance(await one.prepare(waits), DraError)
+        return sum(r.getMessage().startswith("prepare of claim ns/b") for r in caplog.records[before:])
+
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(holder)
+        assert [await told() for _ in range(3)] == [1, 0, 0]
+        monkeypatch.setattr(engine, "_TELL_AGAIN", 0.0)
+        assert await told() == 1
+        monkeypatch.undo()
+        api.away = True
+        assert await told() == 1, "another reason"
+        api.away = False
+        await one.unprepare(holder)
+        assert not isinstance(await one.prepare(waits), DraError)
+        api.claims.clear()
+        assert [await told() for _ in range(2)] == [1, 0]
+
+
+async def test_an_undo_whose_failure_cannot_be_noted_is_not_brought_back_after_another_has_undone_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Plain):
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            raise DriverError("not now")
+
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Failing(), api) as old, room(tmp_path, Plain(), api) as new:
+        await old.prepare(ref)
+
+        def full(*_: Any) -> bool:
+            raise RecordsError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rows, "update", full)
+            assert isinstance(await old.unprepare(ref), DraError)
+        await new.claims.store.do(lambda db: rows.forget(db, "a"))  # as if it had been taken for dead
+        new.claims.files.remove_all("a")
+        assert not isinstance(await new.prepare(api.allocate("b", "b", "d-0", DRIVER)), DraError)
+        old.claims.store._drop()
+        assert await old.records() == {"b": "Prepared"}
+
+
+async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_the_records(tmp_path: Path) -> None:
+    store = open_store(tmp_path, wait=5)
+    await store.all()
+    holder = sqlite3.connect(store.path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    adding = asyncio.create_task(store.do(lambda db: rows.insert(db, DRIVER, a_record("a", "d-0"))))
+    inside = threading.Event()
+    reading = asyncio.create_task(store.do(lambda db: inside.set(), Mode.READ))
+    await asyncio.to_thread(inside.wait, 5)  # in the same batch, before the write, which waits
+    began = time.monotonic()
+    await store.close(0.1)
+    assert time.monotonic() - began < 2
+    holder.execute("ROLLBACK")
+    holder.close()
+    await asyncio.gather(reading, adding)
+    store.keeper.process.release()

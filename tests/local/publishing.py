@@ -11,7 +11,7 @@ import msgspec
 
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.informer import NODES
 from dra_kubeletplugin.observe.http import Request, Response
@@ -56,7 +56,7 @@ def json(value: object, status: int = 200) -> Response:
 async def api() -> AsyncIterator[Odd]:
     server = Odd()
     await server.start()
-    async with KubeClient(ApiConfig(server.url)) as client:
+    async with KubeClient(server.config) as client:
         await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})
     try:
         yield server
@@ -78,7 +78,7 @@ async def publishing(
     scope: Scope | None = None,
     **more: Any,
 ) -> AsyncIterator[Publisher]:
-    async with KubeClient(ApiConfig(server.url)) as client:
+    async with KubeClient(server.config) as client:
         publisher = Publisher(client, inventory, scope or NodeScope(DRIVER, "node"), Metrics(), leader, **more)
         task = asyncio.create_task(publisher.run())
         try:

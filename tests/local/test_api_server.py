@@ -43,7 +43,7 @@ async def api() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
-    async with KubeClient(ApiConfig(api.url)) as client:
+    async with KubeClient(api.config) as client:
         yield client
 
 
@@ -70,7 +70,8 @@ async def test_refusals_carry_causes_with_paths(client: KubeClient) -> None:
     assert e.value.status == 422
     assert e.value.details["details"]["causes"][0]["field"] == "spec.driver"  # type: ignore[index]
     with pytest.raises(ApiError) as e:
-        await client.create(SLICES, {**SLICE, "spec": {**SLICE["spec"], "bogus": 1}})
+        odd = {**SLICE, "spec": {**SLICE["spec"], "bogus": 1}}
+        await client.call("POST", SLICES.path(), odd, query={"fieldValidation": "Strict"})
     assert e.value.status == 400
     assert 'unknown field "spec.bogus"' in str(e.value)
 
@@ -215,11 +216,12 @@ async def test_the_official_client_lists_and_watches() -> None:
     import kubernetes.watch
 
     async with LocalCluster() as cluster:
+        key = {"authorization": f"Bearer {cluster.api.token}"}
         await cluster.client.create(SLICES, SLICE)
         await cluster.apply(claim("c", ClaimSpec(Request(device_class="x"))), device_class("x", "d.example.com"))
 
         def outside() -> tuple[list[str], list[str], str]:
-            configuration = kubernetes.client.Configuration(host=cluster.api.url)
+            configuration = kubernetes.client.Configuration(host=cluster.api.url, api_key=key)
             with kubernetes.client.ApiClient(configuration) as api_client:
                 resource = kubernetes.client.ResourceV1Api(api_client)
                 core = kubernetes.client.CoreV1Api(api_client)
@@ -316,5 +318,5 @@ async def test_the_whole_cluster_works_over_https(tmp_path: Path) -> None:
         await cluster.apply(device_class("x", "d.example.com"), pod("p"))
         await cluster.wait_running("p")
         with pytest.raises(ApiError, match="cannot be reached"):
-            async with KubeClient(ApiConfig(cluster.api.url)) as stranger:
+            async with KubeClient(cluster.api.config) as stranger:
                 await stranger.list(CLASSES)

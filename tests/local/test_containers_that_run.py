@@ -238,6 +238,16 @@ async def test_user_groups_capabilities_and_root_follow_the_security_context(
     assert "CapBnd:\t0000000000002000" in told and "NoNewPrivs:\t1" in told
 
 
+async def test_a_user_without_rights_may_use_the_image_whatever_our_umask_is(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    before = os.umask(0o077)
+    try:
+        assert await output(runtime, tmp_path, "ls /bin/sh; echo x > /tmp/x; cat /tmp/x", user=1000) == "/bin/sh\nx\n"
+    finally:
+        os.umask(before)
+
+
 async def test_a_command_runs_in_the_container_with_input_output_and_its_own_code(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:

@@ -207,9 +207,11 @@ async def test_a_permanent_error_is_told_to_the_scheduler_which_tries_again(clus
         await scheduled(cluster, "pod-c")
     assert [what for what, _ in driver.calls_made] == ["bind", "unbind", "bind"]
     told = [e for e in cluster.events("pod-c") if e.startswith("FailedScheduling")]
-    assert told == [
-        'FailedScheduling: device binding failed: claim=c, reason=BindingFailed, message="port 3 is broken"'
-    ]
+    failed, freed = told
+    assert (
+        failed == 'FailedScheduling: device binding failed: claim=c, reason=BindingFailed, message="port 3 is broken"'
+    )
+    assert "1 resourceclaim not available on the node. deallocation of ResourceClaim completed" in freed
 
 
 async def test_wrong_parameters_fail_the_binding_at_once(cluster: LocalCluster) -> None:

@@ -14,7 +14,7 @@ from dra_kubeletplugin.bindings.claims import Allocated
 from dra_kubeletplugin.bindings.records import Record
 from dra_kubeletplugin.controller import Controller
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import PODS
@@ -141,7 +141,8 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
 async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> None:
     server = ApiServer()
     server.faults.served = {version}
-    config = ApiConfig(await server.start())
+    await server.start()
+    config = server.config
     driver = Fabric()
     try:
         async with KubeClient(config) as client, Controller(driver, settings(), config, QUICK).running() as controller:

@@ -302,6 +302,20 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
         until(lambda: not any(_alive(pid) for pid in pids))
 
 
+def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
+    with running(short, "drivers/fabric_example/driver.py", "--controller", "--state", str(short / "s")) as dev:
+        assert dev.driver("controller")["phase"] == "ready"
+        until(
+            lambda: any(
+                not s["spec"].get("nodeName")
+                for s in json.loads(dev.kubectl("get", "resourceslices", "-o", "json"))["items"]
+            )
+        )
+        before = dev.driver("controller")["pid"]
+        dev.verb("kill", "--node", "controller", "--down", "0")
+        until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
+
+
 def _alive(pid: int) -> bool:
     try:
         return not re.search(r"^State:\s+Z", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)

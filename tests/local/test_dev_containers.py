@@ -188,3 +188,41 @@ def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: Dev) 
     reached(simulated, "failing", "Succeeded")
     assert main(simulated, "failing")["restartCount"] == 1
     until(lambda: claims_are_gone(simulated))
+
+
+def job(name: str, command: list[str], annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    given = pod(name, "")["spec"] | {"restartPolicy": "Never"}
+    given["containers"][0]["command"] = command
+    template = {"metadata": {"annotations": annotations or {}}, "spec": given}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": template, "backoffLimit": 1},
+    }
+
+
+def finished(dev: Dev, name: str) -> Any:
+    found = json.loads(dev.kubectl("get", "job", name, "-o", "json")).get("status", {})
+    return [
+        c["type"]
+        for c in found.get("conditions") or []
+        if c["status"] == "True" and c["type"] in {"Complete", "Failed"}
+    ]
+
+
+def test_jobs_complete_or_fail_with_their_simulated_containers(simulated: Dev) -> None:
+    prefix = "simulated.dra-kubeletplugin.dev"
+    short = {f"{prefix}/duration": "10ms"}
+    apply(simulated, job("good", ["train"], short), job("bad", ["train"], short | {f"{prefix}/exit-code": "2"}))
+    assert until(lambda: finished(simulated, "good")) == ["Complete"]
+    assert until(lambda: finished(simulated, "bad")) == ["Failed"]
+    until(lambda: claims_are_gone(simulated))
+
+
+@pytest.mark.runc
+def test_jobs_complete_with_their_containers(real: Dev) -> None:
+    apply(real, job("work", ["sh", "-c", "env | grep ^GPU_DEVICE_0="]))
+    assert until(lambda: finished(real, "work")) == ["Complete"]
+    assert real.kubectl("logs", "job/work").startswith("GPU_DEVICE_0=gpu-")
+    until(lambda: claims_are_gone(real))

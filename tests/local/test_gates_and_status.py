@@ -6,12 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.slices import Notices
@@ -147,7 +148,7 @@ def time_of(server: Odd) -> str:
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bool) -> None:
     file = tmp_path / "times.json"
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
 
         async def wipe() -> None:
             for obj in (await client.list(SLICES))["items"]:
@@ -186,13 +187,24 @@ async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_p
         assert (await current(publisher)).current
 
 
+@pytest.mark.parametrize("time", ["", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", 5, None])
+async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Path, time: object) -> None:
+    file = tmp_path / "times.json"
+    taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
+    file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
+    device = Device("a", taints=[Taint(key="sick")])
+    async with api() as server, publishing(server, await inventory_of(device), times=file) as publisher:
+        assert (await current(publisher)).current
+        assert time_of(server) != time
+
+
 # --- owners -----------------------------------------------------------------------------------------
 
 
 async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new_generation() -> None:
     async with (
         api() as server,
-        KubeClient(ApiConfig(server.url)) as client,
+        KubeClient(server.config) as client,
         publishing(server, await inventory_of("a")) as publisher,
     ):
         await current(publisher)
@@ -308,7 +320,7 @@ async def test_a_server_that_takes_no_events_costs_the_events_alone(caplog: pyte
             else None
         )
 
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         server.instead = no_events
         inventory = await inventory_of("a")
         notices = Notices(client, inventory, "node", "d.example.com")
@@ -323,7 +335,7 @@ async def test_a_server_that_takes_no_events_costs_the_events_alone(caplog: pyte
 
 
 async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of(*(f"d{i}" for i in range(300)))
         await inventory.refuse({f"d{i}": "no" for i in range(300)})
         task = asyncio.create_task(Notices(client, inventory, "node", "d.example.com").run())
@@ -335,7 +347,7 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
 
 
 async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of("a")
         task = asyncio.create_task(Notices(client, inventory, "node", "d.example.com").run())
         for n in range(60):

@@ -43,7 +43,7 @@ class Room:
         try:
             return await self.cluster.wait(what, ask)
         except TimeoutError as e:
-            raise AssertionError(f"{e}; {self.cluster.events()}") from None
+            raise AssertionError(f"{e}; {self.cluster.events()[-12:]}") from None
 
     async def run(self, name: str = "p", *drivers: str, shared: str = "", **spec: Any) -> JSON:
         """A pod bound by hand, with a claim that is allocated by hand: one device of each driver."""

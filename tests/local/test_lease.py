@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.lease import LEASES, Elector, LeaseTimes
 from dra_kubeletplugin.local.apiserver import ApiServer
 
@@ -27,7 +27,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[KubeClient]:
-    async with KubeClient(ApiConfig(server.url), timeout=5.0) as client:
+    async with KubeClient(server.config, timeout=5.0) as client:
         yield client
 
 
@@ -196,9 +196,10 @@ async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
     assert lease["spec"]["leaseTransitions"] == 3
 
 
-async def test_an_object_that_is_no_lease_is_told_and_never_taken(client: KubeClient, candidates: Candidates) -> None:
+async def test_an_object_that_is_no_lease_is_told_and_never_taken(server: ApiServer, candidates: Candidates) -> None:
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 1, "acquireTime": 7}
-    await client.create(LEASES, {"metadata": {"name": "driver", "namespace": "default"}, "spec": spec})
+    meta = {"name": "driver", "namespace": "default", "uid": "u"}
+    server.storage.put("leases.coordination.k8s.io", {"metadata": meta, "spec": spec})
     elector = candidates.start("first")
     await until(lambda: "is no Lease" in elector.fault)
     assert not elector.leader.is_set()

@@ -7,7 +7,7 @@ import asyncio
 from dra_kubeletplugin import Device, Nodes, Pool
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import NODES, SLICES
 from dra_kubeletplugin.slices import ClusterScope
 
@@ -45,7 +45,7 @@ async def test_controllers_of_two_namespaces_leave_each_others_slices_alone() ->
 
 async def test_a_pool_that_a_controller_elsewhere_publishes_is_left_to_it_until_its_slices_are_gone() -> None:
     first, second = await cluster_pools(fabric="a"), await cluster_pools(fabric="b", other="c")
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         async with publishing(server, first, scope=ClusterScope(DRIVER, "one")) as one:
             await one.current()
             async with publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two:
@@ -77,7 +77,7 @@ async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_the
 
 async def test_a_slice_that_is_nobodys_is_taken_over_with_its_pool() -> None:
     inventory = await cluster_pools(fabric="a")
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         async with publishing(server, inventory, scope=ClusterScope(DRIVER, "one")) as one:
             await one.current()
             (found,) = (await client.list(SLICES))["items"]
@@ -92,7 +92,7 @@ async def test_a_pool_that_is_named_like_another_node_is_left_out_alone() -> Non
     inventory = await inventory_of()
     names = ("node", "node/1", "node-b", "node-b/1", "serial-77")
     await inventory.update([Pool(n, [Device("a")]) for n in names])
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b"}})
         async with publishing(server, inventory) as publisher:
             await publisher.current()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.slices.contention import Contention, Undone
@@ -52,7 +52,7 @@ async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_an
 
 async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ours_is_told_at_once() -> None:
     inventory = await inventory_of("a")
-    async with api() as server, publishing(server, inventory), KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, publishing(server, inventory), KubeClient(server.config) as client:
         for _ in range(3):
             await until(lambda: server.devices() == ["a"], 3)
             for obj in (await client.list(SLICES))["items"]:
@@ -128,7 +128,7 @@ async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_unti
 
     async with api() as server:
         server.instead = refuse
-        async with publishing(server, inventory) as publisher, KubeClient(ApiConfig(server.url)) as client:
+        async with publishing(server, inventory) as publisher, KubeClient(server.config) as client:
             await until(lambda: "refuses our slices" in publisher.fault)
             server.instead = lambda request: None
             made = await client.create(SLICES, _foreign_slice())  # an event on our slices
@@ -245,7 +245,7 @@ async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_
             await until(lambda: server.devices() == ["a"])
             served[:] = ["v1"]
             server.drop_connections()  # as the restart of a control plane does
-            async with KubeClient(ApiConfig(server.url)) as client:
+            async with KubeClient(server.config) as client:
                 for obj in (await client.list(SLICES))["items"]:
                     await client.delete(SLICES, obj["metadata"]["name"])
             await until(lambda: server.devices() == ["a"])

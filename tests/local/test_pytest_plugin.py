@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+ROOT = Path(__file__).parents[2]
 
 DRIVER = """
 import asyncio, os
@@ -256,10 +257,15 @@ def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytes
     run(author).assert_outcomes(passed=1)
 
 
-def test_the_entry_point_is_the_module() -> None:
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"dra_kubeletplugin.pytest_plugin": "dra_kubeletplugin.pytest_plugin"}
-    __import__("dra_kubeletplugin.pytest_plugin")
-    assert hasattr(sys.modules["dra_kubeletplugin.pytest_plugin"], "node")
+def test_an_installed_package_needs_no_word_in_pytest_s_settings(
+    author: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry point of pyproject.toml, as an installation writes it down."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    info = author.mkdir("installed") / "dra_kubeletplugin-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dra-kubeletplugin\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT / 'src'}")
+    author.makepyfile("def test_it(local_cluster): assert local_cluster.kubeconfig.is_file()")
+    author.runpytest_subprocess("-p", "no:asyncio", timeout=60).assert_outcomes(passed=1)

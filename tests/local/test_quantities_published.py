@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_kubeletplugin import Capacity, CounterSet, Device, Driver, Pool, Quantity, RequestPolicy
+from dra_kubeletplugin import Capacity, Claim, CounterSet, Device, Driver, Pool, PreparedDevice, Quantity, RequestPolicy
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.testing import DriverNode, node_with
 
@@ -14,6 +14,9 @@ class Odd(Driver):
     """Amounts in every form that there is."""
 
     name = "amounts.example.com"
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
 
     def pools(self) -> list[Pool]:
         part = Device("part", consumes_counters={"gpu": {"memory": "1024Mi", "engines": "1000m"}})

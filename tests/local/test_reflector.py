@@ -71,7 +71,7 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
     await api.start()
     api.faults.served = before
     try:
-        async with KubeClient(ApiConfig(api.url)) as client:
+        async with KubeClient(api.config) as client:
             reflector = Reflector(client, SLICES)
             async with following(reflector) as seen:
                 await until("the first list", lambda: ("SYNCED", "") in seen)

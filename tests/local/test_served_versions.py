@@ -21,7 +21,6 @@ from dra_kubeletplugin import (
     RequestPolicy,
     Taint,
 )
-from dra_kubeletplugin.kube import ApiConfig
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.testing import node_with
@@ -101,11 +100,11 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
         await node.stop()
         for found in node.cluster.slices(Everything.name):
             node.cluster.api.storage.remove(SLICES, "", found["metadata"]["name"])
-        front = ApiServer(storage=node.cluster.api.storage)
+        front = ApiServer(storage=node.cluster.api.storage, tokens=node.cluster.api.tokens)
         front.faults.served = set(versions)
         await front.start()
         try:
-            await node.start_plugin(Plugin(Everything(), node.settings, ApiConfig(front.url)))
+            await node.start_plugin(Plugin(Everything(), node.settings, front.config))
             yield node, front
             await node.stop()
         finally:

@@ -12,7 +12,7 @@ import pytest
 from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, RequestPolicy, Role, Taint
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.slices import ClusterScope, Publisher
 
@@ -85,7 +85,7 @@ class Row:
 
 @contextlib.asynccontextmanager
 async def row(role: Role = Role.NODE) -> AsyncIterator[Row]:
-    async with api() as server, KubeClient(ApiConfig(server.url)) as client:
+    async with api() as server, KubeClient(server.config) as client:
         yield Row(server, client, role)
 
 

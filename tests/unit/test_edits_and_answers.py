@@ -154,8 +154,15 @@ def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> Non
             [DEVICE.prepared(), PreparedDevice(request="r", pool="p", name="e")],
             "device e of pool p for request 'r', which is not allocated",
         ),
-        ([PreparedDevice(request="r", pool="p", name=["d"])], "a field of a wrong type"),  # type: ignore[arg-type]
-        ([PreparedDevice(request="r", pool="p", name="d", edits={})], "a field of a wrong type"),  # type: ignore[arg-type]
+        ([PreparedDevice(request="r", pool="p", name=["d"])], "a PreparedDevice whose names are no text"),  # type: ignore[arg-type]
+        (
+            [PreparedDevice(request="r", pool="p", name="d", edits={})],
+            "device d with edits of type dict, not ContainerEdits",
+        ),  # type: ignore[arg-type]
+        (
+            [PreparedDevice(request="r", pool="p", name="d", status={})],
+            "device d with status of type dict, not DeviceStatus",
+        ),  # type: ignore[arg-type]
         ([DEVICE.prepared(data={"a": b"x"})], "device d: data.a is of type bytes"),
         ([DEVICE.prepared(data={"a": float("inf")})], "device d: data.a is inf"),
         ([DEVICE.prepared(data="\ud800")], "device d: data is no valid Unicode text"),

@@ -366,6 +366,22 @@ async def test_a_refused_device_is_left_out_until_it_is_described_differently() 
     assert set(published(inventory)) == {"a", "b"}
 
 
+async def test_what_the_server_refuses_while_an_answer_is_taken_stays_refused() -> None:
+    names = [f"d{i}" for i in range(200)]
+    inventory = await stocked(*names)
+    update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
+    await asyncio.sleep(0)
+    assert not update.done()
+    await inventory.refuse({"d7": "forbidden"})
+    await update
+    assert "refused by the API server" in inventory.left_out["d7"]
+    update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
+    await asyncio.sleep(0)
+    await inventory.forgive()
+    await update
+    assert not inventory.left_out
+
+
 async def test_where_it_is_not_known_what_claims_hold_all_that_vanish_stay() -> None:
     inventory = await stocked()
     await inventory.update(node([Device("b")]), used=None)

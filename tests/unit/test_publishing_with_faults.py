@@ -102,6 +102,7 @@ class Server:
         return Page([msgspec.json.encode(o) for o in self.objects.values()])
 
     def _keep(self, obj: dict[str, Any], name: str, uid: str) -> dict[str, Any]:
+        assert 0 <= obj["spec"]["pool"]["generation"] < 2**63, "the server's number has 64 bits"
         obj = copy.deepcopy(obj)
         obj["metadata"] |= {"name": name, "uid": uid, "resourceVersion": str(next(self.numbers))}
         self.objects[name] = obj
@@ -327,6 +328,27 @@ def test_a_deleted_slice_costs_one_write_and_comes_back_as_it_was(count: int, wh
         await writer.settle()
         assert server.writes == 1
         assert sorted(str(o["spec"]) for o in server.objects.values()) == before
+
+    run(story())
+
+
+@pytest.mark.parametrize("generation", [2**63 - 1, 2**63 - 2])
+def test_a_generation_after_which_none_comes_is_made_anew_from_the_first(generation: int) -> None:
+    async def story() -> None:
+        before: Answer = ({f"d{i:02}": 0 for i in range(8)}, False)
+        history = [before, *(({f"d{i:02}": v for i in range(10)}, False) for v in (1, 2))]
+        server = Server([tuple(whole(a) for a in history)])
+        writer = Writer(server)
+        await writer.answer(before)
+        await writer.settle()
+        for obj in server.objects.values():  # as another writer may have left them
+            obj["spec"]["pool"]["generation"] = generation
+            obj["metadata"]["resourceVersion"] += "0"
+        for answer in history[1:]:
+            await writer.answer(answer)
+            await writer.settle()
+        assert {d["name"] for o in server.objects.values() for d in o["spec"]["devices"]} == set(history[-1][0])
+        assert await writer.sync() == 0
 
     run(story())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,3 +112,56 @@ def test_a_list_attribute_is_typed_counts_each_item_and_halves_the_devices_of_a_
 @given(st.text(max_size=100))
 def test_any_text_can_be_made_a_device_name(text: str) -> None:
     assert LABEL.fullmatch(sanitize(text))
+
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=3)
+    | st.just(Taint(key="k")),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = (
+    "name", "attributes", "capacity", "taints", "consumes_counters", "binding_conditions", "binding_failure_conditions", "nodes", "extra",
+)  # fmt: skip
+API_FIELDS = ("attributes", "capacity", "taints", "consumesCounters", "bindingConditions", "nodeName", "nodeSelector")
+
+
+@given(st.sampled_from(FIELDS), junk | st.dictionaries(st.sampled_from(API_FIELDS), junk, min_size=1, max_size=2))
+def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a_reason(
+    name: str, value: object
+) -> None:
+    try:
+        device = Device(**{"name": "d", name: value})  # type: ignore[arg-type]
+    except InvalidObjectError as e:
+        assert str(e).startswith("device ") and "AttributeError" not in str(e) and "KeyError" not in str(e)
+    else:
+        spec = {"driver": "d.example.com", "devices": [device.json()]}
+        schema.decode({"spec": spec}, "ResourceSlice", strict=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"name": "a\ud800"}, "device 'a\\ud800'"),
+        ({"taints": [Taint(key=5)]}, "taints has a Taint whose key, value or effect is not text"),  # type: ignore[arg-type]
+        ({"attributes": {1: "x"}}, "attributes has a name that is int, not text"),
+        ({"binding_conditions": "ready"}, "binding_conditions is str: give a list of str"),
+        ({"extra": {"taints": [{}]}}, "taints[0].effect: Required value"),
+        ({"extra": {"name": "other"}}, "extra: `name` is a field of its own"),
+        ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field spec.devices.nodeName of type string"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_is_named_with_what_to_give(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidObjectError) as refused:
+        Device(**{"name": "d", **given})
+    assert says in str(refused.value)
+
+
+def test_taints_may_come_from_a_generator_and_stay() -> None:
+    device = Device("d", taints=(Taint(key=k) for k in "ab"))  # type: ignore[arg-type]
+    assert device.json() == device.json() and len(device.json()["taints"]) == 2

@@ -206,3 +206,12 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         used.clear()
         scan.claim_ended()
         await until(lambda: not inventory.has_gone)
+
+
+def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_say_that_devices_changed(tmp_path: Path) -> None:
+    async def life() -> DeviceScan:
+        async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):
+            await scan.first_look(5)
+        return scan
+
+    asyncio.run(life()).request()

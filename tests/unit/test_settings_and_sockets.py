@@ -52,6 +52,27 @@ def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
     assert [f.split()[0] for f in e.value.faults] == ["HTTP_ADDRESS", "LOG_FORMAT", "--log-level", "STOP_GRACE"]
 
 
+def test_choices_are_told_and_a_switch_is_on_or_off() -> None:
+    with pytest.raises(SettingsError) as e:
+        load({"unhealthy_effect": "Evict"}, {"LOCAL_CLUSTER": "si", "LIST_ATTRIBUTES": "off"})
+    assert e.value.faults == (
+        "LOCAL_CLUSTER 'si' is neither 1 nor 0",
+        "--unhealthy-effect 'Evict' is not one of None, NoSchedule, NoExecute",
+    )
+    assert load({}, {"LOCAL_CLUSTER": "On"}).local_cluster and not load({}, {"LOCAL_CLUSTER": "0"}).local_cluster
+
+
+def test_a_missing_dev_and_a_duration_in_words_are_faults_of_settings_made_in_python(tmp_path: Path) -> None:
+    (fault,) = good(tmp_path, dev_root=tmp_path / "no-dev").faults()
+    assert fault == f"--dev-root (DEV_ROOT) {tmp_path}/no-dev is not a folder: mount the host's /dev there"
+    with pytest.raises(SettingsError) as e:
+        good(tmp_path, health_interval="1s", call_timeout=None)
+    assert e.value.faults == (
+        "call_timeout is None, not a number of seconds",
+        "health_interval is '1s', not a number of seconds",
+    )
+
+
 def test_bytes_that_are_no_text_and_ports_that_are_none_are_refused_with_their_names() -> None:
     bad = dict.fromkeys(("NODE_NAME", "KUBELET_ROOT", "CDI_ROOT", "POD_UID", "KUBECONFIG"), "x\udcff")
     with pytest.raises(SettingsError) as e:

@@ -26,10 +26,11 @@ CONNECTED = """
 import asyncio, json, sys
 from pathlib import Path
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
+from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.tls import Tls, TlsFiles
 
 async def main():
-    async with KubeClient(ApiConfig(sys.argv[1], tls=Tls(TlsFiles(ca=Path(sys.argv[2]))))) as client:
+    async with KubeClient(ApiConfig(sys.argv[1], Tls(TlsFiles(ca=Path(sys.argv[2]))), Token(sys.argv[3]))) as client:
         found = await client.get(Resource("", "v1", "namespaces"), "default")
     print(json.dumps([found["metadata"]["name"], [m for m in ("encodings.idna", "unicodedata") if m in sys.modules]]))
 
@@ -75,13 +76,13 @@ async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
 ) -> None:
     """A hundred and forty authorities, none of which the API server's certificate is from."""
     make_certificate(tmp_path)
-    (tmp_path / "token").write_text("t")
     (tmp_path / "namespace").write_text("default")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
     loads: list[str] = []
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: loads.append("default certificates"))
     server = ApiServer(tls=tls)
+    (tmp_path / "token").write_text(server.token)
     host, _, port = (await server.start()).removeprefix("https://").rpartition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
@@ -99,7 +100,7 @@ async def test_a_secured_connection_loads_no_tables_for_names_that_are_no_ascii(
     server = ApiServer(tls=tls)
     url = await server.start()
     run = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CONNECTED, url, str(tmp_path / "ca.crt"), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", CONNECTED, url, str(tmp_path / "ca.crt"), server.token, stdout=asyncio.subprocess.PIPE
     )
     out, _ = await run.communicate()
     await server.close()

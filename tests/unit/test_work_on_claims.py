@@ -13,7 +13,7 @@ import pytest
 from dra_kubeletplugin.claims import batch as module
 from dra_kubeletplugin.claims.batch import Batcher, Rendezvous
 from dra_kubeletplugin.claims.flights import Flights, Work, own
-from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.errors import DraError, RecordsError
 from dra_kubeletplugin.observe.log import operation
 from dra_kubeletplugin.observe.metrics import Metrics
 
@@ -162,10 +162,40 @@ async def test_a_close_waits_for_what_is_under_way_and_takes_nothing_more(gate: 
     held.open.set()
     await closing
     assert await future == 2
-    with pytest.raises(RuntimeError, match="gated work is closed"):
+    with pytest.raises(RecordsError, match="gated work: closed"):
         await batcher.submit(2)
     await until(lambda: threads() == 0)
     assert held.idle == 0
+
+
+async def test_the_last_thing_is_done_by_the_thread_behind_everything_else_and_once(
+    gate: tuple[Gate, Batcher[Any]],
+) -> None:
+    held, batcher = gate
+    seen: list[tuple[str, int]] = []
+    held.open.clear()
+    future = batcher.submit(1)
+    closing = asyncio.create_task(
+        batcher.close(10, lambda: seen.append((threading.current_thread().name, len(held.batches))))
+    )
+    await until(lambda: held.batches)
+    held.open.set()
+    await closing
+    assert (seen, await future) == ([("gated work", 1)], 2)
+    await batcher.close(10, lambda: seen.append(("again", 0)))
+    assert len(seen) == 1
+
+
+async def test_a_last_thing_that_fails_ends_the_thread_all_the_same(gate: tuple[Gate, Batcher[Any]]) -> None:
+    _, batcher = gate
+    await batcher.submit(1)
+
+    def fails() -> None:
+        raise ValueError("nobody is told")
+
+    async with asyncio.timeout(5):
+        await batcher.close(60, fails)
+    await until(lambda: threads() == 0)
 
 
 async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -> None:

@@ -48,6 +48,12 @@ PLURAL = {
 }
 _UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_STRUCT = re.compile(
+    r'Invalid value: (\{.*\}|"<value omitted>"): (?=\w)'
+)  # a Go struct, printed: nobody needs its words
+_DRIVER = re.compile(
+    r"(NodePrepareResources failed for ResourceClaim \S+): .*"
+)  # the driver's own words, which were others then
 _ENDING = "[bcdfghjklmnpqrstvwxz2456789]{5}"  # of a generated name, as the API server draws it
 
 
@@ -159,7 +165,7 @@ class Telling:
     async def settle(self, number: int, after: JSON) -> None:
         """Waits until the state is as recorded for a while."""
         varies = [p.removeprefix(f"/{number}/") for p in self.story.get("varies", []) if p.startswith(f"/{number}/")]
-        now = asyncio.get_running_loop().time
+        now, after = asyncio.get_running_loop().time, _starred(after)
         end, since, difference = now() + self.limit, 0.0, ""
         while now() < end:
             difference = differ(_without(after, varies), _without(await self.state(), varies))
@@ -273,6 +279,7 @@ def _starred(value: Any, key: str = "") -> Any:
         case str() if key == "shareID" or _TIME.fullmatch(value):
             return "*"
         case str():
+            value = _DRIVER.sub(r"\1: *", _STRUCT.sub("Invalid value: *: ", value))
             return _TIME.sub("*", value)
         case _:
             return value

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.apiserver.kinds import KINDS
 
@@ -106,9 +106,9 @@ class Session:
 @pytest.mark.parametrize("case", cases("apply"))
 async def test_managers_and_conflicts_are_those_of_kubernetes(case: JSON) -> None:
     server = ApiServer()
-    url = await server.start()
+    await server.start()
     try:
-        async with KubeClient(ApiConfig(url)) as client:
+        async with KubeClient(server.config) as client:
             await client.call("POST", "/api/v1/namespaces", {"metadata": {"name": "apply"}})
             session = Session(client, case["kind"])
             for number, step in enumerate(case["steps"]):

@@ -14,7 +14,7 @@ from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, pri
 from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
-_TEXT, _STATUS = (str, type(None)), (DeviceStatus, type(None))
+_TEXT = (str, type(None))
 _Key = tuple[str, str, str | None, str]  # pool, device, share, request
 
 
@@ -86,11 +86,15 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(f"{shown}: prepare answered {_type(p)}, not PreparedDevice")
         key = (p.pool, p.name, p.share_id, p.request)
-        typed = isinstance(p.edits, ContainerEdits) and isinstance(p.status, _STATUS)
-        if not all(isinstance(k, _TEXT) for k in key) or not typed:
+        if not all(isinstance(k, _TEXT) for k in key):
             raise BadAnswerError(
-                f"{shown}: prepare answered a PreparedDevice with a field of a wrong type: use AllocatedDevice.prepared()"
+                f"{shown}: prepare answered a PreparedDevice whose names are no text: use AllocatedDevice.prepared()"
             )
+        for field, value, kind in (("edits", p.edits, ContainerEdits), ("status", p.status, DeviceStatus)):
+            if not isinstance(value, kind) and not (value is None and kind is DeviceStatus):
+                raise BadAnswerError(
+                    f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
+                )
         if key in given:
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
         given[key] = p

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from ..errors import RecordsError
+
 Item = TypeVar("Item")
 _QUIET = 0.1  # seconds
 _LATEST = 1.0  # seconds
@@ -46,11 +48,11 @@ class Batcher(Generic[Item]):
         self.batches = 0
 
     def submit(self, item: Item) -> asyncio.Future[Any]:
-        """The item's result, or its exception. A cancelled wait does not stop the work."""
+        """The item's result, or its exception; :class:`RecordsError` after the end. A cancelled wait does not stop the work."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._closed:
-            future.set_exception(RuntimeError(f"{self._name} is closed"))
+            future.set_exception(RecordsError(f"{self._name}: closed, because the plugin stops"))
             return future
         self._waiting.append((item, future))
         if self._quiet.is_set():
@@ -128,14 +130,32 @@ class Batcher(Generic[Item]):
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(done)
 
-    async def close(self, timeout: float) -> None:
-        """Waits up to ``timeout`` seconds for what is under way, then lets the thread end by itself."""
+    async def close(self, timeout: float, last: Callable[[], None] = lambda: None) -> None:
+        """Waits up to ``timeout`` seconds for what is under way and for ``last``, which the thread does before it ends."""
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def job() -> None:
+            with contextlib.suppress(Exception):
+                last()
+            self._hand_over(loop, ended.set)
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._quiet.wait()
+                self._end(job)
+                if self._thread is not None:
+                    await ended.wait()
+        if not self._closed:  # the thread may hang: what it has in use is not to be touched
+            self._end(job)
+
+    def _end(self, job: Callable[[], None]) -> None:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._jobs.put(job)
         self._jobs.put(None)
 
 

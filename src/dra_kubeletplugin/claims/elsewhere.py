@@ -141,14 +141,13 @@ class Elsewhere:
         self._labels: _Look[JSON | None] = _Look(self._this_node)
         self._told = False  # that the node may not be read
 
-    async def find(self, shown: str, pool: str, name: str) -> Found:
-        """``shown`` names the claim in messages.
+    async def find(self, shown: str, pool: str, name: str, asked: float) -> Found:
+        """``shown`` names the claim in messages; ``asked`` is when its first device was looked for, in the event loop's time.
 
         Raises :class:`ApiUnavailableError` where the API server does not tell, :class:`DevicesUnknownError` while the pool is
         being written, :class:`DeviceGoneError` where it has no such device, :class:`WrongNodeError` where it is not for this
         node.
         """
-        asked = asyncio.get_running_loop().time()
         try:
             # What was not there a moment ago may be there now.
             for since, sure in ((asked - _FRESH, False), (asked, True)):

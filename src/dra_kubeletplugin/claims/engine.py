@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from sqlite3 import Connection
 from typing import Any
 
-from ..driver import Claim, Driver
+from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
 from ..errors import ApiUnavailableError, ClaimBusyError, ClaimTakenError, DraError, StillWorkingError, StoppingError
 from ..observe.log import operation, operation_id
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 Answer = Sequence[PreparedAnswer] | DraError
 _POLL = 0.05  # seconds between looks at a claim that another process works on
 _ROUNDS = 20  # how often obstacles (stale records, stale holders) are cleared before giving up
+_TELL_AGAIN = 600.0  # seconds
+_MOST_TOLD = 1_000  # claims
 _PATIENCE = 1.2  # seconds that a claim which may be answered from its record waits for the API server
 
 
@@ -81,6 +83,7 @@ class Engine:
         self.lock_wait = lock_wait
         self.changed = changed
         self.reports = reports
+        self._told: dict[str, tuple[str, float]] = {}  # how the last try failed, and when that was told, by claim UID
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
@@ -120,13 +123,24 @@ class Engine:
             for uid, result in out.items():
                 if not isinstance(result, DraError):
                     results["ok"] += 1
+                    self._told.pop(uid, None)
                     continue
                 results[result.reason] += 1
-                under = result.operation or op
-                log.warning("%s of claim %s (UID %s) [op %s]: %s", work.value, names[uid], uid, under, result.event())
+                self._tell(uid, f"{work.value} of claim {names[uid]} (UID {uid})", result, result.operation or op)
             for reason, count in results.items():
                 self.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
+
+    def _tell(self, uid: str, what: str, error: DraError, op: str) -> None:
+        """The kubelet tries again all the time: what fails in the same way is told again after a while only."""
+        text, now = f"{what}: {error.event()}", time.monotonic()
+        before, when = self._told.get(uid, ("", now))
+        if text == before and now - when < _TELL_AGAIN:
+            return
+        while len(self._told) >= _MOST_TOLD:
+            del self._told[next(iter(self._told))]
+        self._told[uid] = (text, now)
+        log.warning("%s [op %s]: %s", what, op, error.event())
 
     def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
         if not task.done():
@@ -240,6 +254,7 @@ class Engine:
             _undo=undo,
             _status=self.reports.of(key),
         )
+        told: dict[tuple[str, str, str], DeviceStatus] = {}
         try:
             try:
                 prepared = await self.calls(self.driver.prepare, claim)
@@ -247,6 +262,7 @@ class Engine:
                 await undo.settle()
             undo.check()
             complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
+            told = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(
                 lambda db: self._commit(db, record, fence), first=lambda: self.files.put(record)
@@ -256,13 +272,15 @@ class Engine:
                 )
         except Exception as e:
             error = own(e)
-            if found := await self.undoing.take_back(record, error):
-                return await self._repeat(found)
-            raise error from e
+            found = await self.undoing.take_back(record, error)
+            if found is None:
+                raise error from e
+            await self._repeat(found)
+            record = found
         self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()
-        if told := {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}:
+        if told:
             self.reports.say(key, told)
         return answer(record)
 

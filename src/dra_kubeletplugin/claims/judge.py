@@ -167,7 +167,7 @@ class Judge:
         return Repeat(row) if self.answers(row) and row.same_allocation(ours) else Busy(row)
 
     def _adopt(self, db: sqlite3.Connection, record: Record) -> Verdict:
-        """Undoes what no row tells of, unless its devices are another claim's by now: then that one's are left alone."""
+        """Undoes what no row tells of, unless its devices are another claim's by now: those are left alone, and its files go."""
         rows.forget(db, record.uid)
         record.state, record.owner = State.UNPREPARING, self.process.id
         try:

@@ -133,11 +133,13 @@ class Claims:
             await self.store.look()
 
     async def _keep_recovering(self) -> None:
-        """The records may also be damaged, and made anew, while the plugin runs."""
+        """The records may also be damaged, and made anew, while the plugin runs: here, or by an instance that died before it asked."""
         while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_AGAIN):
+                    await self.store.opened.wait()
+            self.store.opened.clear()
             try:
-                await self.store.opened.wait()
-                self.store.opened.clear()
                 done = await self.recovery.once()
             except DraError as e:
                 log.warning("recovery: %s", e)

@@ -100,12 +100,11 @@ class Store:
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for what is under way."""
+        end = time.monotonic() + timeout
         if self._db is not None:
             # A file that was removed just now comes back: the next instance would find nothing.
             await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
-        await self._batcher.close(timeout)
-        if self._db is not None:
-            self._drop()
+        await self._batcher.close(max(0.0, end - time.monotonic()), self._drop)
 
     # --- questions ------------------------------------------------------------------------------
 

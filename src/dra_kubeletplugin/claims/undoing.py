@@ -117,8 +117,10 @@ class Undoing:
             self.metrics.inc("undo_failures_total")
             error = own(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
-            await self.store.do(lambda db: rows.update(db, record, fence))
-            self.in_flight.drop(record.uid)
+            try:
+                await self.store.do(lambda db: rows.update(db, record, fence))
+            finally:
+                self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
             log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
             raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
         self._undone(record)
@@ -149,8 +151,15 @@ class Undoing:
 
     async def take_back(self, record: Record, error: DraError) -> Record | None:
         """Undoes a prepare that failed with ``error``. Answers the record where it turns out to be complete after all."""
+
+        def take_back(db: Connection) -> Verdict:
+            verdict = self.judge.take_back(db, record)
+            if isinstance(verdict, Nothing):
+                self._clear(db, record.uid)
+            return verdict
+
         try:
-            match await self.judged(lambda db: self.judge.take_back(db, record)):
+            match await self.judged(take_back):
                 case Undo() as marked:
                     await self.undo(marked)
                 case Repeat(found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,10 +175,13 @@ class Verifier:
             )
         results = claim.results(self.name)
         supply = Known(self.inventory)
+        asked = (
+            asyncio.get_running_loop().time()
+        )  # one look is new enough for all devices of a claim, however long it takes
         try:
             devices, entries = [], []
             for result in results:
-                devices.append(await self._device(ref, result, claim.config(), supply))
+                devices.append(await self._device(ref, result, claim.config(), supply, asked))
                 entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
             return Verified(claim.object, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
@@ -186,12 +190,12 @@ class Verifier:
             return Verified(claim.object, claim.reserved_for, devices, entries, supply, e)
 
     async def _device(
-        self, ref: ClaimRef, result: AllocationResult, config: Sequence[JSON], supply: Known
+        self, ref: ClaimRef, result: AllocationResult, config: Sequence[JSON], supply: Known, asked: float
     ) -> AllocatedDevice:
         name = result.device
         device = self._own(ref, result)
         if device is None:
-            found = await self.elsewhere.find(f"claim {ref}", result.pool, name)
+            found = await self.elsewhere.find(f"claim {ref}", result.pool, name, asked)
             supply.add(result.pool, found)
             device = found.device
         try:

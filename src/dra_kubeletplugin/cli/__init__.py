@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,8 @@ HOST = "a described host in place of this machine: a YAML file, or the name of o
 
 def parser() -> Parser:
     out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.")
-    commands = out.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    out.add_argument("--version", action="store_true", help="print the version and end")
+    commands = out.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
     run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     add_settings(run)
@@ -39,22 +41,44 @@ def parser() -> Parser:
         description="Starts a whole cluster in one process, with drivers on its nodes, or says what happens to one that runs.",
         epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(DEV_VERBS),
     ))  # fmt: skip
-    claims = commands.add_parser("claims", help="list or forget records of prepared claims")
+    claims = commands.add_parser(
+        "claims",
+        help="list or forget records of prepared claims",
+        description="Lists what is prepared on this node, of one driver or of all; `forget UID` drops a record and frees its devices. "
+        "Run it where the kubelet's folder is: on the node, or in the plugin's pod.",
+    )
     claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list")
     claims.add_argument("uid", nargs="?", help="UID of the record to forget")
     claims.add_argument("-o", "--output", choices=("table", "json"), default="table")
     claims.add_argument("--yes", action="store_true", help="forget without asking")
-    add_settings(claims)
-    cleanup = commands.add_parser("cleanup", help="remove what an uninstalled driver left on this node")
+    add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_wait"))
+    cleanup = commands.add_parser(
+        "cleanup",
+        help="remove what an uninstalled driver left on this node",
+        description="Removes an uninstalled driver's ResourceSlices, sockets, CDI files and records of this node. Never while it lives.",
+    )
     cleanup.add_argument("--force", action="store_true", help="also when claims are still prepared")
-    add_settings(cleanup)
-    inspect = commands.add_parser("inspect", help="show the PCI tree and what a driver would publish")
+    add_settings(
+        cleanup, only=("driver_name", "node_name", "kubeconfig", "kubelet_root", "cdi_root", "api_timeout", "lock_wait")
+    )
+    inspect = commands.add_parser(
+        "inspect",
+        help="show the PCI tree and what a driver would publish",
+        description="Shows this machine's PCI functions, and the pools that a driver would publish with the reasons for what is left out. "
+        "Needs no cluster.",
+    )
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="path to a file, or module:Class")
     inspect.add_argument("--host", metavar="HOST", help=HOST)
     inspect.add_argument(
         "--record", action="store_true", help="print the machine as a description for --host, and nothing else"
     )
-    add_settings(inspect)
+    inspect.add_argument("--controller", action="store_true", help="what `dra controller` would publish")
+    add_settings(
+        inspect,
+        only=(
+            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "scan_timeout", "list_attributes",
+        ),
+    )  # fmt: skip
     return out
 
 
@@ -106,37 +130,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         from . import dev_verbs
 
         return dev_verbs.main(words[1:])
-    args = parser().parse_args(words)
+    parse = parser()
+    args = parse.parse_args(words)
+    if args.version:
+        from importlib.metadata import version  # loads e-mail parsers
+
+        print(f"dra {version('dra-kubeletplugin')}")
+        return 0
+    if args.command is None:
+        parse.error("a COMMAND is needed: see dra --help")
     try:
-        match args.command:
-            case "run":
-                from .run import run
-
-                run(args.driver, given(args))
-            case "controller":
-                from .controller import controller
-
-                controller(args.driver, given(args, ControllerSettings))
-            case "dev":
-                from .dev import dev
-
-                return dev(args)
-            case "cleanup":
-                from .cleanup import cleanup
-
-                return cleanup(args)
-            case "claims":
-                from .claims import claims
-
-                return claims(args)
-            case _:
-                from .inspect import inspect
-
-                return inspect(args)
+        code = _ended(args)
+        sys.stdout.flush()  # here, where its fault is caught
+        return code
     except DraError as e:
         return report(e)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough: `dra claims | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller never return
+    match args.command:
+        case "run":
+            from .run import run
+
+            run(args.driver, given(args))
+        case "controller":
+            from .controller import controller
+
+            controller(args.driver, given(args, ControllerSettings))
+        case "dev":
+            from .dev import dev
+
+            return dev(args)
+        case "cleanup":
+            from .cleanup import cleanup
+
+            return cleanup(args)
+        case "claims":
+            from .claims import claims
+
+            return claims(args)
+        case _:
+            from .inspect import inspect
+
+            return inspect(args)
 
 
 def report(e: DraError) -> int:

@@ -29,7 +29,7 @@ from ..local.runtime.interface import ContainerError
 from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
 from ..settings import NODE_ONLY, ControllerSettings, Settings, load
-from . import DEV_PLACES
+from . import DEV_PLACES, dev_driver
 from .options import given
 from .style import Style
 
@@ -146,7 +146,7 @@ def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Pat
 
 
 def _program(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
-    argv = [sys.executable, "-m", "dra_kubeletplugin.cli.dev_driver", target]
+    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
     flags = _flags(Settings, options, DEV_PLACES | {"node_name"})
     if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
         flags += ["--health-interval", _HEALTH]
@@ -155,7 +155,7 @@ def _program(target: str, driver: type[Driver], settings: Settings, options: Map
 
 
 def _controller(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
-    argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "controller", target]
+    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
     flags = _flags(
         ControllerSettings, options, DEV_PLACES | NODE_ONLY | {"http_address"}
     )  # the address is the plugin's
@@ -264,7 +264,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 
 async def _welcome(on: Environment, style: Style) -> str:
     cluster = on.cluster
-    lines = [f"{style.bold('local cluster')} at {cluster.api.url}"]
+    lines = [f"{style.bold('local cluster')} at {cluster.api.public_url}"]
     for node in cluster.nodes.values():
         lines.append(f"\n{style.bold(node.name)}: kubelet root {node.kubelet_root}, CDI folder {node.cdi_root}")
         for process in on.drivers:

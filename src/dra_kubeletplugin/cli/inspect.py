@@ -6,17 +6,22 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import json
+import logging
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ..driver import Driver, load_driver
+from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
+from ..errors import DriverError
 from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
+from ..lifespan import start_driver
+from ..resources.nodes import Where
 from ..scanning import ask, asked
-from ..settings import load
+from ..settings import Settings, load
 from .options import given
 from .style import Style
 
@@ -65,16 +70,40 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
     return lines
 
 
-async def _look(driver: Driver) -> Inventory:
-    """What the plugin would publish of a driver's devices."""
+async def _look(driver: Driver, settings: Settings) -> Inventory:
+    """What would be published of a driver's devices, in its role.
+
+    Raises :class:`DriverError` where the driver takes longer than a plugin would wait.
+    """
     calls = Calls()
-    inventory = Inventory(driver.settings.node_name)
-    await calls(driver.start)
-    try:
-        await inventory.update(await ask(driver, calls, inventory.pool), method=asked(driver))
-    finally:
-        await calls(driver.stop)
+    node = settings.node_name if driver.role is Role.NODE else ""
+    inventory = Inventory(node, role=driver.role)
+    async with contextlib.AsyncExitStack() as stack:
+        await start_driver(stack, driver, calls, settings.start_timeout)
+        try:
+            async with asyncio.timeout(settings.scan_timeout):
+                found = await ask(driver, calls, inventory.pool)
+        except TimeoutError:
+            raise DriverError(
+                f"{asked(driver)}() of {type(driver).__name__} has not answered within {settings.scan_timeout:g}s: see what it "
+                "waits for, or give it longer with --scan-timeout (SCAN_TIMEOUT)"
+            ) from None
+        await inventory.update(found, method=asked(driver))
     return inventory
+
+
+def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
+    """Each pool with its counters and devices as they would be in slices, and what would be missing."""
+    lines = []
+    for pool in inventory.contents():
+        where = node if pool.nodes.where is Where.THIS else json.dumps(pool.nodes.of_slice(node))
+        lines.append(f"{style.bold(f'pool {pool.name}')} on {where}")
+        lines += [f"  counters {s['name']} {json.dumps(s['counters'])}" for s in pool.counter_sets]
+        for parcel in pool.devices:
+            said = json.loads(parcel.encoded)
+            lines.append(f"  {style.green(said.pop('name'))} {json.dumps(said) if said else ''}".rstrip())
+    lines += [style.red(f"not published: {name}: {fault}") for name, fault in inventory.left_out.items()]
+    return lines or ["no devices"]
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -88,16 +117,28 @@ def inspect(args: argparse.Namespace) -> int:
         notes: dict[str, str] = {}
         if args.driver:
             cls = load_driver(args.driver)
-            driver = cls()
+            role = Role.CONTROLLER if args.controller else Role.NODE
+            driver = make(cls, role)
             name, node = settings.driver_name or cls.name, settings.node_name or "node"
-            driver.attach(host, dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root))
-            inventory = asyncio.run(_look(driver))
-            for device in inventory:
-                fault = inventory.left_out.get(device.name)
-                shown = style.red(f"not published: {fault}") if fault else style.green(f"published as {device.name}")
-                if isinstance(device.data, PciFunction):
-                    notes[device.data.address] = shown
-                else:
-                    print(device.name, shown if fault else device.json())
+            settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
+            driver.attach(host, settings, role)
+            # Each fault is told beside its device; the log would say it once more.
+            logging.getLogger("dra_kubeletplugin.inventory").setLevel(logging.CRITICAL)
+            inventory = asyncio.run(_look(driver, settings))
+            print("\n".join(listed(inventory, node, style)))
+            notes = _notes(inventory, style)
+            if not notes and any(True for _ in inventory):
+                return 0  # its devices are no PCI functions
         print("\n".join(tree(host.pci(), notes, style)))
     return 0
+
+
+def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
+    """What is published of PCI functions, by address."""
+    out: dict[str, str] = {}
+    for device in inventory:
+        if isinstance(device.data, PciFunction):
+            fault = inventory.left_out.get(device.name)
+            shown = style.red(f"not published: {fault}") if fault else style.green(f"published as {device.name}")
+            out[device.data.address] = shown
+    return out

@@ -38,12 +38,16 @@ def _columns() -> int:
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, kind: type[Settings] = Settings, without: Collection[str] = ()
+    parser: argparse.ArgumentParser,
+    kind: type[Settings] = Settings,
+    without: Collection[str] = (),
+    *,
+    only: Collection[str] | None = None,
 ) -> None:
-    """A flag for each option of ``kind``, but those named in ``without``."""
+    """A flag for each option of ``kind``, but those named in ``without``; of ``only``, where a command takes few."""
     group = parser.add_argument_group("settings", "each can be given by its environment variable as well")
     for f in fields(kind):
-        if f.name in without:
+        if f.name in without or (only is not None and f.name not in only):
             continue
         meta = f.metadata
         default = f"{f.default:g}s" if isinstance(f.default, float) else f.default

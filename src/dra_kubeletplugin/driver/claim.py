@@ -122,7 +122,8 @@ class Claim:
         """Tells in the claim's ``status.devices[]`` how one of its devices is (KEP-4817), now or at any time later.
 
         It leaves at once and is tried again for ten minutes; from any thread, awaited or not. Awaiting it waits for the write,
-        for 5 s at most. A later report on the same device replaces it; what other drivers and the controller say stays as it is.
+        for 5 s at most, and answers whether it is there; plain methods call ``report(...).wait()``. A later report on the same
+        device replaces it; what other drivers and the controller say stays as it is.
 
         Raises :class:`DriverError` for a device that is not of this claim.
         """

@@ -75,7 +75,20 @@ class Driver:
     The framework keeps what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI
     files, sockets, slices. One object lives for the whole process; during a rolling update two processes have one each.
 
-    Attributes set before any method is called: ``host`` (the machine), ``settings``, ``log``, ``role``.
+    A subclass sets:
+        name: DNS subdomain of at most 63 bytes, e.g. ``gpu.example.com``; the vendor's own domain.
+        config: subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None where there are none.
+        unhealthy_taint: put on unhealthy devices; None for no taint. ``NoExecute`` would also evict the pods that use them.
+        subsystems: kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``.
+
+    The framework sets, after ``__init__``, which takes no arguments, and before any method is called:
+        host: the machine.
+        settings: the options of this process, such as ``settings.node_name``.
+        log: a logger of the driver's own.
+        role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
+        gates_off: feature gates that the API server was found to have off; ``pools`` is called again when that changes.
+
+    Only ``devices`` (or ``pools``) and ``prepare`` are needed.
     """
 
     name: ClassVar[str] = ""

@@ -101,7 +101,8 @@ class Kubeconfig(Credentials):
             raise
         except Exception as e:
             # The loader raises anything, TypeError and AttributeError too, for files that are no kubeconfig.
-            raise SettingsError(clip(f"{self._where} cannot be read: {describe(e)}")) from None
+            what = "it is no kubeconfig: " if isinstance(e, TypeError | AttributeError) else ""
+            raise SettingsError(clip(f"{self._where} cannot be read: {what}{describe(e)}")) from None
 
     async def header(self) -> str:
         header = await self._current()

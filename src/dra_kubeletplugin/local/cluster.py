@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import ssl
 import tempfile
@@ -15,8 +16,9 @@ from typing import Any
 
 from ..errors import ApiError
 from ..host import described
-from ..kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles, load_config
+from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from .apiserver import ApiServer
+from .apiserver.certificate import write as make_certificate
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
 from .informer import PODS
@@ -53,7 +55,7 @@ class LocalCluster:
         nodes: their names.
         state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
         address: of the API server.
-        certificate: files with a certificate for that address and its key, for HTTPS; plain HTTP when left out.
+        certificate: files with a certificate for that address and its key; one is made when left out.
         kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
@@ -81,9 +83,10 @@ class LocalCluster:
         self._timers = timers
         self._runtimes = runtimes or _simulated
         self._binding_timeout = binding_timeout
-        self._certificate = certificate
         self._given = kubeconfig
-        self._api = None if kubeconfig else ApiServer(address, _server_tls(certificate), runtime_of=self._runtime_of)
+        self.state.mkdir(parents=True, exist_ok=True)
+        self._certificate = certificate or make_certificate(self.state, _hosts(address))
+        self._api = None if kubeconfig else self._server(address, own=certificate is not None)
         self.nodes: dict[str, Node] = {}
 
     async def __aenter__(self) -> LocalCluster:
@@ -112,11 +115,18 @@ class LocalCluster:
         return self
 
     async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
-        url = await self.api.start()
+        await self.api.start()
         stack.push_async_callback(self.api.close)
         self.kubeconfig = self.state / "kubeconfig"
-        self.kubeconfig.write_text(_kubeconfig(url, self._certificate))
-        self.config = ApiConfig(url, Tls(TlsFiles(ca=self._certificate[0] if self._certificate else None)))
+        _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
+        self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
+
+    def _server(self, address: str, *, own: bool) -> ApiServer:
+        """With a certificate of its user it serves there only; else what runs in this process has a port without TLS."""
+        tls = _server_tls(self._certificate)
+        if own:
+            return ApiServer(address, tls, runtime_of=self._runtime_of)
+        return ApiServer(front=(address, tls), runtime_of=self._runtime_of)
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
@@ -287,24 +297,37 @@ def _simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRunti
     return SimulatedRuntime(folder, cdi_dirs)
 
 
-def _server_tls(certificate: tuple[Path, Path] | None) -> ssl.SSLContext | None:
-    if certificate is None:
-        return None
+def _hosts(address: str) -> list[str]:
+    """The names and addresses by which a server at HOST:PORT is reached."""
+    host = address.rpartition(":")[0].strip("[]")
+    own = [] if host in {"", "0.0.0.0", "::"} else [host]
+    return [*own, "127.0.0.1", "::1", "localhost"]
+
+
+def _write_private(path: Path, text: str) -> None:
+    """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    temporary.replace(path)
+
+
+def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*map(str, certificate))
     return tls
 
 
-def _kubeconfig(url: str, certificate: tuple[Path, Path] | None) -> str:
+def _kubeconfig(url: str, certificate: Path, token: str) -> str:
     """JSON, which kubectl takes as well as YAML."""
-    cluster = {"server": url} | ({"certificate-authority": str(certificate[0].absolute())} if certificate else {})
+    cluster = {"server": url, "certificate-authority": str(certificate.absolute())}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "local",
         "clusters": [{"name": "local", "cluster": cluster}],
         "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
-        "users": [{"name": "local", "user": {}}],
+        "users": [{"name": "local", "user": {"token": token}}],
     }
     return json.dumps(config, indent=2) + "\n"
 

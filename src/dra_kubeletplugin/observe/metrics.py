@@ -68,6 +68,24 @@ Values = tuple[str, ...]
 Read = Callable[[], float | None]
 
 
+def page() -> str:
+    """The Markdown page that lists all metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `src/dra_kubeletplugin/observe/metrics.py` by `make docs`. `/metrics` of plugin and controller",
+        "has them in Prometheus' text format, where `HTTP_ADDRESS` is set; names do not depend on the driver.",
+        "",
+        "| name | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
+        for name, (text, labels) in table.items():
+            shown = ", ".join(f"`{label}`" for label in labels) or " "
+            lines.append(f"| `{PREFIX}{name}` | {kind.value} | {shown} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
 class Kind(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"

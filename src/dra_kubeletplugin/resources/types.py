@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidObjectError, printable
-from . import slice_rules
+from ..errors import InvalidObjectError, describe, printable
+from . import schema, slice_rules
 from .fields import FieldError
 from .immutable import Immutable
 from .nodes import Nodes
@@ -192,20 +192,28 @@ class Device:
 
     def __post_init__(self) -> None:
         try:
+            if isinstance(self.taints, Iterator):
+                object.__setattr__(self, "taints", tuple(self.taints))  # a generator can be read once
             built = self.json()
-            faults = device_faults(built)
+            faults = self.faults(built)
             shape = hash(msgspec.json.encode(built))
-        except (TypeError, ValueError, AttributeError) as e:
-            raise InvalidObjectError(f"device {self.name!r}: {next(_wrong_types(self), '') or e}") from None
+        except Exception as e:  # an author's values may be anything
+            why = next(_wrong_types(self), "") or "; ".join(_misread(self.extra, alone=True))
+            why = why or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
+            raise InvalidObjectError(f"device {printable(repr(self.name))}: {why}") from None
         if faults or self.binding_conditions or self.binding_failure_conditions:
             if wrong := next(_wrong_types(self), ""):
-                raise InvalidObjectError(f"device {self.name!r}: {wrong}")
+                raise InvalidObjectError(f"device {printable(repr(self.name))}: {wrong}")
         if faults:
-            raise InvalidObjectError(f"device {self.name!r}: {'; '.join(faults)}")
+            raise InvalidObjectError(f"device {printable(repr(self.name))}: {'; '.join(faults)}")
         # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
         if type(self.attributes) is dict:
             object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
         object.__setattr__(self, "_checked", shape)
+
+    def faults(self, built: Mapping[str, Any]) -> list[str]:
+        """Why the API server would refuse ``built``, its JSON now; nothing where it would not."""
+        return (_misread(self.extra, alone=False) if self.extra else []) or device_faults(built)
 
     def was_checked(self, encoded: bytes) -> bool:
         """Whether ``encoded``, its JSON text now, is what was found to be good when it was made: what is in it may change."""
@@ -237,6 +245,19 @@ class Device:
         return out | dict(self.extra)
 
 
+def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
+    """Why the API server cannot read these fields, which would cost a whole slice; ``alone``: or would refuse a device of them."""
+    if "name" in extra:
+        return ["extra: `name` is a field of its own"]
+    try:
+        read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
+        return device_faults(read["spec"]["devices"][0]) if alone else []
+    except schema.DecodeError as e:
+        return [f"extra: {e}"]
+    except Exception as e:
+        return [f"extra: {describe(e)}"]
+
+
 def _wrong_types(device: Device) -> Iterator[str]:
     """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
     if not isinstance(device.name, str):
@@ -244,6 +265,8 @@ def _wrong_types(device: Device) -> Iterator[str]:
     for name in ("attributes", "capacity", "consumes_counters", "extra"):
         if not isinstance(value := getattr(device, name), Mapping):
             yield f"{name} is {_kind(value)}: give a mapping of names to values"
+        elif odd := next((key for key in value if not isinstance(key, str)), None):
+            yield f"{name} has a name that is {_kind(odd)}, not text"
     for set_name, counters in device.consumes_counters.items() if isinstance(device.consumes_counters, Mapping) else ():
         if not isinstance(counters, Mapping):
             yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
@@ -256,6 +279,8 @@ def _wrong_types(device: Device) -> Iterator[str]:
         for item in value:
             if not isinstance(item, kind):
                 yield f"{name} has {_kind(item)}: give a list of {kind.__name__}"
+            elif isinstance(item, Taint) and not all(isinstance(t, str) for t in (item.key, item.value, item.effect)):
+                yield f"{name} has a Taint whose key, value or effect is not text"
     if device.nodes is not None and not isinstance(device.nodes, Nodes):
         yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
 

@@ -16,6 +16,7 @@ from .sameness import device_digest, digest, spec_digest
 
 JSON = dict[str, Any]
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
+_LAST_GENERATION = 2**63 - 1
 _MAX_PREFIX = 240  # bytes; with what the server adds a name stays below 253
 
 
@@ -198,6 +199,11 @@ def make_plan(
         if len(current) > len(contents):  # two of some slices: as long as they are too many they count as unfinished
             return Plan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return Plan(frame, obsolete, order, [], devices)
+    if (
+        newest(existing) >= _LAST_GENERATION
+    ):  # somebody else's: nothing comes after it, so it goes, and the count begins anew
+        fresh = [Write(c, None, numbers[i]) for i, c in enumerate(contents)]
+        return Plan(replace(frame, generation=1), list(existing), fresh, [], devices, anew=True)
     anew = replace(frame, generation=max(newest(existing) + 1, frame.generation))
     # What is there is written over before anything is made, as the order of slices says.
     every = writes(range(len(contents)))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,20 @@ from .plan import Found
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
+
+
+def _is_timed(taint: JSON) -> bool:
+    """Whether a taint of the file has a time that the server takes: one that it does not would cost the whole slice."""
+    time = taint.get("timeAdded")
+    if not isinstance(time, str) or not _TIME.fullmatch(time):
+        return False
+    try:
+        datetime.fromisoformat(time)
+    except ValueError:
+        return False
+    return True
 
 
 class TaintTimes:
@@ -60,7 +75,8 @@ class TaintTimes:
             return
         self._read = True
         try:
-            self._times = msgspec.json.decode(self._path.read_bytes(), type=Times)
+            found = msgspec.json.decode(self._path.read_bytes(), type=Times)
+            self._times = {p: {d: [t for t in ts if _is_timed(t)] for d, ts in ds.items()} for p, ds in found.items()}
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:

@@ -22,7 +22,7 @@ from .claims import (
 from .cluster import controller_on, plugin_on
 from .events import Event, PodError
 from .handles import Api, Cluster, Kubelet, Node
-from .node import DriverNode, node_with, on_node
+from .node import DriverNode, env_of, node_with, oci_of, on_node
 from .pods import claim, device_class, pod, template
 
 __all__ = [
@@ -46,7 +46,9 @@ __all__ = [
     "claim",
     "controller_on",
     "device_class",
+    "env_of",
     "node_with",
+    "oci_of",
     "on_node",
     "plugin_on",
     "pod",

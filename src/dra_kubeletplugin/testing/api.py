@@ -159,7 +159,7 @@ class AsyncApi:
                 raise PodError(why, events)
             assert pod
             now = stuck(pod, events)
-            if now != waits or (now and await self._something_ends()):
+            if now != waits or (now and await self._goes_on(pod)):
                 waits, since = now, loop.time()
             if waits and loop.time() - since > patience:
                 raise PodError(f"pod {name} finds no place, and nothing has changed for {patience:g} s", events)
@@ -204,10 +204,13 @@ class AsyncApi:
         uid = pod["metadata"]["uid"] if pod else None
         return folded(e for e in found if uid is None or e["involvedObject"].get("uid") == uid)
 
-    async def _something_ends(self) -> bool:
-        """Whether what a pod waits for may just be getting free."""
-        objects = [*await self.get_all("Pod"), *await self.get_all("ResourceClaim")]
-        return any(o["metadata"].get("deletionTimestamp") for o in objects)
+    async def _goes_on(self, pod: JSON) -> bool:
+        """Whether the pod has its claims and waits for their devices, or what it waits for may just be getting free."""
+        pods, claims = await self.get_all("Pod"), await self.get_all("ResourceClaim")
+        if any(o["metadata"].get("deletionTimestamp") for o in (*pods, *claims)):
+            return True
+        consumers = [r for c in claims for r in (c.get("status") or {}).get("reservedFor") or []]
+        return any(r["uid"] == pod["metadata"]["uid"] for r in consumers)
 
     # --- faults -----------------------------------------------------------------------------------
 

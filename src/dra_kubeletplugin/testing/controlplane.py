@@ -181,6 +181,7 @@ def apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list[
         str(binary),
         f"--etcd-servers=http://127.0.0.1:{etcd}",
         "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",  # or it looks for a default route, which a sandbox has not
         f"--secure-port={port}",
         f"--cert-dir={folder}",
         f"--token-auth-file={folder / 'tokens.csv'}",

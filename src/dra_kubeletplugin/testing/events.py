@@ -12,6 +12,7 @@ JSON = dict[str, Any]
 _HOPELESS: tuple[type[DraError], ...] = (PermanentError, ConfigError, BadAnswerError)
 _MARKS = tuple(f"[{e.code}]" for e in _HOPELESS)  # as `DraError.event` ends
 _STUCK = ("FailedScheduling", "FailedResourceClaimCreation")
+_PASSING = "device binding"  # failed or timed out: the scheduler tries again by itself (KEP-5007)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def stuck(pod: Mapping[str, Any], events: Sequence[Event]) -> str:
     conditions = (pod.get("status") or {}).get("conditions") or []
     waits = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
     refused = [e for e in events if e.reason in _STUCK]
-    if pod["spec"].get("nodeName") or not refused:
+    if pod["spec"].get("nodeName") or not refused or _PASSING in refused[-1].message:
         return ""
     return "; ".join([*(c.get("message") or c.get("reason") or "" for c in waits), refused[-1].message])
 

@@ -17,7 +17,7 @@ from ..local.kubelet import Kubelet as LocalKubelet
 from ..plugin import Plugin
 from .api import TIMEOUT, AsyncApi
 from .cluster import controller_on, plugin_on
-from .node import D, DriverNode, oci_of
+from .node import D, DriverNode, env_of, oci_of
 from .thread import LoopThread, Scope, both
 
 JSON = dict[str, Any]
@@ -150,7 +150,7 @@ class Cluster(_Handle[LocalCluster]):
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
         """What a container sees in its environment."""
-        return dict(e.split("=", 1) for e in self.oci(pod, container)["process"]["env"])
+        return env_of(self.inner, pod, container)
 
 
 class Node(_Handle[DriverNode[D]], Generic[D]):

@@ -128,12 +128,15 @@ class DriverNode(Generic[D]):
     # --- hardware ---------------------------------------------------------------------------------
 
     async def plug(self, function: Mapping[str, Any]) -> None:
-        """Plugs a PCI function into the described host, written as in its description, and waits until that is published."""
+        """Plugs a PCI function into the described host, written as in its description, and waits until that is published.
+
+        A driver in a process of its own looks by itself, after 0.2 s: wait for its slices then.
+        """
         described.add_function(self._described("plug"), function)
         await self._looked()
 
     async def unplug(self, address: str) -> None:
-        """Takes the PCI function at ``address`` out of the described host, and waits until that is published."""
+        """Takes the PCI function at ``address`` out of the described host, and waits as :meth:`plug`."""
         described.remove_function(self._described("unplug"), address)
         await self._looked()
 
@@ -245,7 +248,7 @@ class DriverNode(Generic[D]):
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
         """What a container sees in its environment; as :meth:`oci`."""
-        return dict(e.split("=", 1) for e in self.oci(pod, container)["process"]["env"])
+        return env_of(self.cluster, pod, container)
 
     async def leftovers(self) -> Leftovers:
         """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
@@ -265,6 +268,11 @@ def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -
         raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started: there is no {path}")
     spec: JSON = json.loads(path.read_text())
     return spec
+
+
+def env_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+    """What a container sees in its environment; as :meth:`DriverNode.oci`."""
+    return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 
 
 def _with_faults(driver: type[D], told: Mapping[str, Health]) -> type[D]:
@@ -303,6 +311,7 @@ async def on_node(
         cdi_root=cluster.node.cdi_root,
         sysfs_root=sysfs,
         health_interval=0.1,
+        rescan_interval=0.2 if process else Settings.rescan_interval,  # a process cannot be asked to look
         local_cluster=True,
     )
     cluster.node.runtime.dev = Host(sysfs).dev

@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any
 
 from ...resources.defaults import now
-from . import typed
-from .field_paths import Path, decode, encode, field_element, in_order, shown, without
-from .merge_types import Type, type_of
+from .schemas import typed
+from .schemas.field_paths import Path, decode, encode, field_element, in_order, shown, without
+from .schemas.merging import Type, type_of
 
 JSON = dict[str, Any]
 _BEFORE = "before-first-apply"

@@ -1,20 +1,34 @@
-"""Which resources are served, under which versions and names, and which columns `kubectl get` shows for them."""
+"""Which resources are served: their groups, versions, names, subresources, and what may be selected of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from ...resources.convert import GROUP
+from . import columns
+from .columns import Column
+
 JSON = Mapping[str, Any]
-Column = tuple[str, int, Callable[[JSON], Any]]  # name, priority (1: only with -o wide), value
+ALL = ("all",)
+_NAMES = ("metadata.name",)
+_NAMESPACED = ("metadata.name", "metadata.namespace")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One resource in all its versions, best first."""
+    """One resource in all its versions, best first.
+
+    Attributes:
+        stored_as: the key of the kind whose objects these are, seen in another group; empty for its own.
+        graceful: deletion waits for somebody, as a pod's does for its kubelet.
+        subresources: those beside ``status``.
+        selectable: paths of fields by which lists can be selected, beside name and namespace.
+        refused: why no object of this kind can be made here; empty for a kind that is served.
+        virtual: objects are asked, never kept: reviews.
+        schemas: of a custom resource, by version.
+    """
 
     group: str
     versions: tuple[str, ...]
@@ -23,149 +37,172 @@ class Kind:
     namespaced: bool
     short: tuple[str, ...] = ()
     status: bool = False
-    columns: tuple[Column, ...] = ()
-    graceful: bool = False  # deletion waits for somebody, as a pod's does for its kubelet
+    graceful: bool = False
+    subresources: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = ()
+    stored_as: str = ""
+    refused: str = ""
+    virtual: bool = False
+    custom_columns: tuple[Column, ...] = ()
+    schemas: Mapping[str, JSON] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
+        """As messages name the resource: plural and group."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def storage(self) -> str:
+        return self.stored_as or self.key
+
+    @property
+    def singular(self) -> str:
+        return self.kind.lower()
+
+    @property
+    def structured(self) -> bool:
+        """One of the four kinds of structured parameters, which have rules and versions of their own."""
+        return self.group == GROUP and self.kind in _STRUCTURED
+
+    @property
+    def custom(self) -> bool:
+        return bool(self.schemas)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self.custom_columns or columns.COLUMNS.get(self.storage, ())
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Paths that a field selector may name."""
+        return (*(_NAMESPACED if self.namespaced else _NAMES), *self.selectable)
 
     def api_version(self, version: str) -> str:
         return f"{self.group}/{version}" if self.group else version
 
 
-def age(obj: JSON) -> str:
-    """Time since creation, as kubectl writes it."""
-    stamp = obj["metadata"].get("creationTimestamp")
-    if not stamp:
-        return "<unknown>"
-    seconds = max(0, int(time.time() - datetime.fromisoformat(stamp).timestamp()))
-    for unit, size, limit in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
-        if seconds < limit:
-            return f"{seconds // size}{unit}"
-    return f"{seconds // 86400}d"
-
-
-def _get(*path: str, default: Any = "") -> Callable[[JSON], Any]:
-    def look(obj: JSON) -> Any:
-        value: Any = obj
-        for key in path:
-            value = (value or {}).get(key)
-        return default if value is None else value
-
-    return look
-
-
-def _claim_state(claim: JSON) -> str:
-    status = claim.get("status") or {}
-    states = ["deleted"] if claim["metadata"].get("deletionTimestamp") else []
-    if status.get("allocation") is None:
-        return ",".join([*states, "pending"])
-    states.append("allocated")
-    if status.get("reservedFor"):
-        states.append("reserved")
-    return ",".join(states)
-
-
-def _claim_devices(claim: JSON) -> str:
-    results = (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or []
-    return ",".join(f"{r['pool']}/{r['device']}" for r in results) or "<none>"
-
-
-def _pod_ready(pod: JSON) -> str:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return f"{sum(bool(s.get('ready')) for s in statuses)}/{len(pod['spec'].get('containers') or [])}"
-
-
-def _pod_status(pod: JSON) -> str:
-    if pod["metadata"].get("deletionTimestamp"):
-        return "Terminating"
-    status = pod.get("status") or {}
-    for s in status.get("containerStatuses") or []:
-        if reason := ((s.get("state") or {}).get("waiting") or {}).get("reason"):
-            return str(reason)
-    return str(status.get("reason") or status.get("phase") or "Unknown")
-
-
-def _node_status(node: JSON) -> str:
-    conditions = {c["type"]: c["status"] for c in (node.get("status") or {}).get("conditions") or []}
-    return "Ready" if conditions.get("Ready") == "True" else "NotReady"
-
-
-_NAME: Column = ("Name", 0, lambda o: o["metadata"]["name"])
-_AGE: Column = ("Age", 0, age)
+_STRUCTURED = frozenset({"ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})
 _DRA = ("v1", "v1beta2", "v1beta1")
+_V1 = ("v1",)
+_RBAC = "rbac.authorization.k8s.io"
+_ADMISSION = "admissionregistration.k8s.io"
+_REVIEWS = "authorization.k8s.io"
+_NO_STORAGE = "the local cluster has no volumes to claim"
+_EVENT_FIELDS = (
+    "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
+    "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
+    "reason", "reportingComponent", "source", "type",
+)  # fmt: skip
 
 KINDS = (
-    Kind("", ("v1",), "Namespace", "namespaces", False, ("ns",), True, (_NAME, ("Status", 0, _get("status", "phase")), _AGE)),
+    Kind("", _V1, "Namespace", "namespaces", False, ("ns",), True, subresources=("finalize",), selectable=("status.phase",)),
+    Kind("", _V1, "Node", "nodes", False, ("no",), True, subresources=("proxy",), selectable=("spec.unschedulable",)),
     Kind(
-        "", ("v1",), "Node", "nodes", False, ("no",), True,
-        (_NAME, ("Status", 0, _node_status), ("Roles", 0, lambda o: "<none>"), _AGE,
-         ("Version", 0, _get("status", "nodeInfo", "kubeletVersion"))),
+        "", _V1, "Pod", "pods", True, ("po",), True, graceful=True, categories=ALL,
+        subresources=("binding", "eviction", "log", "exec", "attach", "portforward", "ephemeralcontainers", "resize"),
+        selectable=(
+            "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork",
+            "status.phase", "status.podIP", "status.nominatedNodeName",
+        ),
+    ),
+    Kind("", _V1, "Event", "events", True, ("ev",), selectable=_EVENT_FIELDS),
+    Kind("", _V1, "ServiceAccount", "serviceaccounts", True, ("sa",), subresources=("token",)),
+    Kind("", _V1, "ConfigMap", "configmaps", True, ("cm",)),
+    Kind("", _V1, "Secret", "secrets", True, selectable=("type",)),
+    Kind("", _V1, "Service", "services", True, ("svc",), True, categories=ALL, selectable=("spec.clusterIP", "spec.type")),
+    Kind("", _V1, "ResourceQuota", "resourcequotas", True, ("quota",), True),
+    Kind("", _V1, "LimitRange", "limitranges", True, ("limits",)),
+    Kind("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), refused=_NO_STORAGE),
+    Kind("", _V1, "PersistentVolume", "persistentvolumes", False, ("pv",), refused=_NO_STORAGE),
+    Kind("apps", _V1, "DaemonSet", "daemonsets", True, ("ds",), True, categories=ALL),
+    Kind("apps", _V1, "Deployment", "deployments", True, ("deploy",), True, categories=ALL, subresources=("scale",)),
+    Kind(
+        "apps", _V1, "ReplicaSet", "replicasets", True, ("rs",), True, categories=ALL, subresources=("scale",),
+        selectable=("status.replicas",),
     ),
     Kind(
-        "", ("v1",), "Pod", "pods", True, ("po",), True,
-        (_NAME, ("Ready", 0, _pod_ready), ("Status", 0, _pod_status), ("Restarts", 0, lambda o: "0"), _AGE,
-         ("IP", 1, lambda o: "<none>"), ("Node", 1, _get("spec", "nodeName", default="<none>"))),
-        graceful=True,
+        "apps", _V1, "StatefulSet", "statefulsets", True, ("sts",), categories=ALL,
+        refused="the local cluster has no controller for stateful sets: use a Deployment or Pods",
     ),
+    Kind("batch", _V1, "Job", "jobs", True, (), True, categories=ALL, selectable=("status.successful",)),
     Kind(
-        "", ("v1",), "Event", "events", True, ("ev",), False,
-        (("Last Seen", 0, age), ("Type", 0, _get("type")), ("Reason", 0, _get("reason")),
-         ("Object", 0, lambda o: f"{o['involvedObject'].get('kind', '').lower()}/{o['involvedObject'].get('name', '')}"),
-         ("Message", 0, _get("message"))),
+        "batch", _V1, "CronJob", "cronjobs", True, ("cj",), categories=ALL,
+        refused="the local cluster has no controller for cron jobs: use a Job",
     ),
+    Kind("coordination.k8s.io", _V1, "Lease", "leases", True),
     Kind(
-        "coordination.k8s.io", ("v1",), "Lease", "leases", True, (), False,
-        (_NAME, ("Holder", 0, _get("spec", "holderIdentity")), _AGE),
+        "events.k8s.io", _V1, "Event", "events", True, ("ev",), stored_as="events",
+        selectable=("reason", "reportingController", "type", "regarding.kind", "regarding.namespace", "regarding.name",
+                    "regarding.uid", "regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath"),
     ),
-    Kind("", ("v1",), "ServiceAccount", "serviceaccounts", True, ("sa",), False, (_NAME, _AGE)),
-    Kind("", ("v1",), "ConfigMap", "configmaps", True, ("cm",), False, (_NAME, _AGE)),
-    Kind("", ("v1",), "Secret", "secrets", True, (), False, (_NAME, ("Type", 0, _get("type")), _AGE)),
+    Kind(_RBAC, _V1, "Role", "roles", True),
+    Kind(_RBAC, _V1, "RoleBinding", "rolebindings", True),
+    Kind(_RBAC, _V1, "ClusterRole", "clusterroles", False),
+    Kind(_RBAC, _V1, "ClusterRoleBinding", "clusterrolebindings", False),
+    Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", False, (), True),
+    Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
+    Kind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
+    Kind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
+    Kind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
+    Kind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
     Kind(
-        "resource.k8s.io", _DRA, "ResourceSlice", "resourceslices", False, (), False,
-        (_NAME, ("Node", 0, _get("spec", "nodeName", default="<none>")), ("Driver", 0, _get("spec", "driver")),
-         ("Pool", 0, _get("spec", "pool", "name")), _AGE,
-         ("Devices", 1, lambda o: len(o["spec"].get("devices") or []))),
+        "apiextensions.k8s.io", _V1, "CustomResourceDefinition", "customresourcedefinitions", False, ("crd", "crds"), True,
+        categories=("api-extensions",),
     ),
-    Kind(
-        "resource.k8s.io", _DRA, "ResourceClaim", "resourceclaims", True, (), True,
-        (_NAME, ("State", 0, _claim_state), _AGE, ("Devices", 1, _claim_devices)),
-    ),
-    Kind("resource.k8s.io", _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True, (), False, (_NAME, _AGE)),
-    Kind("resource.k8s.io", _DRA, "DeviceClass", "deviceclasses", False, (), False, (_NAME, _AGE)),
+    Kind(_REVIEWS, _V1, "SelfSubjectAccessReview", "selfsubjectaccessreviews", False, virtual=True),
+    Kind(_REVIEWS, _V1, "SubjectAccessReview", "subjectaccessreviews", False, virtual=True),
+    Kind(_REVIEWS, _V1, "LocalSubjectAccessReview", "localsubjectaccessreviews", True, virtual=True),
+    Kind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
+    Kind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
+    Kind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
+    Kind(GROUP, _DRA, "ResourceSlice", "resourceslices", False, selectable=("spec.driver", "spec.nodeName")),
+    Kind(GROUP, _DRA, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
+    Kind(GROUP, _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True),
+    Kind(GROUP, _DRA, "DeviceClass", "deviceclasses", False),
+    Kind(GROUP, ("v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
 )  # fmt: skip
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
 BY_KEY = {k.key: k for k in KINDS}
 
 
+class Registry:
+    """The kinds of one server: those above, and what its CustomResourceDefinitions add."""
+
+    def __init__(self) -> None:
+        self._custom: dict[str, Kind] = {}  # by the definition's name
+
+    def __iter__(self) -> Iterator[Kind]:
+        yield from KINDS
+        yield from self._custom.values()
+
+    def stored(self) -> Iterator[Kind]:
+        """Kinds of which there can be objects, each storage once."""
+        return (k for k in self if not (k.stored_as or k.virtual or k.refused))
+
+    def find(self, group: str, version: str, plural: str) -> Kind | None:
+        found = BY_PLURAL.get((group, version, plural))
+        if found is None:
+            found = self._custom.get(f"{plural}.{group}")
+            if found is not None and version not in found.versions:
+                return None
+        return found
+
+    def by_key(self, key: str) -> Kind | None:
+        return BY_KEY.get(key) or self._custom.get(key)
+
+    def by_kind(self, api_version: str, kind: str) -> Kind | None:
+        group, _, version = api_version.rpartition("/")
+        return next((k for k in self if k.kind == kind and k.group == group and version in k.versions), None)
+
+    def define(self, kind: Kind) -> None:
+        self._custom[kind.key] = kind
+
+    def forget(self, key: str) -> None:
+        self._custom.pop(key, None)
+
+
 def table(kind: Kind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
     """A meta.k8s.io/v1 Table of the objects."""
-    columns = [
-        {
-            "name": name,
-            "type": "string",
-            "format": "name" if name == "Name" else "",
-            "description": name,
-            "priority": priority,
-        }
-        for name, priority, _ in kind.columns
-    ]
-    rows = []
-    for obj in objects:
-        shown: Any = obj
-        if include == "Metadata":
-            shown = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
-        rows.append({"cells": [_cell(value(obj)) for _, _, value in kind.columns], "object": shown})
-    return {
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": metadata,
-        "columnDefinitions": columns,
-        "rows": rows,
-    }
-
-
-def _cell(value: Any) -> Any:
-    return value if isinstance(value, (int, str)) else str(value)
+    return columns.table(kind.columns, objects, metadata, include=include)

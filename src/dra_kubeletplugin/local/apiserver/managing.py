@@ -8,11 +8,13 @@ from typing import Any
 from ...observe.http import Request
 from ...resources import schema
 from ...resources.convert import GROUP, convert
-from . import apply, strategy, typed
+from . import apply, strategy
 from .apply import Manager, Operation, Rules
-from .field_paths import shown
-from .merge_types import MapOf, type_of
-from .requests import Refusal, Target
+from .refusals import Refusal
+from .requests import Target
+from .schemas import typed
+from .schemas.field_paths import shown
+from .schemas.merging import MapOf, type_of
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"

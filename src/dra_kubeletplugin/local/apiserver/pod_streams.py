@@ -14,7 +14,7 @@ from typing import Any
 from ...observe.http import Request, Response
 from ..runtime.interface import ContainerRuntime, ExecSession, LogOptions
 from . import remote_command
-from .requests import Refusal
+from .refusals import Refusal
 from .storage import Storage
 from .websocket import HandshakeError, WebSocket, accept
 

@@ -1,8 +1,9 @@
-"""What a request names and how it is answered: targets, refusals, Status objects."""
+"""What a request names and how it is answered: targets, options, Status objects."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,80 +11,115 @@ import msgspec
 
 from ...observe.http import Request, Response
 from ...resources.defaults import now
-from .kinds import BY_PLURAL, Kind
+from .kinds import Kind, Registry
+from .refusals import Refusal, bad_request, no_resource
 
 JSON = dict[str, Any]
-
-
-class Refusal(Exception):
-    """An answer that is a Status of failure."""
-
-    def __init__(self, code: int, reason: str, message: str, details: JSON | None = None) -> None:
-        super().__init__(message)
-        self.code, self.reason, self.details = code, reason, details or {}
+_TRUE = {"true", "1", "t", "T", "TRUE", "True"}
+_FALSE = {"", "false", "0", "f", "F", "FALSE", "False"}
 
 
 @dataclass(frozen=True)
 class Target:
+    """``tail`` is what follows a subresource that passes requests on."""
+
     kind: Kind
     version: str
     namespace: str
     name: str
     sub: str
+    tail: str = ""
 
     @property
     def qualified(self) -> str:
         return self.kind.key
 
+    @property
+    def storage(self) -> str:
+        return self.kind.storage
 
-def parse_path(path: str) -> Target:
+    def of(self, name: str) -> Target:
+        """One object of this resource."""
+        return Target(self.kind, self.version, self.namespace, name, "")
+
+
+def parse_path(path: str, registry: Registry) -> Target:
+    """Raises :class:`Refusal` where nothing is served."""
     parts = [p for p in path.split("/") if p]
     group = ""
+    if parts[:1] == ["api"] and len(parts) >= 3:
+        version, rest = parts[1], parts[2:]
+    elif parts[:1] == ["apis"] and len(parts) >= 4:
+        group, version, rest = parts[1], parts[2], parts[3:]
+    else:
+        raise no_resource()
+    namespace = ""
+    if len(rest) >= 3 and rest[0] == "namespaces" and not (group == "" and rest[2] in {"status", "finalize"}):
+        namespace, rest = rest[1], rest[2:]
+    kind = registry.find(group, version, rest[0])
+    if kind is None or (namespace and not kind.namespaced):
+        raise no_resource()
+    name, sub = (*rest[1:3], "", "")[:2]
+    tail = "/".join(rest[3:])
+    if sub and not (sub == "status" and kind.status) and sub not in kind.subresources:
+        raise no_resource()
+    if (tail and sub != "proxy") or (name and kind.namespaced and not namespace):
+        raise no_resource()
+    return Target(kind, version, namespace, name, sub, tail)
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+def flag(request: Request, name: str) -> bool:
+    """An option that is yes or no. Raises :class:`Refusal`."""
+    text = request.query.get(name, "")
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise bad_request(f'{name}: strconv.ParseBool: parsing "{text}": invalid syntax')
+
+
+def number(request: Request, name: str) -> int | None:
+    """An option that is a whole number; None where it is not given. Raises :class:`Refusal`."""
+    text = request.query.get(name, "")
+    if not text:
+        return None
     try:
-        if parts[0] == "api":
-            version, rest = parts[1], parts[2:]
-        elif parts[0] == "apis":
-            group, version, rest = parts[1], parts[2], parts[3:]
-        else:
-            raise IndexError
-        namespace = ""
-        if len(rest) >= 3 and rest[0] == "namespaces" and rest[2] not in {"status", "finalize"}:
-            namespace, rest = rest[1], rest[2:]
-        kind = BY_PLURAL[group, version, rest[0]]
-        name = rest[1] if len(rest) > 1 else ""
-        sub = rest[2] if len(rest) > 2 else ""
-    except (IndexError, KeyError):
-        raise Refusal(404, "NotFound", "the server could not find the requested resource") from None
-    if sub and not (sub == "status" and kind.status) and not (sub == "binding" and kind.kind == "Pod"):
-        raise Refusal(404, "NotFound", "the server could not find the requested resource")
-    return Target(kind, version, namespace, name, sub)
+        value = int(text) if text.isascii() else None
+    except ValueError:
+        value = None
+    if value is None or not -(2**63) <= value < 2**63:
+        raise bad_request(f'{name}: strconv.ParseInt: parsing "{text}": invalid syntax')
+    return value
 
 
 def resource_version(text: str) -> int:
-    try:
+    if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
-    except ValueError:
-        raise Refusal(400, "BadRequest", f"invalid resource version {text!r}") from None
+    raise Refusal(
+        400,
+        "BadRequest",
+        f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax',
+    )
 
 
-def body_of(request: Request) -> Any:
-    try:
-        return msgspec.json.decode(request.body)
-    except msgspec.DecodeError:
-        pass
-    try:
-        import yaml
+def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
+    """Raises :class:`Refusal` for a kind of dry run that there is not."""
+    asked = [v for v in [request.query.get("dryRun", ""), *((options or {}).get("dryRun") or ())] if v]
+    if odd := next((v for v in asked if v != "All"), None):
+        raise Refusal(400, "BadRequest", f'dryRun: Unsupported value: "{odd}": supported values: "All"')
+    return bool(asked)
 
-        found = yaml.safe_load(request.body)
-    except Exception as e:
-        raise Refusal(400, "BadRequest", f"the body cannot be read: {e}") from None
-    if not isinstance(found, (dict, list)):
-        raise Refusal(400, "BadRequest", "the body is no object")
-    return found
+
+# --- objects ----------------------------------------------------------------------------------------
 
 
 def new_metadata(meta: JSON) -> JSON:
     kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
+    kept.pop("deletionTimestamp", None)
+    kept.pop("deletionGracePeriodSeconds", None)
     return kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
 
 
@@ -91,8 +127,8 @@ def managed_of(obj: JSON) -> Any:
     return obj["metadata"].get("managedFields")
 
 
-def sort_key(obj: JSON) -> str:
-    return f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}"
+def sort_key(obj: JSON) -> tuple[str, str]:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
 def same_object(a: JSON, b: JSON) -> bool:
@@ -103,12 +139,24 @@ def same_object(a: JSON, b: JSON) -> bool:
     return bare(a) == bare(b)
 
 
-def wants_table(request: Request) -> bool:
-    return "as=Table" in request.headers.get("accept", "")
+# --- answers ----------------------------------------------------------------------------------------
 
 
-def json_response(obj: Any, code: int = 200) -> Response:
-    return Response(code, msgspec.json.encode(obj))
+def table_of(request: Request) -> str | None:
+    """How much of each object a table is to include; None where no table is wanted."""
+    if "as=Table" not in request.headers.get("accept", ""):
+        return None
+    return request.query.get("includeObject") or "Metadata"
+
+
+def json_response(obj: Any, code: int = 200, warnings: Sequence[str] = ()) -> Response:
+    headers = {"Warning": ", ".join(f'299 - "{_quoted(w)}"' for w in warnings)} if warnings else {}
+    return Response(code, msgspec.json.encode(obj), headers=headers)
+
+
+def _quoted(text: str) -> str:
+    plain = "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
+    return plain.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def status_response(e: Refusal) -> Response:
@@ -117,13 +165,24 @@ def status_response(e: Refusal) -> Response:
     return json_response(body, e.code)
 
 
+def success(code: int = 200, details: JSON | None = None) -> Response:
+    body: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    return json_response(body | ({"details": details} if details else {"code": code}), code)
+
+
+def details_of(target: Target, name: str = "") -> JSON:
+    return {"name": name or target.name, "group": target.kind.group, "kind": target.kind.plural}
+
+
 def not_found(target: Target) -> Refusal:
-    details = {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
-    return Refusal(404, "NotFound", f'{target.qualified} "{target.name}" not found', details)
+    return Refusal(404, "NotFound", f'{target.qualified} "{target.name}" not found', details_of(target))
 
 
 def conflict(target: Target, why: str) -> Refusal:
     message = f'Operation cannot be fulfilled on {target.qualified} "{target.name}": {why}'
-    return Refusal(
-        409, "Conflict", message, {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
-    )
+    return Refusal(409, "Conflict", message, details_of(target))
+
+
+def forbidden(target: Target, name: str, why: str, details: JSON | None = None) -> Refusal:
+    message = f'{target.qualified} "{name}" is forbidden: {why}'
+    return Refusal(403, "Forbidden", message, details_of(target, name) | (details or {}))

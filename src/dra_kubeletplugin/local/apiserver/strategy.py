@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...resources import claim_rules, claim_status_rules, defaults, metadata_rules, schema, slice_rules
 from ...resources.convert import GROUP, convert
-from ...resources.fields import FieldError, invalid
+from ...resources.fields import FieldError
 from .. import cel
+from . import custom
 from .kinds import Kind
+from .rules import defaulting, events, objects
+from .rules.pod_defaults import admitted
+from .schemas import decoding, shapes
 
 JSON = dict[str, Any]
 
@@ -30,32 +33,78 @@ class InvalidObject(Exception):
 _LISTS = frozenset(slice_rules.LIST_ATTRIBUTES)
 
 
-def incoming(kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool) -> JSON:
+def incoming(
+    kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool, warnings: list[str] | None = None
+) -> JSON:
     """The stored form of what a client sent in ``version``.
 
-    Raises :class:`BadObject`.
+    What a strict reader refuses is added to ``warnings`` otherwise. Raises :class:`BadObject`.
     """
-    if not isinstance(obj.get("metadata", {}), Mapping):
-        raise BadObject("metadata must be an object")
-    if kind.group != GROUP:
-        out = copy.deepcopy(dict(obj))
-        out.setdefault("metadata", {})
-        _without_empty(out["metadata"], ("labels", "annotations", "finalizers", "ownerReferences"))
-        _without_empty(out, ("data", "binaryData"))
-        return out
+    meta = obj.get("metadata")
+    if meta is not None and not isinstance(meta, Mapping):
+        raise _bad(kind, version, "json: cannot unmarshal into Go struct field .metadata of type v1.ObjectMeta")
+    told: list[str] = [] if warnings is None else warnings
+    if kind.structured:
+        out = _structured(kind, version, obj, told, strict=strict)
+    else:
+        out = _decoded(kind, version, obj, told, strict=strict)
+    if owners := out["metadata"].get("ownerReferences"):
+        out["metadata"]["ownerReferences"] = metadata_rules.merged_owners(owners)
+    return out
+
+
+def _bad(kind: Kind, version: str, why: object) -> BadObject:
+    return BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
+
+
+def _structured(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
         # Decoding makes an object anew: only what has another shape has to be converted, which copies it too.
-        decoded = schema.decode(convert(sent, "v1") if version == "v1beta1" else sent, kind.kind, strict=strict)
+        decoded = _strictly(convert(sent, "v1") if version == "v1beta1" else sent, kind, told, strict=strict)
     except schema.DecodeError as e:
-        raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {e}') from None
-    except (TypeError, AttributeError, KeyError):
-        raise BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: wrong shape') from None
-    if owners := decoded["metadata"].get("ownerReferences"):
-        decoded["metadata"]["ownerReferences"] = metadata_rules.merged_owners(owners)
+        raise _bad(kind, version, e) from None
+    except (TypeError, AttributeError, KeyError, ValueError):
+        raise _bad(kind, version, "wrong shape") from None
     if kind.kind == "ResourceSlice":
         _drop_gated(decoded["spec"])
     return decoded
+
+
+_STRICT = "strict decoding error: "
+
+
+def _strictly(sent: JSON, kind: Kind, told: list[str], *, strict: bool) -> JSON:
+    try:
+        return schema.decode(sent, kind.kind, strict=True)
+    except schema.DecodeError as e:
+        if strict or not str(e).startswith(_STRICT):
+            raise
+        told += str(e).removeprefix(_STRICT).split(", ")
+    return schema.decode(sent, kind.kind, strict=False)
+
+
+def _decoded(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
+    unknown: list[str] = []
+    body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
+    try:
+        if kind.custom:
+            out = custom.pruned(body, kind.schemas[version], unknown)
+        else:
+            shape = shapes.kind_shape(kind.group, version, kind.kind)
+            assert shape is not None, kind.key
+            out = decoding.decode(body, shape, unknown)
+    except decoding.DecodeError as e:
+        raise _bad(kind, version, e) from None
+    found = [f'unknown field "{path}"' for path in unknown]
+    if found and strict:
+        raise _bad(kind, version, _STRICT + ", ".join(found))
+    told += found
+    if kind.custom:
+        custom.fill(out, kind.schemas[version])
+    else:
+        defaulting.fill(kind, version, out)
+    return events.to_core(out) if kind.storage == "events" and kind.group else out
 
 
 def _drop_gated(spec: JSON) -> None:
@@ -70,25 +119,19 @@ def _drop_gated(spec: JSON) -> None:
 
 def stored(kind: Kind, obj: JSON) -> JSON:
     """A valid object as it is kept."""
-    return schema.stored(obj, kind.kind) if kind.group == GROUP else obj
+    return schema.stored(obj, kind.kind) if kind.structured else obj
 
 
 def written(kind: Kind, obj: JSON) -> JSON:
     """An object as a client sees it that wrote it just now."""
-    return schema.written(obj, kind.kind) if kind.group == GROUP else obj
-
-
-def _without_empty(obj: JSON, fields: Iterable[str]) -> None:
-    """A server written in Go keeps no empty maps and lists of optional fields."""
-    for name in fields:
-        if name in obj and not obj[name]:
-            del obj[name]
+    return schema.written(obj, kind.kind) if kind.structured else obj
 
 
 def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
     """A stored object as ``version`` has it."""
-    if kind.group != GROUP:
-        return {"apiVersion": kind.api_version(version), "kind": kind.kind} | dict(obj)
+    if not kind.structured:
+        shown = events.from_core(obj) if kind.storage == "events" and kind.group else dict(obj)
+        return {"apiVersion": kind.api_version(version), "kind": kind.kind} | shown
     full = {"apiVersion": f"{GROUP}/v1", "kind": kind.kind} | dict(obj)
     return full if version == "v1" else convert(full, version)
 
@@ -103,17 +146,17 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
             out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
         obj = out
     elif kind.status and old is None and not status:
-        if kind.kind != "Node":  # a kubelet says at once what its node has
-            obj = {k: v for k, v in obj.items() if k != "status"}
-        if kind.kind == "Pod":
-            obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-        elif kind.kind == "Namespace":
-            obj["status"] = {"phase": "Active"}
-        elif kind.kind == "ResourceClaim":
+        obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_ONCE}
+        if kind.kind == "ResourceClaim" and kind.structured:
             obj["status"] = {}
-    if kind.kind == "Pod" and old is None:
-        _pod_defaults(obj)
-    return defaults.apply(obj, kind.kind) if kind.group == GROUP else obj
+        elif (first := defaulting.initial_status(kind, obj)) is not None:
+            obj["status"] = first
+    if old is None and kind.storage == "pods":
+        admitted(obj["spec"])
+    return defaults.apply(obj, kind.kind) if kind.structured else obj
+
+
+_STATUS_AT_ONCE = frozenset({"nodes"})  # a node is made with its capacity
 
 
 def settle(kind: Kind, obj: JSON, old: JSON) -> None:
@@ -121,14 +164,6 @@ def settle(kind: Kind, obj: JSON, old: JSON) -> None:
     manager)."""
     if kind.kind == "ResourceClaim" and "status" in obj:
         obj["status"] = claim_status_rules.without_deallocated(obj["status"] or {}, old.get("status") or {})
-
-
-def _pod_defaults(pod: JSON) -> None:
-    spec = pod.setdefault("spec", {})
-    spec.setdefault("restartPolicy", "Always")
-    spec.setdefault("terminationGracePeriodSeconds", 30)
-    spec.setdefault("dnsPolicy", "ClusterFirst")
-    spec.setdefault("schedulerName", "default-scheduler")
 
 
 def drop(spec: JSON, names: Collection[str]) -> None:
@@ -144,62 +179,33 @@ def drop(spec: JSON, names: Collection[str]) -> None:
 
 def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool) -> None:
     """Raises :class:`InvalidObject` with every fault."""
-    faults: list[FieldError] = []
-    match kind.kind:
-        case "ResourceSlice":
-            faults = slice_rules.validate(obj, old)
-        case "ResourceClaim":
-            if status and old is not None:
-                faults = claim_status_rules.validate_claim_status(stored(kind, obj), old)
-            elif old is not None:
-                faults = claim_status_rules.validate_claim_update(stored(kind, obj), old)
-            else:
-                faults = claim_rules.validate_claim(obj, cel.compile_selector)
-                faults += claim_rules.validate_admin_access(obj["spec"], namespace_labels)
-        case "ResourceClaimTemplate":
-            if old is not None:
-                faults = claim_status_rules.validate_claim_update(stored(kind, obj), old)
-            else:
-                faults = claim_rules.validate_template(obj, cel.compile_selector)
-                faults += claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
-        case "DeviceClass":
-            faults = claim_rules.validate_class(obj, cel.compile_selector, update=old is not None)
-        case "Pod":
-            faults = _pod(obj, old)
-        case "Lease":
-            faults = _lease(obj)
+    if kind.structured:
+        faults = _structured_faults(kind, obj, old, namespace_labels, status=status)
+    elif kind.custom:
+        faults = custom.faults(kind, obj, old)
+    else:
+        faults = objects.validate(kind, obj, old, status=status)
     if faults:
         raise InvalidObject(faults)
 
 
-def _lease(lease: JSON) -> list[FieldError]:
-    spec = lease.get("spec") or {}
-    duration, transitions = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
-    out = []
-    if duration is not None and not (isinstance(duration, int) and duration > 0):
-        out.append(invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"))
-    if transitions is not None and not (isinstance(transitions, int) and transitions >= 0):
-        out.append(invalid("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
-    return out
-
-
-def _pod(pod: JSON, old: JSON | None) -> list[FieldError]:
-    from ...resources.fields import required
-
-    spec = pod.get("spec") or {}
-    out = []
-    if not spec.get("containers"):
-        out.append(required("spec.containers"))
-    claims = {c.get("name") for c in spec.get("resourceClaims") or []}
-    for i, c in enumerate(spec.get("resourceClaims") or []):
-        if bool(c.get("resourceClaimName")) == bool(c.get("resourceClaimTemplateName")):
-            rule = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
-            out.append(invalid(f"spec.resourceClaims[{i}]", c.get("name"), rule))
-    for i, container in enumerate(spec.get("containers") or []):
-        for j, c in enumerate((container.get("resources") or {}).get("claims") or []):
-            if c.get("name") not in claims:
-                where = f"spec.containers[{i}].resources.claims[{j}]"
-                out.append(FieldError("FieldValueNotFound", where, f'Not found: "{c.get("name")}"'))
-    if old and (old.get("spec") or {}).get("nodeName") and spec.get("nodeName") != old["spec"]["nodeName"]:
-        out.append(invalid("spec.nodeName", spec.get("nodeName"), "field is immutable"))
-    return out
+def _structured_faults(
+    kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool
+) -> list[FieldError]:
+    match kind.kind:
+        case "ResourceSlice":
+            return slice_rules.validate(obj, old)
+        case "ResourceClaim":
+            if status and old is not None:
+                return claim_status_rules.validate_claim_status(stored(kind, obj), old)
+            if old is not None:
+                return claim_status_rules.validate_claim_update(stored(kind, obj), old)
+            faults = claim_rules.validate_claim(obj, cel.compile_selector)
+            return faults + claim_rules.validate_admin_access(obj["spec"], namespace_labels)
+        case "ResourceClaimTemplate":
+            if old is not None:
+                return claim_status_rules.validate_claim_update(stored(kind, obj), old)
+            faults = claim_rules.validate_template(obj, cel.compile_selector)
+            return faults + claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
+        case _:
+            return claim_rules.validate_class(obj, cel.compile_selector, update=old is not None)

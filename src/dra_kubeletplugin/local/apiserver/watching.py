@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ...observe.http import Request
 from . import strategy
 from .kinds import table
-from .requests import Refusal, Target, status_response, wants_table
-from .storage import ExpiredError, Storage
+from .refusals import Refusal
+from .requests import Target, status_response
+from .storage import Change, ExpiredError, Match, Storage
 
 JSON = dict[str, Any]
 BOOKMARK_EVERY = 30.0  # seconds
 
 
-async def events(
-    storage: Storage,
-    request: Request,
-    target: Target,
-    matches: Callable[[Mapping[str, Any]], bool],
-    since: int,
-    *,
-    initial: bool,
-) -> AsyncIterator[bytes]:
-    """The lines of a watch from version ``since`` on; ``initial`` objects come first where they are wanted."""
-    as_table = wants_table(request)
-    bookmarks = request.query.get("allowWatchBookmarks") in {"true", "1"}
-    seconds = float(request.query.get("timeoutSeconds") or 1800)
+@dataclass(frozen=True)
+class Wish:
+    """What a client asks of a watch.
 
-    def line(type: str, obj: JSON) -> bytes:
-        shown = (
-            table(target.kind, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]})
-            if as_table
-            else (strategy.outgoing(target.kind, target.version, obj))
-        )
-        return msgspec.json.encode({"type": type, "object": shown}) + b"\n"
+    Attributes:
+        since: the version after which it begins.
+        initial: objects that exist come first.
+        ends_initial: a bookmark tells when all of them have come.
+        include: for a table, how much of each object; None for whole objects.
+        seconds: until it ends.
+        only: a field's path and the value without which nothing matches.
+    """
+
+    since: int
+    initial: bool
+    ends_initial: bool
+    bookmarks: bool
+    include: str | None
+    seconds: float
+    only: tuple[tuple[str, ...], str] | None = None
+
+
+async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -> AsyncIterator[bytes]:
+    """The lines of a watch."""
+    form = (target.kind.key, target.version, wish.include)
+
+    def shown(obj: JSON) -> JSON:
+        if wish.include is None:
+            return strategy.outgoing(target.kind, target.version, obj)
+        version = {"resourceVersion": obj["metadata"]["resourceVersion"]}
+        return table(target.kind, [obj], version, include=wish.include)
+
+    def line(change: Change) -> bytes:
+        found = change.lines.get(form)
+        if found is None:
+            found = msgspec.json.encode({"type": change.type, "object": shown(change.object)}) + b"\n"
+            change.lines[form] = found
+        return found
 
     def bookmark(*, end: bool = False) -> bytes:
         meta: JSON = {"resourceVersion": str(storage.version)}
@@ -47,22 +65,24 @@ async def events(
         obj = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": meta}
         return msgspec.json.encode({"type": "BOOKMARK", "object": obj}) + b"\n"
 
-    if initial:
-        for obj in storage.list(target.qualified, target.namespace):
+    since = storage.version if wish.initial else wish.since
+    changes = storage.watch(target.kind.storage, since, matches, wish.only)
+    if wish.initial:
+        # What changes while these are sent follows from the history.
+        for obj in storage.list(target.kind.storage, target.namespace):
             if matches(obj):
-                yield line("ADDED", obj)
-        if request.query.get("sendInitialEvents") == "true" and bookmarks:
+                yield msgspec.json.encode({"type": "ADDED", "object": shown(obj)}) + b"\n"
+        if wish.ends_initial:
             yield bookmark(end=True)
-    changes = storage.watch(target.qualified, since, matches)
     step: asyncio.Future[Any] | None = None
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
+    deadline = loop.time() + wish.seconds
     try:
         while (left := deadline - loop.time()) > 0:
             step = step or asyncio.ensure_future(anext(changes))
             done, _ = await asyncio.wait({step}, timeout=min(left, BOOKMARK_EVERY))
             if not done:
-                if bookmarks and not as_table:
+                if wish.bookmarks:
                     yield bookmark()
                 continue
             try:
@@ -74,8 +94,8 @@ async def events(
                 yield b'{"type":"ERROR","object":' + gone + b"}\n"
                 return
             step = None
-            yield line(change.type, change.object)
-        if bookmarks and not as_table:
+            yield line(change)
+        if wish.bookmarks:
             yield bookmark()
     finally:
         if step is not None and not step.done():

@@ -12,6 +12,7 @@ from .daemonsets import DaemonSetController
 from .deployments import DeploymentController
 from .garbage import GarbageCollector
 from .jobs import JobController
+from .node_lifecycle import NodeLifecycle
 from .replicasets import ReplicaSetController
 from .taint_eviction import DeviceTaintEviction
 from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_uids
@@ -34,6 +35,7 @@ class ControllerManager:
             DaemonSetController,
             JobController,
             GarbageCollector,
+            NodeLifecycle,
         )
         self.controllers: tuple[Controller, ...] = tuple(kind(client, self.informers) for kind in kinds)
 

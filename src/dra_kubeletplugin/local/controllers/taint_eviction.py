@@ -157,7 +157,15 @@ def _consumers_of(claim: JSON) -> Iterable[str]:
 
 
 def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:
-    return [(found["spec"]["driver"], found["spec"]["pool"]["name"])]
+    """Raises where the slice is malformed: it has no place among others then."""
+    spec = found["spec"]
+    names = [device["name"] for device in spec.get("devices") or []]
+    if not isinstance(spec["pool"]["generation"], int) or not all(isinstance(n, str) for n in names):
+        raise TypeError("no slice")
+    for device in spec.get("devices") or []:
+        for taint in device.get("taints") or []:
+            taint.get("effect")
+    return [(spec["driver"], spec["pool"]["name"])]
 
 
 def _tainted(found: JSON) -> Iterable[Device]:

@@ -109,7 +109,7 @@ async def _status(on: Environment) -> Answer:
     data = {
         "state": str(on.cluster.state),
         "kubeconfig": str(on.cluster.kubeconfig),
-        "server": on.cluster.api.url,
+        "server": on.cluster.api.public_url,
         "nodes": nodes,
         "drivers": drivers,
         "faults": {k: v for k, v in on_purpose.items() if v},

@@ -11,10 +11,12 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+import msgspec
 
 _KEPT = 20  # lines of a process that are shown where it fails
 _PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again, doubled each time
@@ -49,7 +51,7 @@ class Program:
 @dataclass(eq=False)
 class _Instance:
     process: asyncio.subprocess.Process
-    uid: str
+    ready: Path
     reading: asyncio.Task[None]
     said: deque[str]
 
@@ -58,23 +60,23 @@ class _Instance:
         return self.process.returncode is None
 
 
-Ready = Callable[[str], Awaitable[bool]]
-"""Whether the instance with this pod UID has registered and published."""
-
-
 class DriverProcess:
     """One program at one place. ``place`` is shown (``node-1``), ``env`` is what the place says; ``tell`` gets its output, a line
-    at a time, and what happens to it."""
+    at a time, and what happens to it.
+
+    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, what keeps it from being ready: a list of texts
+    in JSON, empty once it is.
+    """
 
     def __init__(
-        self, program: Program, place: str, env: Mapping[str, str], ready: Ready, tell: Callable[[str], None]
+        self, program: Program, place: str, env: Mapping[str, str], folder: Path, tell: Callable[[str], None]
     ) -> None:
         self.program = program
         self.place = place
         self.phase = Phase.DOWN
         self.restarts = 0
         self._env = env
-        self._is_ready = ready
+        self._folder = folder
         self._tell = tell
         self._current: _Instance | None = None
         self._busy = asyncio.Lock()
@@ -179,7 +181,8 @@ class DriverProcess:
 
     async def _spawn(self) -> _Instance:
         identity = uuid.uuid4().hex[:8]
-        env = {**os.environ, **self.program.env, **self._env, "POD_UID": identity}
+        ready = self._folder / f"{identity}.ready"
+        env = {**os.environ, **self.program.env, **self._env, "POD_UID": identity, "DRA_DEV_READY": str(ready)}
         process = await asyncio.create_subprocess_exec(
             *self.program.argv,
             env=env,
@@ -191,7 +194,7 @@ class DriverProcess:
         said: deque[str] = deque(maxlen=_KEPT)
         self.phase = Phase.STARTING
         self._down_until = 0.0
-        return _Instance(process, identity, asyncio.create_task(self._read(process, said)), said)
+        return _Instance(process, ready, asyncio.create_task(self._read(process, said)), said)
 
     async def _read(self, process: asyncio.subprocess.Process, said: deque[str]) -> None:
         assert process.stdout
@@ -206,12 +209,14 @@ class DriverProcess:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while instance.alive:
-            if await self._is_ready(instance.uid):
+            why = _why_not(instance.ready)
+            if why == []:
                 self.phase = Phase.READY
                 return
             if loop.time() > deadline:
                 self.phase = Phase.FAILED
-                raise DriverFailed(f"{self.name} is not ready after {timeout:g} s; it said last:\n{_last(instance)}")
+                reason = "; ".join(why) if why else f"it said last:\n{_last(instance)}"
+                raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
             await asyncio.sleep(_LOOK)
         await instance.reading
         self.phase = Phase.FAILED
@@ -233,8 +238,17 @@ class DriverProcess:
             except TimeoutError:
                 instance.process.kill()
                 await instance.process.wait()
+        instance.ready.unlink(missing_ok=True)
         await asyncio.wait({instance.reading}, timeout=1)
         instance.reading.cancel()
+
+
+def _why_not(file: Path) -> list[str] | None:
+    """What keeps a process from being ready; None while it has not said."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[str])
+    except FileNotFoundError:
+        return None
 
 
 def _code(instance: _Instance) -> str:

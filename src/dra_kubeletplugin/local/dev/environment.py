@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...errors import ApiError
-from ...kube import Resource
 from ..cluster import LocalCluster, Node
 from ..informer import SLICES
 from .drivers import DriverFailed, DriverProcess, Phase, Program, changed_since
@@ -22,7 +20,6 @@ from .verbs import ALL
 
 T = TypeVar("T")
 JSON = dict[str, Any]
-LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 NAMESPACE = "default"  # of controllers
 _RELOAD = 0.5  # seconds between looks at the drivers' files
 
@@ -108,10 +105,6 @@ class Environment:
         for process in own:
             await process.start(self.timeout)
 
-    async def registered(self, driver: str, node: str) -> set[str]:
-        """Endpoints of a driver's instances that the node's kubelet knows."""
-        return {c.endpoint for c in self.cluster.nodes[node].kubelet.plugins.connected.get(driver, [])}
-
 
 def _chosen(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
@@ -178,38 +171,17 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
         "LOCAL_CLUSTER": "1",
         "DRA_DEV_HEALTH": str(made.health / f"{node.name}-{program.driver}.json"),
     }
-    known: set[str] = set()  # endpoints of instances that were ready before
-
-    async def ready(_: str) -> bool:
-        now = await made.registered(program.driver, node.name)
-        if now <= known or not await _published(made, program.driver, node.name):
-            return False
-        known.update(now)
-        return True
-
     return DriverProcess(
-        program, node.name, env, ready, lambda line: made.around.log(f"{node.name} {program.driver}", line)
+        program, node.name, env, made.health, lambda line: made.around.log(f"{node.name} {program.driver}", line)
     )
-
-
-async def _published(made: Environment, driver: str, node: str) -> bool:
-    with contextlib.suppress(ApiError):
-        found = await made.cluster.client.list(SLICES, fields=f"spec.driver={driver},spec.nodeName={node}")
-        return bool(found["items"])
-    return False
 
 
 def _controller(made: Environment, program: Program) -> DriverProcess:
     env = {"KUBECONFIG": str(made.cluster.kubeconfig), "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent"}
     place = "controller"
-
-    async def ready(uid: str) -> bool:
-        with contextlib.suppress(ApiError):
-            lease = await made.cluster.client.get(LEASES, f"{program.driver}-controller", NAMESPACE)
-            return bool((lease.get("spec") or {}).get("holderIdentity"))
-        return False
-
-    return DriverProcess(program, place, env, ready, lambda line: made.around.log(f"{place} {program.driver}", line))
+    return DriverProcess(
+        program, place, env, made.health, lambda line: made.around.log(f"{place} {program.driver}", line)
+    )
 
 
 async def _reload(made: Environment, process: DriverProcess) -> None:

@@ -70,7 +70,6 @@ class Kubelet:
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
         self._told: dict[str, str] = {}
-        self._wiped = False
         self._pods = PodSync(
             self.client,
             self.manager,
@@ -90,7 +89,11 @@ class Kubelet:
         Raises ``ApiError`` where the Node cannot be written.
         """
         await publish_node(self.client, self.name, self.runtime.version)
-        self._wiped = await self._wipe_all()
+        try:
+            await wipe_slices(self.client, self.name)
+        except ApiError as e:
+            self._not_wiped("", e)
+            self._wipes.retry("")
         self._task = self.supervisor.start(f"kubelet {self.name}", self._run)
 
     async def stop(self) -> None:
@@ -117,9 +120,6 @@ class Kubelet:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.events.run())
                 tasks.create_task(self._wipes.work(self._wipe, self._not_wiped, 4))
-                while not self._wiped:
-                    await asyncio.sleep(_WIPE_AGAIN)
-                    self._wiped = await self._wipe_all()
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
                 await self.informers.run(tasks)
@@ -142,21 +142,16 @@ class Kubelet:
         self.health.forget(driver)
         self._wipes.add_after(driver, self.timers.wipe)
 
-    async def _wipe_all(self) -> bool:
-        """At start, before a plugin is heard: those that are here publish again."""
-        try:
-            await wipe_slices(self.client, self.name)
-        except ApiError as e:
-            log.warning("kubelet %s: slices are not wiped: %s", self.name, e)
-            return False
-        return True
-
     async def _wipe(self, driver: str) -> None:
-        if not self.plugins.is_connected(driver):
+        """``driver`` empty: of all that are not connected; one that is publishes by itself."""
+        if not driver:
+            connected = {d for d in self.plugins.connected if self.plugins.is_connected(d)}
+            await wipe_slices(self.client, self.name, but=connected)
+        elif not self.plugins.is_connected(driver):
             await wipe_slices(self.client, self.name, driver)
 
     def _not_wiped(self, driver: str, error: Exception) -> None:
-        log.warning("kubelet %s: slices of %s are not wiped: %s", self.name, driver, error)
+        log.warning("kubelet %s: slices of %s are not wiped: %s", self.name, driver or "all drivers", error)
 
     # --- pods -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from typing import Any
 
 from ...errors import ApiError
@@ -48,15 +49,20 @@ def _capacity() -> dict[str, str]:
     return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory}Ki", "pods": str(_PODS)}
 
 
-async def wipe_slices(client: KubeClient, node: str, driver: str = "") -> None:
-    """Deletes the slices of a driver on this node, or of all drivers.
+async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Collection[str] = ()) -> None:
+    """Deletes the slices of a driver on this node, or of all drivers ``but`` some.
 
     Raises ``ApiError`` where some are left.
     """
     fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
+    left: ApiError | None = None
     for obj in (await client.list(SLICES, fields=fields))["items"]:
+        if but and (obj.get("spec") or {}).get("driver") in but:
+            continue
         try:
             await client.delete(SLICES, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
         except ApiError as e:
             if e.status not in {404, 409}:
-                raise
+                left = e  # the others go all the same
+    if left is not None:
+        raise left

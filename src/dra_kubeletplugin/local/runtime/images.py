@@ -151,9 +151,11 @@ def make_busybox(root: Path) -> Path:
         (binaries / tool).symlink_to("busybox")
     for name in ("dev", "proc", "sys", "tmp", "etc", "root", "var", "usr"):
         (fresh / name).mkdir()
-    (fresh / "tmp").chmod(0o1777)
     (fresh / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
     (fresh / "etc/group").write_text("root:x:0:\nnobody:x:65534:\n")
+    for path in (fresh, *(p for p in fresh.rglob("*") if not p.is_symlink())):  # whatever our umask is
+        path.chmod(0o755 if path.is_dir() or path.name == "busybox" else 0o644)
+    (fresh / "tmp").chmod(0o1777)
     fresh.rename(root)
     return root
 
@@ -210,6 +212,7 @@ def _unpack(layout: Path, cache: Path) -> Image:
         fresh.mkdir(parents=True)
         for layer in manifest.get("layers") or []:
             _apply_layer(_blob(layout, layer), fresh)
+        fresh.chmod(0o755)
         fresh.rename(root)
     return Image(
         root,

@@ -130,8 +130,10 @@ class RuncRuntime:
         uid, gid = image.user_of(container.user, container.group)
         may = refusals.allowed(pod.sandbox, container, uid)
         shutil.rmtree(folder, ignore_errors=True)
+        for part in (self.state, self.state / pod.sandbox.uid, folder):  # environments hold secrets
+            part.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("rootfs", "scratch"):
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir()
         (folder / "image").symlink_to(image.root)
         env = dict(e.split("=", 1) for e in (PATH, *image.env) if "=" in e)
         env |= {"HOSTNAME": pod.sandbox.hostname} | dict(container.env)
@@ -148,7 +150,7 @@ class RuncRuntime:
         around = Around(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
-            f"/dra-dev/{pod.sandbox.uid}/{container.name}-{container.attempt}",
+            f"/dra-dev-{pod.sandbox.uid}-{container.name}-{container.attempt}",  # flat: runc removes no folder above it
             may.read_only_root,
         )
         try:

@@ -97,12 +97,12 @@ def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLab
         for w in pod.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []
     ]
     for node in nodes:
-        for other in node.pods.values():
+        for other in node.pods.values() if wishes else ():
             for term, weight in wishes:
                 if term.key in node.labels and term.matches(other):
                     gains[term.key, node.labels[term.key]] += weight
-            if other.spec.get("affinity"):
-                _wishes_of(other, pod, node, namespaces, gains)
+        for other in node.minding:
+            _wishes_of(other, pod, node, namespaces, gains)
     return gains
 
 

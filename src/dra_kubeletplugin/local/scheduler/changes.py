@@ -43,6 +43,19 @@ class Change:
     after: JSON | None = None
     pod: str = ""
 
+    @property
+    def claim(self) -> str:
+        """Namespace and name of the claim that changed."""
+        meta = (self.after or {"metadata": {}})["metadata"]
+        return f"{meta.get('namespace')}/{meta.get('name')}"
+
+    @property
+    def frees(self) -> bool:
+        """Whether devices of a claim are free now."""
+        if self.before is None or self.after is None:
+            return False
+        return is_allocated(self.before) and not is_allocated(self.after)
+
 
 _PLACE = frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS})
 _OTHER_PODS = frozenset({Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE})
@@ -82,11 +95,10 @@ def _claim_helps(change: Change, uses: Callable[[str], bool]) -> bool:
     after = change.after
     if after is None:
         return False
-    if change.before is not None:
-        if is_allocated(change.before) and not is_allocated(after):
-            return True  # its devices are free now
-        if change.before.get("status") == after.get("status"):
-            return False
+    if change.frees:
+        return True
+    if change.before is not None and change.before.get("status") == after.get("status"):
+        return False
     return uses(str(after["metadata"]["uid"]))
 
 

@@ -33,6 +33,7 @@ class Cycle:
         self.claims = claims
         self.allocations = allocations
         self.rejected: dict[str, Rejection] = {}
+        self._before_fit = filters.before_fit(pod)
 
     def feasible(self) -> list[NodeInfo]:
         """The node that was promised, where it fits; all that fit otherwise, or as many as it takes to choose well.
@@ -83,7 +84,7 @@ class Cycle:
 
     def _filter(self, node: NodeInfo, affinity: PodAffinity, spread: Spread) -> Rejection | None:
         pod = self.pod
-        for check in filters.BEFORE_FIT:
+        for check in self._before_fit:
             if rejection := check(pod, node):
                 return rejection
         if rejection := filters.fit(pod, node, self.claims.by_class):

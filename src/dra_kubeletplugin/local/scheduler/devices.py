@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ...resources import node_selection
@@ -14,7 +15,7 @@ from . import extended
 from .binding import Readiness, state_of
 from .claimstore import ClaimStore, is_allocated
 from .faults import AllocationError, AllocationTimeout, NodeFault
-from .nodeallocation import Allocations
+from .nodeallocation import Allocations, fingerprint
 from .nodeinfo import NodeInfo
 from .podinfo import PodInfo
 from .results import JSON as Frozen
@@ -82,9 +83,22 @@ class PodClaims:
     offers: dict[str, Offer] = field(default_factory=dict)
     timeout: float = 0.0  # for binding conditions, seconds
 
-    @property
-    def to_allocate(self) -> list[int]:
-        return [i for i, c in enumerate(self.claims) if not is_allocated(c)]
+    @cached_property
+    def _allocated(self) -> list[int]:
+        return [i for i, c in enumerate(self.claims) if is_allocated(c)]
+
+    @cached_property
+    def _open(self) -> list[int]:
+        """What the pod's user asked for and nobody has given yet."""
+        return [i for i, c in enumerate(self.claims) if not is_allocated(c) and not self.is_extended(i)]
+
+    @cached_property
+    def _open_claims(self) -> list[JSON]:
+        return [self.claims[i] for i in self._open]
+
+    @cached_property
+    def _keys(self) -> tuple[bytes, ...]:
+        return tuple(map(fingerprint, self._open_claims))
 
     def is_extended(self, index: int) -> bool:
         return self.claims[index] is self.extended
@@ -105,13 +119,15 @@ class PodClaims:
                 filled, mappings = extended.for_node(self.extended, pod, missing)
             elif len(self.claims) == 1:
                 return None  # the node has all of it from device plugins
-        unusable = [i for i, c in enumerate(self.claims) if is_allocated(c) and not self._usable(c, node)]
-        wanted = [i for i in self.to_allocate if not self.is_extended(i) or filled is not None]
+        unusable = [i for i in self._allocated if not self._usable(self.claims[i], node)]
+        wanted, claims, keys = self._open, self._open_claims, self._keys
+        if filled is not None:
+            wanted, claims = [*wanted, len(self.claims) - 1], [*claims, filled]
+            keys = (*keys, fingerprint(filled))
         results: list[JSON] = []
         if wanted:
-            claims = [filled if filled is not None and self.is_extended(i) else self.claims[i] for i in wanted]
             try:
-                found = allocations.on(node, claims)
+                found = allocations.on(node, claims, keys)
             except (AllocationTimeout, NodeFault) as e:
                 return rejected(str(e))
             except AllocationError as e:
@@ -130,6 +146,13 @@ class PodClaims:
         if selector is not None and not node_selection.selector_matches(node.node, selector):
             return False
         return state_of(claim, self.timeout).readiness not in {Readiness.FAILED, Readiness.TIMED_OUT}
+
+    @property
+    def lists(self) -> bool:
+        """Whether something is asked for with alternatives."""
+        return any(
+            r.get("firstAvailable") for c in self.claims for r in (c["spec"].get("devices") or {}).get("requests") or []
+        )
 
     # --- score ----------------------------------------------------------------------------------
 

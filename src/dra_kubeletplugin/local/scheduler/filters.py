@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ...resources import node_selection
 from .nodeinfo import NodeInfo, pods_allowed
-from .podinfo import CPU, EPHEMERAL, MEMORY, PodInfo
+from .podinfo import PodInfo
 from .status import Plugin, Rejection
 
 JSON = Mapping[str, Any]
@@ -49,20 +49,12 @@ def fit(pod: PodInfo, node: NodeInfo, by_devices: Collection[str] = ()) -> Rejec
     resolvable = True
     if len(node.pods) + 1 > pods_allowed(node):
         reasons.append("Too many pods")
-    for name in _in_order(pod.requests):
-        wanted = pod.requests[name]
+    for name, wanted in pod.wanted:
         has = node.allocatable.get(name, 0)
-        if not wanted or (name in by_devices and not has):
-            continue
-        if wanted > has - node.requested.get(name, 0):
+        if wanted > has - node.requested.get(name, 0) and (has or name not in by_devices):
             reasons.append(f"Insufficient {name}")
             resolvable = resolvable and wanted <= has
     return Rejection(Plugin.FIT, tuple(reasons), resolvable) if reasons else None
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    first = [n for n in (CPU, MEMORY, EPHEMERAL) if n in names]
-    return first + sorted(n for n in names if n not in first)
 
 
 def tolerates(toleration: JSON, taint: JSON) -> bool:
@@ -78,4 +70,14 @@ def tolerates(toleration: JSON, taint: JSON) -> bool:
     return False
 
 
-BEFORE_FIT = (unschedulable, taints, node_affinity, ports)
+Filter = Callable[[PodInfo, NodeInfo], Rejection | None]
+
+
+def before_fit(pod: PodInfo) -> list[Filter]:
+    """The filters that can matter for a pod, in order."""
+    found: list[Filter] = [unschedulable, taints]
+    if pod.has_affinity or pod.spec.get("nodeSelector"):
+        found.append(node_affinity)
+    if pod.ports:
+        found.append(ports)
+    return found

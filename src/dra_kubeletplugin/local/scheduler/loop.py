@@ -187,7 +187,7 @@ class Scheduler:
         if not feasible:
             await self._no_node(entry, cycle)
             return
-        node = scoring.best(pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score)
+        node = scoring.best(pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score, lists=claims.lists)
         self._assume(entry, node, claims, tasks)
 
     def _prefilter(self, pod: PodInfo) -> PodClaims | Rejection:

@@ -28,13 +28,18 @@ JSON = dict[str, Any]
 Allocated = list[JSON] | None  # an AllocationResult a claim; None where they do not fit
 _KEPT = 64  # kinds of requests that are remembered
 _AT_ONCE = 16  # nodes that Kubernetes looks at in parallel: it bounds the time for all of them
-_Key = tuple[bytes, ...]
+Fingerprints = tuple[bytes, ...]
+
+
+def fingerprint(claim: JSON) -> bytes:
+    """Equal for claims that ask for the same."""
+    return msgspec.json.encode(claim["spec"])
 
 
 @dataclass(frozen=True, eq=False)
 class _Found:
     pools: list[Pool]
-    uses: tuple[Use, ...]
+    uses: list[Use]
     results: Allocated
 
 
@@ -43,10 +48,10 @@ class AllocationMemory:
     """What was found before. For one thread at a time."""
 
     pools: PoolCache = field(default_factory=PoolCache)
-    found: OrderedDict[_Key, dict[str, _Found]] = field(default_factory=OrderedDict)
+    found: OrderedDict[Fingerprints, dict[str, _Found]] = field(default_factory=OrderedDict)
     classes: Mapping[str, JSON] = field(default_factory=dict)
 
-    def of(self, key: _Key, classes: Mapping[str, JSON]) -> dict[str, _Found]:
+    def of(self, key: Fingerprints, classes: Mapping[str, JSON]) -> dict[str, _Found]:
         if classes is not self.classes:
             self.found.clear()
             self.classes = classes
@@ -81,6 +86,8 @@ class Allocations:
         self._end = time.monotonic() + limit * -(-nodes // _AT_ONCE)
         self._cancelled = False
         self._state: State | None = None
+        self._key: Fingerprints | None = None
+        self._known: dict[str, _Found] = {}
 
     def cancel(self) -> None:
         """Ends what another thread is searching: it raises :class:`AllocationTimeout` soon."""
@@ -88,15 +95,18 @@ class Allocations:
         if self._state is not None:
             self._state.cancelled = True
 
-    def on(self, node: NodeInfo, claims: Sequence[JSON]) -> Allocated:
-        """Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
+    def on(self, node: NodeInfo, claims: Sequence[JSON], key: Fingerprints) -> Allocated:
+        """``key`` are the claims' fingerprints.
+
+        Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
         :class:`AllocationTimeout` where the time is up."""
-        key = tuple(msgspec.json.encode(c["spec"]) for c in claims)
         pools = self._memory.pools.pools(node, self._slices)
-        uses = tuple(self._use.get((p.driver, p.name), UNUSED) for p in pools)
-        known = self._memory.of(key, self._classes)
+        uses = [self._use.get(p.key, UNUSED) for p in pools]
+        if self._key is not key:
+            self._key, self._known = key, self._memory.of(key, self._classes)
+        known = self._known
         found = known.get(node.name)
-        if found and found.pools is pools and all(a is b for a, b in zip(found.uses, uses, strict=True)):
+        if found and found.pools is pools and found.uses == uses:
             return found.results
         left = min(self._limit, self._end - time.monotonic())
         if left <= 0 or self._cancelled:
@@ -107,7 +117,7 @@ class Allocations:
         return results
 
     def _search(
-        self, node: NodeInfo, claims: Sequence[JSON], pools: list[Pool], uses: Sequence[Use], limit: float
+        self, node: NodeInfo, claims: Sequence[JSON], pools: list[Pool], uses: list[Use], limit: float
     ) -> Allocated:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}

@@ -10,7 +10,6 @@ from typing import Any
 from .podinfo import ANY_ADDRESS, PODS, PodInfo, Port, amount_of
 
 JSON = dict[str, Any]
-_READY_TAINTS = {"False": "node.kubernetes.io/not-ready", "Unknown": "node.kubernetes.io/unreachable"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,16 @@ class NodeInfo:
     @cached_property
     def repelling(self) -> tuple[PodInfo, ...]:
         """Pods that keep others away."""
-        return tuple(p for p in self.pods.values() if p.terms("podAntiAffinity"))
+        return tuple(p for p in self.minding if p.terms("podAntiAffinity"))
+
+    @cached_property
+    def softly_tainted(self) -> bool:
+        return any(t["effect"] == "PreferNoSchedule" for t in self.taints)
+
+    @cached_property
+    def minding(self) -> tuple[PodInfo, ...]:
+        """Pods that want to be near others, or far from them."""
+        return tuple(p for p in self.pods.values() if p.has_affinity)
 
     def with_pod(self, pod: PodInfo) -> NodeInfo:
         """This node with one pod more; one of the same UID is replaced."""
@@ -72,10 +80,6 @@ def read(node: JSON) -> NodeInfo:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     amounts = status.get("allocatable") or status.get("capacity") or {}
     taints = [dict(t) for t in spec.get("taints") or []]
-    for condition in status.get("conditions") or []:
-        key = _READY_TAINTS.get(condition["status"]) if condition["type"] == "Ready" else None
-        if key and not any(t["key"] == key for t in taints):
-            taints.append({"key": key, "effect": "NoSchedule"})  # as the node controller is going to say
     return NodeInfo(
         node,
         str(meta["name"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...resources.quantity import parse
@@ -55,6 +56,24 @@ class PodInfo:
     @property
     def terminating(self) -> bool:
         return bool(self.pod["metadata"].get("deletionTimestamp"))
+
+    @cached_property
+    def claim_keys(self) -> frozenset[str]:
+        """Namespace and name of the claims that the pod is known to use."""
+        made = (self.pod.get("status") or {}).get("resourceClaimStatuses") or []
+        named = [c.get("resourceClaimName") for c in [*(self.spec.get("resourceClaims") or []), *made]]
+        return frozenset(f"{self.namespace}/{name}" for name in named if name)
+
+    @cached_property
+    def wanted(self) -> tuple[tuple[str, int], ...]:
+        """What it requests, in the order in which it is told that there is too little of it."""
+        first = [n for n in (CPU, MEMORY, EPHEMERAL) if n in self.requests]
+        names = first + sorted(n for n in self.requests if n not in first)
+        return tuple((n, self.requests[n]) for n in names if self.requests[n])
+
+    @cached_property
+    def has_affinity(self) -> bool:
+        return bool(self.spec.get("affinity"))
 
     def affinity(self, kind: str) -> JSON:
         """``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty where there is none."""

@@ -62,6 +62,10 @@ class Pool:
     def __str__(self) -> str:
         return f"{self.driver}/{self.name}"
 
+    @cached_property
+    def key(self) -> PoolKey:
+        return self.driver, self.name
+
     @property
     def counter_sets(self) -> dict[str, JSON]:
         return {s["name"]: s["counters"] for sl in self.slices for s in sl["spec"].get("sharedCounters") or []}

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .changes import Change, helps
+from .changes import Change, Kind, helps
 from .podinfo import PodInfo
 from .status import Plugin
 
@@ -31,7 +31,6 @@ class Entry:
     since: float  # when it came, or came back
     number: int
     rejectors: frozenset[Plugin] = frozenset()
-    gated: bool = False
     failures: int = 0
     errors: int = 0
     not_before: float = 0.0
@@ -64,6 +63,8 @@ class SchedulingQueue:
         self._ready: set[str] = set()  # which of the entries are in the heap
         self._pausing: set[str] = set()
         self._parked: dict[str, Entry] = {}  # those that wait for a change
+        self._gated: set[str] = set()  # those of them that must not be tried: only they themselves or their claims help
+        self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of claims that they name
         self._flushed = 0.0
         self._flights: dict[str, _Flight] = {}
         self._log: deque[Change] = deque()
@@ -87,7 +88,13 @@ class SchedulingQueue:
         if flight := self._flights.get(info.uid):
             flight.entry.info = info
         elif entry := self._entries.get(info.uid):
+            parked, gated = info.uid in self._parked, info.uid in self._gated
+            self._unpark(info.uid)
             entry.info = info
+            if parked:
+                self._park(entry)
+            if gated:
+                self._gated.add(info.uid)
         else:
             self.add(info)
             return
@@ -99,7 +106,7 @@ class SchedulingQueue:
         self._entries.pop(uid, None)
         self._ready.discard(uid)
         self._pausing.discard(uid)
-        self._parked.pop(uid, None)
+        self._unpark(uid)
         self._flights.pop(uid, None)
         self._trim()
 
@@ -145,7 +152,7 @@ class SchedulingQueue:
         elif any(self._helps(c, entry) for c in missed):
             self._activate(entry)
         else:
-            self._parked[entry.info.uid] = entry
+            self._park(entry)
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -154,23 +161,48 @@ class SchedulingQueue:
         if self._flights:
             self._log.append(change)
         self._logged += 1
-        for entry in [e for e in self._parked.values() if self._helps(change, e)]:
+        for entry in [e for e in self._concerned(change) if self._helps(change, e)]:
             self._activate(entry)
+
+    def _concerned(self, change: Change) -> list[Entry]:
+        """Parked pods that a change can help at all: most changes concern few."""
+        if change.kind is Kind.OWN:
+            return [self._parked[change.pod]] if change.pod in self._parked else []
+        if change.kind is Kind.CLAIM and not change.frees:
+            return [self._parked[uid] for uid in self._by_claim.get(change.claim, ())]
+        return [e for uid, e in self._parked.items() if uid not in self._gated]
 
     def _helps(self, change: Change, entry: Entry) -> bool:
         return helps(change, entry.info.uid, entry.rejectors, lambda claim: self._uses(entry.info, claim))
 
     def _activate(self, entry: Entry) -> None:
+        self._unpark(entry.info.uid)
         blocked = self._gate(entry.info)
         if blocked is not None:
-            entry.gated, entry.rejectors = True, frozenset({blocked})
-            self._parked[entry.info.uid] = entry
+            entry.rejectors = frozenset({blocked})
+            self._gated.add(entry.info.uid)
+            self._park(entry)
             return
-        entry.gated = False
-        self._parked.pop(entry.info.uid, None)
         self._ready.add(entry.info.uid)
         heapq.heappush(self._active, (entry.order, entry.info.uid))
         self._wake.set()
+
+    def _park(self, entry: Entry) -> None:
+        uid = entry.info.uid
+        self._parked[uid] = entry
+        for claim in entry.info.claim_keys:
+            self._by_claim.setdefault(claim, set()).add(uid)
+
+    def _unpark(self, uid: str) -> None:
+        self._gated.discard(uid)
+        entry = self._parked.pop(uid, None)
+        if entry is None:
+            return
+        for claim in entry.info.claim_keys:
+            waiting = self._by_claim[claim]
+            waiting.discard(uid)
+            if not waiting:
+                del self._by_claim[claim]
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -186,7 +218,7 @@ class SchedulingQueue:
         if moment - self._flushed < FLUSH / 10:
             return
         self._flushed = moment
-        for entry in [e for e in self._parked.values() if not e.gated and moment - e.since > FLUSH]:
+        for entry in [e for e in self._parked.values() if e.info.uid not in self._gated and moment - e.since > FLUSH]:
             self._activate(entry)
 
     def _next_pause(self) -> float:

@@ -23,21 +23,27 @@ def best(
     everywhere: Sequence[NodeInfo],
     namespaces: NamespaceLabels,
     of_devices: Callable[[str], int],
+    *,
+    lists: bool,
 ) -> NodeInfo:
     """The node with the highest score; among equals the one with more free cpu, then the first by name.
 
-    ``everywhere`` are all nodes of the cluster; ``of_devices`` says how much a node's devices are what the pod's claims prefer.
+    ``everywhere`` are all nodes of the cluster; ``of_devices`` says how much a node's devices are what the pod's claims prefer,
+    where they have ``lists`` of alternatives.
     """
     if len(nodes) == 1:
         return nodes[0]
-    totals = dict.fromkeys((n.name for n in nodes), 0)
-    _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
-    _weigh(totals, 2, _scaled({n.name: _node_preference(pod, n) for n in nodes}))
-    _weigh(totals, 2, _near(pod, nodes, everywhere, namespaces))
-    _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
-    _weigh(totals, 1, {n.name: least_allocated(pod, n) for n in nodes})
+    totals = {n.name: least_allocated(pod, n) for n in nodes}
     if pod.requests.get(CPU) or pod.requests.get(MEMORY):
         _weigh(totals, 1, {n.name: balanced(pod, n) for n in nodes})
+    if any(n.softly_tainted for n in nodes):
+        _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
+    if pod.has_affinity:
+        _weigh(totals, 2, _scaled({n.name: _node_preference(pod, n) for n in nodes}))
+    if pod.has_affinity or any(n.minding for n in everywhere):
+        _weigh(totals, 2, _near(pod, nodes, everywhere, namespaces))
+    if lists:
+        _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
     return min(nodes, key=lambda n: (-totals[n.name], -_free(n), n.name))
 
 
@@ -95,10 +101,7 @@ def _node_preference(pod: PodInfo, node: NodeInfo) -> int:
 def _near(
     pod: PodInfo, nodes: Sequence[NodeInfo], everywhere: Sequence[NodeInfo], namespaces: NamespaceLabels
 ) -> dict[str, int]:
-    concerned = pod.spec.get("affinity") or any(p.spec.get("affinity") for n in everywhere for p in n.pods.values())
-    gains = preference(pod, everywhere, namespaces) if concerned else {}
-    if not gains:
-        return dict.fromkeys((n.name for n in nodes), 0)
+    gains = preference(pod, everywhere, namespaces)
     scores = {n.name: sum(gains.get(place, 0) for place in n.labels.items()) for n in nodes}
     low, high = min(scores.values()), max(scores.values())
     return {name: (score - low) * MOST // (high - low) if high > low else 0 for name, score in scores.items()}

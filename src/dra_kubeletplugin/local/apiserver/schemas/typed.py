@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .field_paths import Path, below, field_element, key_element, shown, value_element
-from .merge_types import ListOf, MapOf, Scalar, Type, Untyped
+from .merging import ListOf, MapOf, Scalar, Type, Untyped
 
 
 class SchemaError(Exception):

@@ -1,0 +1,186 @@
+"""How many pods a second the local cluster schedules: workloads in the form of Kubernetes' scheduler_perf, ``python -m bench.scheduling``.
+
+API server, claim controller and scheduler in one process, as in ``dra dev``; nodes and slices are objects that nobody keeps up to
+date. A workload makes nodes, then pods that are not counted, then pods that are. Steady: each pod is deleted once it is scheduled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
+from dra_kubeletplugin.local.cluster import LocalCluster
+
+JSON = dict[str, Any]
+DRIVER = "bench.example.com"
+API = "resource.k8s.io"
+PODS = Resource("", "v1", "pods", namespaced=True)
+NODES = Resource("", "v1", "nodes")
+SLICES = Resource(API, "v1", "resourceslices")
+CLASSES = Resource(API, "v1", "deviceclasses")
+TEMPLATES = Resource(API, "v1", "resourceclaimtemplates", namespaced=True)
+_AT_ONCE = 8  # requests in flight
+
+
+def whole(node: str) -> list[JSON]:
+    """Eight devices."""
+    devices = [{"name": f"dev-{i}", "attributes": {"model": {"string": "A"}}} for i in range(8)]
+    return [_slice(node, 0, 1, {"devices": devices})]
+
+
+def partitions(node: str) -> list[JSON]:
+    """Two devices of which each is one large, two middle or seven small ones."""
+    sets = [{"name": f"gpu-{g}", "counters": {"slices": {"value": "7"}}} for g in range(2)]
+    devices = []
+    for g in range(2):
+        for kind, count, takes in (("small", 7, 1), ("middle", 2, 3), ("large", 1, 7)):
+            for i in range(count):
+                consumed = [{"counterSet": f"gpu-{g}", "counters": {"slices": {"value": str(takes)}}}]
+                attributes = {"model": {"string": kind}}
+                devices.append({"name": f"gpu-{g}-{kind}-{i}", "attributes": attributes, "consumesCounters": consumed})
+    return [_slice(node, 0, 2, {"sharedCounters": sets}), _slice(node, 1, 2, {"devices": devices})]
+
+
+def _slice(node: str, number: int, count: int, content: JSON) -> JSON:
+    pool = {"name": node, "generation": 1, "resourceSliceCount": count}
+    spec = {"driver": DRIVER, "nodeName": node, "pool": pool, **content}
+    return {"metadata": {"name": f"{node}-{number}"}, "spec": spec}
+
+
+def request(name: str, model: str, count: int = 1) -> JSON:
+    expression = f"device.attributes['{DRIVER}'].model == '{model}'"
+    selectors = [{"cel": {"expression": expression}}]
+    return {"name": name, "exactly": {"deviceClassName": "bench", "count": count, "selectors": selectors}}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``published`` is what Kubernetes' own benchmark says of the like, pods a second; ``aim`` is ours."""
+
+    name: str
+    nodes: int
+    before: int
+    pods: int
+    requests: list[JSON] = field(default_factory=lambda: [request("r", "A")])
+    devices: Callable[[str], list[JSON]] = whole
+    steady: bool = False
+    aim: float = 0.0
+    published: str = "-"
+
+
+WORKLOADS = (
+    Workload("claims from a template, 100 nodes", 100, 50, 400, aim=100.0),
+    Workload("claims from a template, 500 nodes", 500, 50, 400, published="10 to 17"),
+    Workload("steady state, 100 nodes, empty", 100, 50, 400, steady=True),
+    Workload("steady state, 500 nodes, empty", 500, 50, 400, steady=True, published="81"),
+    Workload("steady state, 100 nodes, half full", 100, 400, 400, steady=True, published="115 to 121 (500 nodes)"),
+    Workload(
+        "partitions with backtracking, 100 nodes", 100, 20, 100,
+        [request("a", "small", 2), request("b", "middle", 2), request("c", "small", 1)], partitions,
+    ),
+)  # fmt: skip
+
+
+async def measure(workload: Workload) -> float:
+    """Pods a second, from the first pod that counts to the last that has a node."""
+    async with LocalCluster(()) as cluster:
+        client = KubeClient(cluster.config)
+        try:
+            await _prepare(client, workload)
+            async with _scheduled(client, delete=workload.steady) as bound:
+                await _pods(client, "before", workload.before)
+                await bound(workload.before)
+                started = time.perf_counter()
+                await asyncio.gather(_pods(client, "pod", workload.pods), bound(workload.before + workload.pods))
+                return workload.pods / (time.perf_counter() - started)
+        finally:
+            await client.close()
+
+
+async def _prepare(client: KubeClient, workload: Workload) -> None:
+    selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
+    await client.create(CLASSES, {"metadata": {"name": "bench"}, "spec": {"selectors": selectors}})
+    spec = {"devices": {"requests": workload.requests}}
+    await client.create(TEMPLATES, {"metadata": {"name": "t"}, "spec": {"spec": spec}}, "default")
+    made = [_node(f"node-{i:03}") for i in range(workload.nodes)]
+    await _at_once([lambda n=n: client.create(NODES, n) for n in made])
+    slices = [s for n in made for s in workload.devices(n["metadata"]["name"])]
+    await _at_once([lambda s=s: client.create(SLICES, s) for s in slices])
+
+
+def _node(name: str) -> JSON:
+    amounts = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+    ready = {"type": "Ready", "status": "True"}
+    status = {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}
+    return {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "status": status}
+
+
+async def _pods(client: KubeClient, prefix: str, count: int) -> None:
+    def pod(i: int) -> JSON:
+        resources = {"claims": [{"name": "t"}], "requests": {"cpu": "100m"}}
+        container = {"name": "main", "image": "pause", "resources": resources}
+        claims = [{"name": "t", "resourceClaimTemplateName": "t"}]
+        return {"metadata": {"name": f"{prefix}-{i}"}, "spec": {"containers": [container], "resourceClaims": claims}}
+
+    await _at_once([lambda i=i: client.create(PODS, pod(i), "default") for i in range(count)])
+
+
+async def _at_once(calls: list[Callable[[], Any]]) -> None:
+    waiting = iter(calls)
+
+    async def work() -> None:
+        for call in waiting:
+            await call()
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+
+
+@asynccontextmanager
+async def _scheduled(client: KubeClient, *, delete: bool) -> AsyncIterator[Callable[[int], Any]]:
+    """Answers how to wait until so many pods have a node."""
+    seen: set[str] = set()
+    more = asyncio.Condition()
+
+    async def follow() -> None:
+        async for event in Reflector(client, PODS, namespace="default").events():
+            if event.type in {"ADDED", "MODIFIED"} and event.object["spec"].get("nodeName"):
+                name = event.object["metadata"]["name"]
+                if name in seen:
+                    continue
+                async with more:
+                    seen.add(name)
+                    more.notify_all()
+                if delete:
+                    await client.delete(PODS, name, "default", grace=0)
+
+    async def bound(count: int) -> None:
+        async with more:
+            await more.wait_for(lambda: len(seen) >= count)
+
+    task = asyncio.create_task(follow())
+    try:
+        yield bound
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def main(words: list[str]) -> None:
+    print("| workload | pods/s | aim | Kubernetes' own, published (2025) |\n|---|---|---|---|")
+    for workload in WORKLOADS:
+        if all(w in workload.name for w in words):
+            async with asyncio.timeout(600):
+                rate = await measure(workload)
+            print(f"| {workload.name} | {rate:.0f} | {workload.aim or '-'} | {workload.published} |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("word", nargs="*", help="only workloads with these words in their name")
+    asyncio.run(main(parser.parse_args().word))

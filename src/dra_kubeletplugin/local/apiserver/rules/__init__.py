@@ -1,0 +1,1 @@
+"""What the server fills in and refuses, by kind."""

@@ -1,0 +1,34 @@
+"""Events are one kind under two groups: events.k8s.io has other names for the same fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+JSON = dict[str, Any]
+_NAMES = (  # core, events.k8s.io
+    ("involvedObject", "regarding"),
+    ("message", "note"),
+    ("source", "deprecatedSource"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("count", "deprecatedCount"),
+    ("reportingComponent", "reportingController"),
+)
+_TO_CORE = {new: old for old, new in _NAMES}
+_FROM_CORE = dict(_NAMES)
+
+
+def to_core(event: Mapping[str, Any]) -> JSON:
+    out = {_TO_CORE.get(k, k): v for k, v in event.items()}
+    out.setdefault("involvedObject", {})
+    return out
+
+
+def from_core(event: Mapping[str, Any]) -> JSON:
+    return {_FROM_CORE.get(k, k): v for k, v in event.items()}
+
+
+def core_name(field: str) -> str:
+    """The core group's name of a field."""
+    return _TO_CORE.get(field, field)

@@ -1,0 +1,132 @@
+"""What a server fills in where a pod, or the template of one, says nothing.
+
+Source: SetDefaults functions of the core API group, and the admission plugins that are on by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+JSON = dict[str, Any]
+_MODES = (("secret", 0o644), ("configMap", 0o644), ("downwardAPI", 0o644), ("projected", 0o644))
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+_GONE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_TOLERATED = 300  # seconds
+
+
+def spec_defaults(spec: JSON) -> None:
+    """Fills a pod's spec, which is changed in place."""
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec.setdefault("dnsPolicy", "ClusterFirst")
+    if spec.get("securityContext") is None:
+        spec["securityContext"] = {}
+    spec.setdefault("schedulerName", "default-scheduler")
+    if account := spec.get("serviceAccountName"):
+        spec["serviceAccount"] = account
+    elif account := spec.get("serviceAccount"):
+        spec["serviceAccountName"] = account
+    for volume in spec.get("volumes") or ():
+        _volume(volume)
+    for container in containers(spec):
+        _container(container, host_network=bool(spec.get("hostNetwork")))
+
+
+def pod_defaults(spec: JSON) -> None:
+    """What a pod gets beside what its spec gets as a template: what every pod has once it was admitted."""
+    spec_defaults(spec)
+    spec.setdefault("enableServiceLinks", True)
+    for container in containers(spec):
+        resources = container.get("resources") or {}
+        for name, amount in (resources.get("limits") or {}).items():
+            requests = resources.get("requests") or {}
+            if name not in requests:
+                resources["requests"] = {**requests, name: amount}
+
+
+def admitted(spec: JSON) -> None:
+    """What admission adds to a new pod: its account, and that it stays a while on a node that is away."""
+    spec.setdefault("serviceAccountName", "default")
+    spec.setdefault("serviceAccount", spec["serviceAccountName"])
+    tolerations = spec.get("tolerations") or []
+    for key in _GONE:
+        if not any(t.get("key") in {None, "", key} and t.get("effect") in {None, "", "NoExecute"} for t in tolerations):
+            added = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATED}
+            tolerations = [*tolerations, added]
+    spec["tolerations"] = tolerations
+
+
+def containers(spec: Mapping[str, Any]) -> Iterator[JSON]:
+    for field in ("initContainers", "containers", "ephemeralContainers"):
+        yield from spec.get(field) or ()
+
+
+def _container(container: JSON, *, host_network: bool) -> None:
+    container.setdefault("terminationMessagePath", "/dev/termination-log")
+    container.setdefault("terminationMessagePolicy", "File")
+    if not container.get("imagePullPolicy"):
+        image = str(container.get("image") or "")
+        last = image.rpartition("/")[2]
+        tagged = "@" in last or (":" in last and not last.endswith(":latest"))
+        container["imagePullPolicy"] = "IfNotPresent" if tagged else "Always"
+    for port in container.get("ports") or ():
+        port.setdefault("protocol", "TCP")
+        if host_network and not port.get("hostPort"):
+            port["hostPort"] = port.get("containerPort")
+    for name in _PROBES:
+        if probe := container.get(name):
+            _probe(probe)
+    for env in container.get("env") or ():
+        reference = (env.get("valueFrom") or {}).get("fieldRef")
+        if reference is not None:
+            reference.setdefault("apiVersion", "v1")
+
+
+def _probe(probe: JSON) -> None:
+    for name, value in (("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)):
+        if not probe.get(name):
+            probe[name] = value
+    if http := probe.get("httpGet"):
+        http.setdefault("path", "/")
+        http.setdefault("scheme", "HTTP")
+
+
+def _volume(volume: JSON) -> None:
+    if not any(k != "name" for k in volume):
+        volume["emptyDir"] = {}
+    for name, mode in _MODES:
+        source = volume.get(name)
+        if source is not None:
+            source.setdefault("defaultMode", mode)
+    host = volume.get("hostPath")
+    if host is not None:
+        host.setdefault("type", "")
+    for item in (volume.get("downwardAPI") or {}).get("items") or ():
+        if item.get("fieldRef") is not None:
+            item["fieldRef"].setdefault("apiVersion", "v1")
+
+
+# --- quality of service -----------------------------------------------------------------------------
+
+
+def quality(spec: Mapping[str, Any]) -> str:
+    """``status.qosClass``: by the cpu and memory that a pod asks for and is limited to."""
+    requests: set[str] = set()
+    limits: set[str] = set()
+    guaranteed = True
+    for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
+        resources = container.get("resources") or {}
+        asked = _computing(resources.get("requests"))
+        limited = _computing(resources.get("limits"))
+        requests |= asked.keys()
+        limits |= limited.keys()
+        if limited.keys() != {"cpu", "memory"} or any(asked.get(k, v) != v for k, v in limited.items()):
+            guaranteed = False
+    if not requests and not limits:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def _computing(amounts: Mapping[str, str] | None) -> dict[str, str]:
+    return {k: v for k, v in (amounts or {}).items() if k in {"cpu", "memory"} and v not in {"0", 0}}

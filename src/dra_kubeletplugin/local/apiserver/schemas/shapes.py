@@ -1,0 +1,161 @@
+"""What a kind's fields are: their types, which are pointers, which are written even when they are empty, their wire numbers.
+
+Made from the schemas in :mod:`.tables`, each when it is first looked at: types refer to themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from . import tables
+from .tables import Schema
+
+
+class Form(Enum):
+    """A value without fields of its own; the text is Go's name of its type."""
+
+    STRING = "string"
+    INT32 = "int32"
+    INT64 = "int64"
+    BOOL = "bool"
+    NUMBER = "float64"
+    BYTES = "[]uint8"
+    TIME = "v1.Time"
+    MICRO_TIME = "v1.MicroTime"
+    QUANTITY = "resource.Quantity"
+    INT_OR_STRING = "intstr.IntOrString"
+    RAW = "runtime.RawExtension"
+    FIELDS = "v1.FieldsV1"
+
+
+@dataclass(frozen=True, eq=False)
+class ListShape:
+    item: Lazy
+
+    @property
+    def go(self) -> str:
+        return f"[]{go_name(self.item.shape)}"
+
+
+@dataclass(frozen=True, eq=False)
+class MapShape:
+    value: Lazy
+
+    @property
+    def go(self) -> str:
+        return f"map[string]{go_name(self.value.shape)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """``nested`` are messages that only protobuf has: their number, and the numbers of the fields in them."""
+
+    name: str
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    nested: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+
+    @property
+    def go(self) -> str:
+        return ".".join(self.name.split(".")[-2:])
+
+    @functools.cached_property
+    def by_number(self) -> Mapping[int, str]:
+        return {f.number: name for name, f in self.fields.items() if f.number}
+
+
+Shape: TypeAlias = Form | ListShape | MapShape | Struct
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """``pointer``: stored whenever it is given. ``always``: written even when it is empty."""
+
+    of: Lazy
+    pointer: bool
+    always: bool
+    number: int
+    default: Any
+
+    @property
+    def shape(self) -> Shape:
+        return self.of.shape
+
+
+class Lazy:
+    """A shape that is made of its schema when it is needed."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        reference = self._schema.get("$ref")
+        return named(reference) if reference else _shape("", self._schema)
+
+
+_FORMS = {
+    "apis.meta.v1.Time": Form.TIME,
+    "apis.meta.v1.MicroTime": Form.MICRO_TIME,
+    "api.resource.Quantity": Form.QUANTITY,
+    "util.intstr.IntOrString": Form.INT_OR_STRING,
+    "runtime.RawExtension": Form.RAW,
+    "apis.meta.v1.FieldsV1": Form.FIELDS,
+}
+_SCALARS = {
+    ("string", ""): Form.STRING,
+    ("string", "byte"): Form.BYTES,
+    ("string", "date-time"): Form.TIME,
+    ("integer", "int32"): Form.INT32,
+    ("integer", "int64"): Form.INT64,
+    ("integer", ""): Form.INT64,
+    ("number", ""): Form.NUMBER,
+    ("number", "double"): Form.NUMBER,
+    ("boolean", ""): Form.BOOL,
+}
+
+
+@functools.cache
+def named(name: str) -> Shape:
+    return _FORMS.get(name) or _shape(name, tables.named(name))
+
+
+def kind_shape(group: str, version: str, kind: str) -> Struct | None:
+    """None for a kind that is not in the tables."""
+    name = tables.name_of(group, version, kind)
+    found = named(name) if name else None
+    return found if isinstance(found, Struct) else None
+
+
+def _shape(name: str, schema: Schema) -> Shape:
+    if "properties" in schema:
+        required = set(schema.get("required", ()))
+        fields = {k: _field(v, k in required) for k, v in schema["properties"].items()}
+        nested = {
+            int(number): {int(n): f for n, f in inner.items() if n}
+            for number, inner in schema.get("nested", {}).items()
+            if number != "0"
+        }
+        return Struct(name, fields, nested)
+    if schema.get("type") == "array":
+        return ListShape(Lazy(schema["items"]))
+    if isinstance(values := schema.get("additionalProperties"), Mapping):
+        return MapShape(Lazy(values))
+    return _SCALARS.get((schema.get("type", ""), schema.get("format", "")), Form.RAW)
+
+
+def _field(schema: Schema, required: bool) -> Field:
+    of = Lazy(schema)
+    marks = schema.get("go")
+    default = schema.get("default")
+    if marks is None:  # newer than the Go types that we know: optional ones are mostly pointers
+        return Field(of, not required and default is None, required, 0, default)
+    digits = marks.rstrip("pa")
+    return Field(of, "p" in marks, "a" in marks, int(digits or 0), default)
+
+
+def go_name(shape: Shape) -> str:
+    return shape.value if isinstance(shape, Form) else shape.go

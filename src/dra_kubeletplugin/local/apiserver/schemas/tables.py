@@ -1,0 +1,30 @@
+"""The schemas of a Kubernetes 1.36.2 server, read when they are first needed.
+
+``types.json`` is made by ``tests/tools/server_types.py``; its docstring says what is in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+
+@functools.cache
+def _tables() -> tuple[Mapping[str, str], Mapping[str, Schema]]:
+    found = json.loads(resources.files(__package__).joinpath("types.json").read_text())
+    return found["kinds"], found["types"]
+
+
+def named(name: str) -> Schema:
+    """A type by its name, as references have it."""
+    return _tables()[1][name]
+
+
+def name_of(group: str, version: str, kind: str) -> str | None:
+    """The name of a kind's type; None for a kind that is not in the tables."""
+    return _tables()[0].get(f"{group}/{version}/{kind}")

@@ -1,0 +1,230 @@
+"""What is asked of one object beside its fields: a pod's binding and eviction, a workload's scale, an account's token."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ...observe.http import Request, Response
+from ...resources.defaults import now
+from . import bodies, managing, patch, strategy
+from .auth import Tokens
+from .deleting import Deleter
+from .refusals import Refusal, bad_request, invalid, not_allowed
+from .requests import Target, conflict, dry_run, json_response, success
+from .schemas import shapes
+from .schemas.decoding import DecodeError, decode
+from .storage import Storage
+from .writing import Writer
+
+JSON = dict[str, Any]
+_BUDGETS = "poddisruptionbudgets.policy"
+_HOUR = 3600
+
+
+class Subresources:
+    def __init__(self, storage: Storage, writer: Writer, deleter: Deleter, tokens: Tokens) -> None:
+        self.storage, self.writer, self.deleter, self.tokens = storage, writer, deleter, tokens
+
+    def answer(self, request: Request, target: Target) -> Response:
+        """Raises :class:`Refusal`."""
+        found: Mapping[tuple[str, str], Callable[[Request, Target], Response]] = {
+            ("POST", "binding"): self._bind,
+            ("POST", "eviction"): self._evict,
+            ("POST", "token"): self._token,
+            ("PUT", "finalize"): self._finalize,
+            ("GET", "scale"): self._scale,
+            ("PUT", "scale"): self._set_scale,
+            ("PATCH", "scale"): self._set_scale,
+        }
+        handler = found.get((request.method, target.sub))
+        if handler is not None:
+            return handler(request, target)
+        if target.sub == "proxy":
+            raise Refusal(
+                501, "NotImplemented", "the kubelets of the local cluster have no port of their own to pass this on to"
+            )
+        raise not_allowed()
+
+    # --- pods -----------------------------------------------------------------------------------
+
+    def _bind(self, request: Request, target: Target) -> Response:
+        body = bodies.read_object(request).value
+        pod = copy.deepcopy(self.writer.find(target))
+        given = body.get("target")
+        node = given.get("name") if isinstance(given, dict) else None
+        if not isinstance(node, str) or not node:
+            raise invalid("Binding", "", target.name, [("FieldValueRequired", "target.name", "Required value")])
+        uid = (body.get("metadata") or {}).get("uid") if isinstance(body.get("metadata"), dict) else None
+        if uid and uid != pod["metadata"]["uid"]:
+            found = f"UID in precondition: {uid}, UID in object meta: {pod['metadata']['uid']}"
+            raise conflict(target, f"Precondition failed: {found}")
+        if pod["metadata"].get("deletionTimestamp"):
+            raise conflict(target, f"pod {target.name} is being deleted, cannot be assigned to a host")
+        if at := pod["spec"].get("nodeName"):
+            raise conflict(target, f'pod {target.name} is already assigned to node "{at}"')
+        if pod["spec"].get("schedulingGates"):
+            raise conflict(target, f"pod {target.name} has non-empty .spec.schedulingGates")
+        pod["spec"]["nodeName"] = node
+        status = pod["status"] = dict(pod.get("status") or {})
+        status.pop("nominatedNodeName", None)
+        others = [c for c in status.get("conditions") or [] if c.get("type") != "PodScheduled"]
+        scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
+        status["conditions"] = [*others, scheduled]
+        if not dry_run(request):
+            self.storage.put(target.storage, pod)
+        return success(201)
+
+    def _evict(self, request: Request, target: Target) -> Response:
+        body = bodies.read_object(request).value
+        pod = self.writer.find(target)
+        options = body.get("deleteOptions") if isinstance(body.get("deleteOptions"), dict) else {}
+        dry = dry_run(request, options)
+        for budget in self._budgets(pod):
+            allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
+            if (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed", "Pending"}:
+                break
+            if allowed < 1:
+                name = budget["metadata"]["name"]
+                healthy = budget.get("status") or {}
+                counts = f"needs {healthy.get('desiredHealthy', 0)} healthy pods and has {healthy.get('currentHealthy', 0)} currently"
+                cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {name} {counts}"}
+                message = "Cannot evict pod as it would violate the pod's disruption budget."
+                raise Refusal(429, "TooManyRequests", message, {"causes": [cause]})
+            if not dry:
+                status = {**budget["status"], "disruptionsAllowed": allowed - 1}
+                self.storage.put(_BUDGETS, {**budget, "status": status})
+        grace = options.get("gracePeriodSeconds") if options else None
+        if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
+            raise bad_request("deleteOptions.gracePeriodSeconds must be a number")
+        if not dry:
+            pod = self._marked_disrupted(pod)
+        self.deleter.one(
+            target.of(target.name), {"preconditions": (options or {}).get("preconditions") or {}}, dry=dry, grace=grace
+        )
+        return success(201)
+
+    def _marked_disrupted(self, pod: JSON) -> JSON:
+        others = [c for c in (pod.get("status") or {}).get("conditions") or [] if c.get("type") != "DisruptionTarget"]
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+            "lastProbeTime": None,
+            "lastTransitionTime": now(),
+        }
+        return self.storage.put(
+            "pods", {**pod, "status": {**(pod.get("status") or {}), "conditions": [*others, condition]}}
+        )
+
+    def _budgets(self, pod: JSON) -> list[JSON]:
+        labels = pod["metadata"].get("labels") or {}
+        found = self.storage.list(_BUDGETS, pod["metadata"]["namespace"])
+        return [b for b in found if selects((b.get("spec") or {}).get("selector"), labels)]
+
+    # --- others ---------------------------------------------------------------------------------
+
+    def _token(self, request: Request, target: Target) -> Response:
+        account = self.writer.find(target)
+        body = bodies.read_object(request).value
+        spec = body.get("spec") if isinstance(body.get("spec"), dict) else {}
+        seconds = (spec or {}).get("expirationSeconds") or _HOUR
+        if not isinstance(seconds, int) or isinstance(seconds, bool) or not 600 <= seconds < 2**32:
+            message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
+            raise invalid(
+                "TokenRequest", "authentication.k8s.io", "", [("FieldValueInvalid", "spec.expirationSeconds", message)]
+            )
+        token = self.tokens.issue(target.namespace, account["metadata"]["name"], seconds)
+        expires = datetime.fromtimestamp(time.time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        head = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {"name": target.name}}
+        status = {"token": token, "expirationTimestamp": expires}
+        return json_response({**head, "spec": {**(spec or {}), "expirationSeconds": seconds}, "status": status}, 201)
+
+    def _finalize(self, request: Request, target: Target) -> Response:
+        body = bodies.read_object(request).value
+        old = self.writer.find(target)
+        asked = body.get("spec") if isinstance(body.get("spec"), dict) else {}
+        left = (asked or {}).get("finalizers") or []
+        if not isinstance(left, list) or not all(isinstance(f, str) for f in left):
+            raise bad_request("spec.finalizers must be a list of strings")
+        obj = {**old, "spec": {**(old.get("spec") or {}), "finalizers": left}}
+        if not dry_run(request):
+            gone = self.deleter.finish(target, obj) if obj["metadata"].get("deletionTimestamp") else None
+            obj = gone or self.storage.put(target.storage, obj)
+        return json_response(strategy.outgoing(target.kind, target.version, obj))
+
+    def _scale(self, request: Request, target: Target) -> Response:
+        return json_response(_scale_of(self.writer.find(target)))
+
+    def _set_scale(self, request: Request, target: Target) -> Response:
+        obj = self.writer.find(target)
+        current = _scale_of(obj)
+        scale = target
+        if request.method == "PUT":
+            asked: Any = bodies.read_object(request).value
+        else:
+            kind = bodies.media_type(request)
+            managing.check_options(request, is_apply=kind == managing.APPLY)
+            change = bodies.read(request).value
+            asked = (
+                patch.merge(current, change)
+                if kind == managing.APPLY and isinstance(change, dict)
+                else patch.apply(kind, scale, current, change)
+            )
+        shape = shapes.kind_shape("autoscaling", "v1", "Scale")
+        assert shape is not None
+        try:
+            body = asked if isinstance(asked, dict) else {}
+            given = decode({k: v for k, v in body.items() if k not in {"apiVersion", "kind"}}, shape, [])
+        except DecodeError as e:
+            raise bad_request(f'Scale in version "v1" cannot be handled as a Scale: {e}') from None
+        replicas = given["spec"].get("replicas", 0)
+        if replicas < 0:
+            message = f"Invalid value: {replicas}: must be greater than or equal to 0"
+            raise invalid("Scale", "autoscaling", target.name, [("FieldValueInvalid", "spec.replicas", message)])
+        version = given["metadata"].get("resourceVersion")
+        changed = copy.deepcopy(obj)
+        changed["spec"]["replicas"] = replicas
+        if version and version != current["metadata"]["resourceVersion"]:
+            changed["metadata"]["resourceVersion"] = version
+        out = self.writer.replace(request, target.of(target.name), changed, obj)
+        return json_response(_scale_of(out.object))
+
+
+def _scale_of(obj: JSON) -> JSON:
+    meta, spec = obj["metadata"], obj.get("spec") or {}
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    labels = ((spec.get("selector") or {}).get("matchLabels")) or {}
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {k: meta[k] for k in kept if k in meta},
+        "spec": {"replicas": spec.get("replicas") or 0},
+        "status": {
+            "replicas": (obj.get("status") or {}).get("replicas") or 0,
+            "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
+        },
+    }
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector is for an object; None is for none, an empty one for all."""
+    if selector is None:
+        return False
+    if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
+        return False
+    for term in selector.get("matchExpressions") or ():
+        key, values = term.get("key"), term.get("values") or ()
+        holds = {
+            "In": labels.get(key) in values,
+            "NotIn": labels.get(key) not in values,
+            "Exists": key in labels,
+            "DoesNotExist": key not in labels,
+        }
+        if not holds.get(term.get("operator", ""), False):
+            return False
+    return True

@@ -1,0 +1,317 @@
+"""Creating, updating and patching objects."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...observe.http import Request, Response
+from . import admission, bodies, managing, patch, strategy
+from .faults import Faults
+from .kinds import Registry
+from .quota import Quotas
+from .refusals import Refusal, bad_request, invalid
+from .requests import (
+    Target,
+    conflict,
+    details_of,
+    dry_run,
+    json_response,
+    managed_of,
+    new_metadata,
+    not_found,
+    same_object,
+)
+from .storage import Storage
+
+JSON = dict[str, Any]
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_RANDOM = 5  # letters at the end of a generated name
+_LONGEST_BASE = 58
+_KEPT = (
+    "uid",
+    "creationTimestamp",
+    "name",
+    "namespace",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "selfLink",
+)
+_MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+_VALIDATIONS = ("Strict", "Warn", "Ignore")
+
+
+@dataclass
+class Written:
+    """What a write has led to, until it is answered."""
+
+    object: JSON
+    code: int
+    warnings: list[str] = field(default_factory=list)
+
+
+class Writer:
+    """Args:
+    stored: told of every object that was written, with what it was before: what else follows from it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        faults: Faults,
+        quotas: Quotas,
+        finish: Callable[[Target, JSON], JSON | None],
+        stored: Callable[[Target, JSON, JSON | None], None],
+    ) -> None:
+        self.storage, self.registry, self.faults, self.quotas = storage, registry, faults, quotas
+        self._finish = finish
+        self._told = stored
+
+    # --- the three verbs ------------------------------------------------------------------------
+
+    def create(self, request: Request, target: Target) -> Response:
+        if target.kind.refused:
+            raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+        warnings: list[str] = []
+        obj = self.decode(request, target, bodies.read_object(request), warnings)
+        out = self.new(request, target, obj)
+        return self._answer(target, out, warnings)
+
+    def update(self, request: Request, target: Target) -> Response:
+        warnings: list[str] = []
+        body = bodies.read_object(request)
+        obj = self.decode(request, target, body, warnings)
+        self._check_name(target, obj["metadata"])
+        old = self.find(target)
+        asked = (body.value.get("metadata") or {}).get("managedFields")
+        out = self.replace(request, target, obj, old, asked=asked)
+        return self._answer(target, out, warnings)
+
+    def patch(self, request: Request, target: Target) -> Response:
+        kind = bodies.media_type(request)
+        managing.check_options(request, is_apply=kind == managing.APPLY)
+        body = bodies.read(request)
+        change = body.value
+        old = self.storage.get(target.storage, target.namespace, target.name)
+        warnings: list[str] = []
+        if kind == managing.APPLY:
+            out = self._apply(request, target, managing.check_applied(target, change), old, warnings)
+            return self._answer(target, out, warnings)
+        if old is None:
+            raise not_found(target)
+        current = strategy.outgoing(target.kind, target.version, copy.deepcopy(old))
+        patched = patch.apply(kind, target, current, change)
+        if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
+            raise bad_request("the patch leaves no object with metadata")
+        self._check_name(target, patched["metadata"], of="object")
+        obj = self.decode(request, target, bodies.Body(patched, body.duplicates), warnings)
+        asked = patched["metadata"].get("managedFields")
+        out = self.replace(request, target, obj, old, asked=None if asked == managed_of(old) else asked)
+        return self._answer(target, out, warnings)
+
+    def _apply(self, request: Request, target: Target, config: JSON, old: JSON | None, warnings: list[str]) -> Written:
+        if old is None and target.sub:
+            raise not_found(target)
+        if target.kind.refused:
+            raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+        merged, managed = managing.applied(request, target, old, config)
+        obj = self.decode(request, target, bodies.Body(merged), warnings)
+        if old is None:
+            return self.new(request, target.of(""), obj, managed)
+        return self.replace(request, target, obj, old, managed)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def find(self, target: Target) -> JSON:
+        found = self.storage.get(target.storage, target.namespace, target.name)
+        if found is None:
+            raise not_found(target)
+        return found
+
+    def decode(self, request: Request, target: Target, body: bodies.Body, warnings: list[str]) -> JSON:
+        obj = body.value
+        given = (obj.get("apiVersion"), obj.get("kind"))
+        wanted = (target.kind.api_version(target.version), target.kind.kind)
+        if (given[0] and given[0] != wanted[0]) or (given[1] and given[1] != wanted[1]):
+            message = f"the API version in the data ({given[0]}) does not match the expected API version ({wanted[0]})"
+            if given[0] in (None, "", wanted[0]):
+                message = f"the kind in the data ({given[1]}) does not match the expected kind ({wanted[1]})"
+            raise bad_request(message)
+        how = request.query.get("fieldValidation") or "Warn"
+        if how not in _VALIDATIONS:
+            raise invalid_option("fieldValidation", how, _VALIDATIONS)
+        twice = [f'duplicate field "{path}"' for path in body.duplicates]
+        if twice and how == "Strict":
+            raise bad_request(
+                f'{wanted[1]} in version "{target.version}" cannot be handled as a {wanted[1]}: strict decoding error: '
+                + ", ".join(twice)
+            )
+        found: list[str] = []
+        try:
+            out = strategy.incoming(target.kind, target.version, obj, strict=how == "Strict", warnings=found)
+        except strategy.BadObject as e:
+            raise bad_request(str(e)) from None
+        if how == "Warn":
+            warnings += twice + found
+        return out
+
+    def _check_name(self, target: Target, meta: JSON, of: str = "object") -> None:
+        name = meta.get("name", "")
+        if name != target.name and (name or of == "object"):
+            if not name:
+                meta["name"] = target.name
+                return
+            raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
+
+    # --- creating -------------------------------------------------------------------------------
+
+    def new(self, request: Request, target: Target, obj: JSON, managed: list[JSON] | None = None) -> Written:
+        """``managed`` are the managed fields of what was applied; who creates manages all."""
+        meta = obj["metadata"]
+        dry = dry_run(request)
+        if meta.get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
+        namespace: JSON = {"metadata": {}}
+        if target.kind.namespaced:
+            namespace = admission.check_namespace(self.storage, target, meta)
+        elif meta.get("namespace"):
+            raise bad_request("namespace may not be set on an object that has none")
+        obj = strategy.prepare(target.kind, obj, None, status=False)
+        self._drop(target, obj)
+        named = self._name(target, obj["metadata"])
+        if target.storage == "pods":
+            admission.set_priority(self.storage, target, obj)
+        self._validate(target, obj, None, namespace, status=False)
+        if target.storage == "pods":
+            admission.check_account(self.storage, target, obj)
+        obj = strategy.stored(target.kind, obj)
+        if self.storage.get(target.storage, target.namespace, named) is not None:
+            raise already_exists(target, named)
+        self.quotas.admit(target, obj, None)
+        obj["metadata"] = new_metadata({**obj["metadata"], "name": named})
+        self._manage(obj, managed or managing.updated(request, target, None, obj))
+        return Written(self._keep(target, obj, None, dry=dry), 201)
+
+    def _name(self, target: Target, meta: JSON) -> str:
+        if name := meta.get("name"):
+            return str(name)
+        prefix = meta.get("generateName", "")[:_LONGEST_BASE]
+        if not prefix:
+            return ""
+        while True:
+            name = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM))
+            if self.storage.get(target.storage, target.namespace, name) is None:
+                meta["name"] = name
+                return str(name)
+
+    def _validate(self, target: Target, obj: JSON, old: JSON | None, namespace: JSON, *, status: bool) -> None:
+        try:
+            labels = namespace["metadata"].get("labels") or {}
+            strategy.validate(target.kind, obj, old, labels, status=status)
+        except strategy.InvalidObject as e:
+            causes = [(f.reason, f.field, f.message) for f in e.faults]
+            name = obj["metadata"].get("name", "")
+            raise invalid(target.kind.kind, target.kind.group, name, causes) from None
+
+    def _drop(self, target: Target, obj: JSON) -> None:
+        """As a server with a feature gate off."""
+        if target.kind.kind == "ResourceSlice" and target.kind.structured:
+            strategy.drop(obj["spec"], self.faults.dropped)
+
+    # --- replacing ------------------------------------------------------------------------------
+
+    def replace(
+        self,
+        request: Request,
+        target: Target,
+        obj: JSON,
+        old: JSON,
+        managed: list[JSON] | None = None,
+        asked: Any = None,
+    ) -> Written:
+        """``managed`` are the managed fields after an apply; for all else they follow from what changes, and was ``asked``."""
+        meta, before = obj["metadata"], old["metadata"]
+        dry = dry_run(request)
+        if self.faults.conflicts:
+            self.faults.conflicts -= 1
+            raise conflict(target, "a fault made on purpose")
+        if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
+            raise conflict(target, _MODIFIED)
+        if meta.get("uid") not in {None, "", before["uid"]}:
+            raise conflict(
+                target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
+            )
+        if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
+            raise bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
+            )
+        status = target.sub == "status"
+        obj = strategy.prepare(target.kind, obj, old, status=status)
+        if managed is None:
+            managed = managing.updated(request, target, old, strategy.written(target.kind, obj), asked)
+        self._manage(obj, managed)
+        strategy.settle(target.kind, obj, old)
+        self._drop(target, obj)
+        meta = obj["metadata"]
+        for key in _KEPT:
+            meta.pop(key, None)
+            if key in before:
+                meta[key] = before[key]
+        namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
+        self._validate(target, obj, old, namespace, status=status)
+        self._no_new_finalizers(target, meta, before)
+        obj = strategy.stored(target.kind, obj)
+        meta = obj["metadata"]
+        if obj.get("spec") != old.get("spec"):
+            meta["generation"] = before.get("generation", 1) + 1
+        if same_object(obj, old):
+            return Written(old, 200)
+        self.quotas.admit(target, obj, old)
+        if meta.get("deletionTimestamp") and not dry:
+            gone = self._finish(target, obj)
+            if gone is not None:
+                return Written(gone, 200)
+        return Written(self._keep(target, obj, old, dry=dry), 200)
+
+    @staticmethod
+    def _no_new_finalizers(target: Target, meta: JSON, before: JSON) -> None:
+        added = [f for f in meta.get("finalizers") or () if f not in (before.get("finalizers") or ())]
+        if before.get("deletionTimestamp") and added:
+            message = f"Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers {added}"
+            cause = ("FieldValueForbidden", "metadata.finalizers", message)
+            raise invalid(target.kind.kind, target.kind.group, target.name, [cause])
+
+    # --- keeping --------------------------------------------------------------------------------
+
+    @staticmethod
+    def _manage(obj: JSON, managed: list[JSON]) -> None:
+        obj["metadata"] = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+        if managed:
+            obj["metadata"]["managedFields"] = managed
+
+    def _keep(self, target: Target, obj: JSON, old: JSON | None, *, dry: bool) -> JSON:
+        obj = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
+        if dry:
+            return obj
+        stored = self.storage.put(target.storage, obj, fresh=True)
+        self._told(target, stored, old)
+        return self.storage.get(target.storage, target.namespace, stored["metadata"]["name"]) or stored
+
+    def _answer(self, target: Target, out: Written, warnings: Sequence[str]) -> Response:
+        shown = strategy.outgoing(target.kind, target.version, out.object)
+        return json_response(shown, out.code, [*warnings, *out.warnings])
+
+
+def already_exists(target: Target, name: str) -> Refusal:
+    return Refusal(409, "AlreadyExists", f'{target.qualified} "{name}" already exists', details_of(target, name))
+
+
+def invalid_option(name: str, value: str, allowed: Sequence[str]) -> Refusal:
+    listed = ", ".join(f'"{a}"' for a in allowed)
+    message = f'Unsupported value: "{value}": supported values: {listed}'
+    return invalid("CreateOptions", "meta.k8s.io", "", [("FieldValueNotSupported", name, message)])

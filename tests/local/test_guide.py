@@ -1,0 +1,95 @@
+"""The files in docs/drivers.md do what is said of them there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Quantity
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.testing import (
+    ClaimSpec,
+    PodError,
+    Request,
+    controller_on,
+    device_class,
+    node_with,
+    plugin_on,
+    pod,
+    template,
+)
+
+GUIDE = (Path(__file__).parents[2] / "docs/drivers.md").read_text()
+FILES = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", GUIDE, re.DOTALL))
+
+
+def loaded(folder: Path, name: str) -> Any:
+    (folder / name).write_text(FILES[name])
+    return load_driver(str(folder / name))
+
+
+async def test_the_card_that_is_healthy_gets_the_mode_of_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = tmp_path / "cards"
+    monkeypatch.setenv("ACME_CARDS", str(cards))
+    for name in ("a1", "b2"):
+        (cards / name).mkdir(parents=True)
+        (cards / name / "node").write_text("/dev/null")  # making device nodes needs root
+    (cards / "a1/fault").touch()
+    async with node_with(loaded(tmp_path, "acme.py")) as node:
+        running = await node.run_pod(parameters={"mode": "Fast"})
+        assert node.env(running)["ACME_QUEUES"] == "16"
+        assert [d["path"] for d in node.oci(running)["linux"]["devices"]] == ["/dev/null"]
+        assert (cards / "b2/mode").read_text() == "Fast"
+        await node.delete_pod()
+        assert not (cards / "b2/mode").exists()
+        assert not any((await node.leftovers()).values())
+        with pytest.raises(PodError, match="Invalid enum value 'fast': give one of 'Fast', 'Safe'"):
+            await node.run_pod("wrong", parameters={"mode": "fast"})
+        await node.delete_pod("wrong")
+        with pytest.raises(PodError, match="the claim needs parameters of kind AcmeConfig with a mode"):
+            await node.run_pod("none")
+
+
+async def test_a_port_is_shared_and_a_chip_goes_whole_or_in_halves(tmp_path: Path) -> None:
+    here = 'device.{}["parts.example.com"]'
+    async with node_with(loaded(tmp_path, "parts.py"), host="virtual-machine") as node:
+        port = Request("port", capacity={"bandwidth": "1500M"}, selectors=["'bandwidth' in " + here.format("capacity")])
+        env = [node.env(await node.run_pod(f"shares-{i}", ClaimSpec(port))) for i in range(4)]
+        assert [Quantity(e["BANDWIDTH"]) for e in env] == [Quantity("2G")] * 4  # rounded up to the next step
+        chips = ["!('bandwidth' in " + here.format("capacity") + ")"]
+        await node.run_pod("half", ClaimSpec(Request("chip", selectors=chips)))
+        await node.run_pod("other", ClaimSpec(Request("chip", selectors=chips)))
+        with pytest.raises(PodError, match="cannot allocate all claims"):  # the whole one, and the one that is worn
+            await node.run_pod("whole", ClaimSpec(Request("chip", selectors=chips)))
+
+
+async def test_a_disk_is_attached_where_its_pod_goes(tmp_path: Path) -> None:
+    fabric = loaded(tmp_path, "fabric.py")
+    async with (
+        LocalCluster(("node-1",)) as cluster,
+        plugin_on(cluster, fabric, "node-1"),
+        controller_on(cluster, fabric),
+    ):
+        spec = ClaimSpec(Request("disk", device_class="disks"))
+        await cluster.apply(device_class("disks", fabric.name), template("t", spec), pod("p", templates=["t"]))
+        await cluster.wait_running("p")
+        assert fabric.attached == {"disk-0": "node-1"}
+        (claim,) = cluster.claims()
+        assert claim["status"]["devices"][0]["data"] == {"node": "node-1"}
+        await cluster.delete_pod("p")
+
+        async def detached() -> bool:
+            return fabric.attached == {}
+
+        await cluster.wait("the disk to be detached", detached)
+
+
+def test_every_file_of_the_guide_is_run_here() -> None:
+    assert sorted(FILES) == ["acme.py", "fabric.py", "parts.py"]
+    assert len(FILES) == GUIDE.count("```python")

@@ -1,0 +1,260 @@
+"""Parts of the test kit that need no driver: claims as objects, events that fold, verdicts about pods, the thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.testing import (
+    AsyncApi,
+    ClaimSpec,
+    DistinctAttribute,
+    FirstAvailable,
+    MatchAttribute,
+    OpaqueConfig,
+    PodError,
+    Request,
+    SubRequest,
+    Toleration,
+    claim,
+    pod,
+)
+from dra_kubeletplugin.testing.events import folded, hopeless, stuck
+from dra_kubeletplugin.testing.hosting import Hosted
+from dra_kubeletplugin.testing.thread import LoopThread, Scope, both
+
+EVERYTHING = ClaimSpec(
+    Request(
+        "many",
+        "gpus",
+        count=2,
+        selectors=["true", "device.driver == 'a.example.com'"],
+        capacity={"memory": "10Gi"},
+        tolerations=[
+            Toleration(),
+            Toleration("broken", "Equal", "yes", "NoExecute", seconds=30),
+        ],
+    ),
+    Request("all", "gpus", all=True, admin_access=True),
+    FirstAvailable("nic", [SubRequest("fast", "fast-nics", count=2), SubRequest("any", all=True)]),
+    constraints=[
+        MatchAttribute("resource.kubernetes.io/pcieRoot", ["many", "nic"]),
+        DistinctAttribute("a.example.com/index"),
+    ],
+    config=[OpaqueConfig("a.example.com", {"kind": "C"}, ["many"]), OpaqueConfig("b.example.com", {})],
+)
+
+
+def test_a_claim_of_every_form_has_the_fields_of_the_api() -> None:
+    assert EVERYTHING.to_json() == {
+        "devices": {
+            "requests": [
+                {
+                    "name": "many",
+                    "exactly": {
+                        "deviceClassName": "gpus",
+                        "allocationMode": "ExactCount",
+                        "count": 2,
+                        "selectors": [
+                            {"cel": {"expression": "true"}},
+                            {"cel": {"expression": "device.driver == 'a.example.com'"}},
+                        ],
+                        "capacity": {"requests": {"memory": "10Gi"}},
+                        "tolerations": [
+                            {"operator": "Exists"},
+                            {
+                                "key": "broken",
+                                "operator": "Equal",
+                                "value": "yes",
+                                "effect": "NoExecute",
+                                "tolerationSeconds": 30,
+                            },
+                        ],
+                    },
+                },
+                {"name": "all", "exactly": {"deviceClassName": "gpus", "allocationMode": "All", "adminAccess": True}},
+                {
+                    "name": "nic",
+                    "firstAvailable": [
+                        {"name": "fast", "deviceClassName": "fast-nics", "allocationMode": "ExactCount", "count": 2},
+                        {"name": "any", "deviceClassName": "devices", "allocationMode": "All"},
+                    ],
+                },
+            ],
+            "constraints": [
+                {"requests": ["many", "nic"], "matchAttribute": "resource.kubernetes.io/pcieRoot"},
+                {"distinctAttribute": "a.example.com/index"},
+            ],
+            "config": [
+                {"requests": ["many"], "opaque": {"driver": "a.example.com", "parameters": {"kind": "C"}}},
+                {"opaque": {"driver": "b.example.com", "parameters": {}}},
+            ],
+        }
+    }
+
+
+async def test_the_server_takes_it_strictly_and_says_what_it_does_not_know() -> None:
+    async with LocalCluster(nodes=()) as cluster:
+        api = AsyncApi(cluster)
+        labels = {"resource.kubernetes.io/admin-access": "true"}
+        await api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring", "labels": labels}})
+        made = claim("c", EVERYTHING)
+        made["metadata"]["namespace"] = "monitoring"
+        (stored,) = await api.apply(made)
+        assert stored["spec"] == EVERYTHING.to_json()
+        made["metadata"]["labels"] = {"again": "yes"}
+        (changed,) = await api.apply(made)
+        assert changed["metadata"]["labels"] == {"again": "yes"}
+        made["spec"]["devices"]["requests"][0]["exactly"]["contu"] = 2
+        with pytest.raises(ApiError, match="contu"):
+            await api.apply(made)
+        await api.remove("ResourceClaim", "c", "monitoring")
+        assert await api.get("ResourceClaim", "c", "monitoring") is None
+        assert await api.get("Namespace", "monitoring")
+        with pytest.raises(ValueError, match=r"Deployment: give its api_version, e\.g\. apps/v1"):
+            await api.get_all("Deployment")
+
+
+def event(reason: str, message: str, second: int, **more: Any) -> dict[str, Any]:
+    when = f"2026-01-01T00:00:{second:02d}Z"
+    return {"metadata": {"creationTimestamp": when}, "type": "Warning", "reason": reason, "message": message, **more}
+
+
+def test_events_that_say_the_same_are_one_with_their_count_oldest_first() -> None:
+    told = folded(
+        [
+            event("Failed", "b", 9, reportingComponent="kubelet", series={"count": 3}),
+            event("Failed", "a", 1, source={"component": "kubelet"}, count=2),
+            event("Failed", "a", 8, source={"component": "kubelet"}),
+        ]
+    )
+    assert [str(e) for e in told] == [
+        "Warning Failed (x3) from kubelet: a",
+        "Warning Failed (x3) from kubelet: b",
+    ]
+    assert str(PodError("no", told)) == "no\n  " + "\n  ".join(map(str, told))
+    assert "no event was told" in str(PodError("no", []))
+
+
+def a_pod(phase: str = "Pending", **more: Any) -> dict[str, Any]:
+    return {**pod("p"), "status": {"phase": phase, **more}}
+
+
+@pytest.mark.parametrize(
+    ("found", "message", "why"),
+    [
+        (None, "", "pod p is gone"),
+        ({**a_pod(), "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "", "pod p is being deleted"),
+        (a_pod("Failed", message="out of memory"), "", "pod p failed: out of memory"),
+        (a_pod(), "PERMANENT: never [DRA-E102]", "pod p will not run: its driver refuses the claim for good"),
+        (a_pod(), "RETRYABLE: later [DRA-E101]", ""),
+    ],
+)
+def test_a_pod_is_given_up_where_waiting_is_of_no_use(found: dict[str, Any] | None, message: str, why: str) -> None:
+    assert hopeless("p", found, folded([event("FailedPrepareDynamicResources", message, 1)])) == why
+
+
+def test_a_pod_that_has_a_node_or_was_not_refused_is_not_stuck() -> None:
+    refused = folded([event("FailedScheduling", "0/1 nodes are available", 1)])
+    bound = a_pod() | {"spec": {"nodeName": "n"}}
+    assert (stuck(a_pod(), refused), stuck(bound, refused), stuck(a_pod(), [])) == ("0/1 nodes are available", "", "")
+
+
+class Counter:
+    """Lives over there."""
+
+    async def add(self, number: int, *, to: int = 0) -> int:
+        """Adds."""
+        await asyncio.sleep(0)
+        return number + to
+
+    async def fail(self) -> None:
+        raise KeyError("over there")
+
+
+class Handle:
+    def __init__(self, thread: LoopThread) -> None:
+        self.thread = thread
+        self.inner = Counter()
+
+    add = both(Counter.add)
+    fail = both(Counter.fail)
+
+
+def test_a_method_blocks_or_is_awaited_and_raises_what_was_raised() -> None:
+    thread = LoopThread()
+    handle = Handle(thread)
+    assert handle.add(1, to=2) == 3
+    assert handle.add.__doc__ == "Adds."
+
+    async def test() -> int:
+        with pytest.raises(KeyError, match="over there"):
+            await handle.fail.aio()
+        return await handle.add.aio(4)
+
+    assert asyncio.run(test()) == 4
+    with pytest.raises(KeyError, match="over there"):
+        handle.fail()
+    thread.close()
+
+
+def test_a_driver_that_blocks_the_loop_of_its_own_cluster_is_told_so() -> None:
+    thread = LoopThread()
+    handle = Handle(thread)
+
+    async def in_the_loop() -> int:
+        return handle.add(1)
+
+    with pytest.raises(RuntimeError, match="blocks the event loop of the cluster"):
+        thread.run(in_the_loop())
+    thread.close()
+
+
+def test_a_context_is_entered_and_left_in_one_task_from_functions_and_coroutines() -> None:
+    thread = LoopThread()
+    tasks: list[object] = []
+
+    @contextlib.asynccontextmanager
+    async def context() -> AsyncIterator[str]:
+        tasks.append(asyncio.current_task())
+        yield "inside"
+        tasks.append(asyncio.current_task())
+
+    with Scope(thread, context(), "it") as value:
+        assert value == "inside"
+
+    async def test() -> None:
+        async with Scope(thread, context(), "it") as value:
+            assert value == "inside"
+
+    asyncio.run(test())
+    assert tasks[0] is tasks[1] is not None
+    assert tasks[2] is tasks[3] is not tasks[0]
+    thread.close()
+
+
+async def test_what_ends_by_itself_is_raised_where_it_is_looked_at() -> None:
+    @contextlib.asynccontextmanager
+    async def breaks() -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+            yield
+
+    async def fail() -> None:
+        raise OSError("the bus is gone")
+
+    hosted = Hosted(breaks(), "it")
+    await hosted.enter()
+    with pytest.raises(ExceptionGroup) as e:
+        while True:
+            hosted.check()
+            await asyncio.sleep(0)
+    assert e.group_contains(OSError, match="the bus is gone")
+    with pytest.raises(ExceptionGroup):
+        await hosted.leave()
