@@ -262,6 +262,7 @@ class Plugin:
     async def notes(self) -> list[str]:
         """What keeps the plugin from nothing and should be known."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out += [self.scan.note] if self.scan.note else []
         age = self.inventory.health_age()
         if self._health_fault or (age is not None and age > self.settings.health_timeout):
             out.append(self._health_fault or f"health() of the driver has not answered for {age or 0:.0f} s")

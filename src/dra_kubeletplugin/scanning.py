@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .driver import Driver, Role
 from .driver.calls import Calls
-from .errors import DraError, describe
+from .errors import DraError, describe, printable
 from .host.events import kernel_events
 from .inventory import Held, Inventory
 from .observe.metrics import Metrics
@@ -74,6 +74,8 @@ class DeviceScan:
     ) -> None:
         self.last_success: float | None = None
         """When the driver last answered, in unix seconds."""
+        self.note = ""
+        """What is odd about the devices and keeps nobody from publishing them."""
         self._driver = driver
         self._calls = calls
         self._inventory = inventory
@@ -186,6 +188,18 @@ class DeviceScan:
             held = None
         if await self._inventory.update(pools, held, asked(self._driver)):
             log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
+        before, self.note = self.note, self._nobody_binds()
+        if self.note and self.note != before:
+            log.warning("%s", self.note)
+
+    def _nobody_binds(self) -> str:
+        waits = None if self._driver.binds else next((d.name for d in self._inventory if d.binding_conditions), None)
+        if waits is None:
+            return ""
+        return (
+            f"device {printable(waits)} has binding conditions, and {type(self._driver).__name__} has no bind(): pods wait for "
+            "whoever makes them true, until the scheduler gives up"
+        )
 
     def _took(self, look: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if look.cancelled() else look.exception()

@@ -146,9 +146,19 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
                 api.get_all("Pod")
             node.run_pod("two")
 
-        def test_what_cannot_be_killed_says_how_it_could(node):
+        def test_what_cannot_be_done_says_how_it_could(node, api):
             with pytest.raises(FaultError, match="process=True"):
                 node.kill()
+            with pytest.raises(FaultError, match="nothing is no device of fpga.example.com"):
+                node.health("nothing")
+            node.run_pod()
+            with pytest.raises(FaultError, match="container other of pod pod was not started on node-1"):
+                node.env(api.get("Pod", "pod"), "other")
+
+        @pytest.mark.dra(host="this machine")
+        def test_real_hardware_is_left_alone(node):
+            with pytest.raises(FaultError, match="plug needs a described host"):
+                node.plug(FUNCTION)
 
         @pytest.mark.dra(process=True)
         def test_a_killed_process(node, api):
@@ -160,7 +170,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             api.wait_running("late")
         """
     )
-    run(author).assert_outcomes(passed=5)
+    run(author).assert_outcomes(passed=6)
 
 
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:

@@ -15,13 +15,18 @@ from dra_kubeletplugin.testing import node_with
 from tests.drivers import Sick, Toy, toy
 
 
-async def test_a_driver_whose_devices_always_fail_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Broken(Toy):
         async def devices(self) -> list[Device]:
             raise OSError("the bus is gone")
 
-    monkeypatch.setattr("dra_kubeletplugin.testing.running.READY", 1.0)
-    with pytest.raises(NotReadyError, match=r"no device can be given out until one succeeds: .*the bus is gone"):
+    monkeypatch.setattr("dra_kubeletplugin.testing.running.PATIENCE", 0.2)
+    with pytest.raises(
+        NotReadyError,
+        match=r"the plugin is not ready: .*no device can be given out until one succeeds: .*the bus is gone",
+    ):
         async with node_with(Broken):
             pass
 

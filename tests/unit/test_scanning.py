@@ -208,6 +208,18 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         await until(lambda: not inventory.has_gone)
 
 
+async def test_binding_conditions_that_nobody_makes_true_are_told_once_and_for_as_long_as_there_are_any(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = Device("waits", binding_conditions=["x.example.com/ok"], binding_failure_conditions=["x.example.com/no"])
+    answers = [[Device("plain")], [waits], [waits], [Device("plain")]]
+    async with scanning(tmp_path, lambda look: answers[min(look, 4) - 1]) as (scan, driver, _):
+        await until(lambda: bool(scan.note))
+        assert "device waits has binding conditions, and Scripted has no bind()" in scan.note
+        await until(lambda: len(driver.looks) > 4 and not scan.note)
+    assert caplog.text.count("has no bind()") == 1
+
+
 def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_say_that_devices_changed(tmp_path: Path) -> None:
     async def life() -> DeviceScan:
         async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):

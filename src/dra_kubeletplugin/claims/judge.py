@@ -93,7 +93,7 @@ class Judge:
             return self._known(db, found, wanted)
         if fault is not None:
             raise fault
-        if rows.get_meta(db, RECOVER):
+        if rows.has_meta(db, RECOVER):
             raise HardwareUnknownError(
                 "the records were made anew, and recover() of the driver has not yet said what its hardware has in use: "
                 "nothing is prepared before it has; the kubelet tries again"
@@ -151,7 +151,7 @@ class Judge:
 
     def remember_end(self, db: sqlite3.Connection, uid: str) -> None:
         """While the driver has not said yet what its hardware knows: the kubelet was told that this claim is over."""
-        if rows.get_meta(db, RECOVER):
+        if rows.has_meta(db, RECOVER):
             rows.set_meta(db, ENDED + uid, "")
 
     def take_back(self, db: sqlite3.Connection, ours: Record) -> Verdict:

@@ -34,6 +34,7 @@ from .schema import (
     PARTS,
     Connection,
     Inode,
+    Inodes,
     connect,
     inodes_of,
     is_damage,
@@ -149,12 +150,11 @@ class Keeper:
         """Answers who has to write the file again, where that is another instance; None where it was removed once more."""
         named, others = inodes_of(self.path), self._others()
         if named[0] is not None and not (old and is_torn(old.inodes, named)):
-            for instance, opened in others.items():
-                if is_torn(opened.inodes, named):
-                    return instance
+            if torn := _torn(others, named):
+                return torn
             with contextlib.suppress(FileNotFoundError):
-                if db := self._connect_or_set_aside(fault):
-                    return db
+                if found := self._connect_or_set_aside(others, fault):
+                    return found
         unread = self._set_aside_as(_UNMERGED)
         newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
         if newer:
@@ -162,27 +162,36 @@ class Keeper:
         generation = _next(others, old)
         with contextlib.suppress(FileNotFoundError):  # removed at this moment
             if old and old.inodes[0] not in unread and self._write_again(old, generation):
-                if db := self._connect_or_set_aside():
-                    return db
+                if found := self._connect_or_set_aside(others):
+                    return found
             self._finish_setting_aside()
             self._make(generation)
-            return self._connect()
+            return self._connect(others)
         return None
 
-    def _connect_or_set_aside(self, fault: Exception | None = None) -> Connection | None:
+    def _connect_or_set_aside(
+        self, others: Mapping[Instance, Opened], fault: Exception | None = None
+    ) -> Connection | Instance | None:
         """None where the file that has the name is damaged, and has it no more."""
         try:
             if fault is not None and is_header_odd(self.path):
                 raise fault
-            return self._connect(fault)
+            return self._connect(others, fault)
         except sqlite3.Error as e:
             if not is_damage(e):
                 raise
+            # With another log than the one that belongs to it a whole file looks damaged.
+            if torn := _torn(others, inodes_of(self.path)):
+                return torn
             self._set_aside(e)
             return None
 
-    def _connect(self, fault: Exception | None = None) -> Connection:
+    def _connect(self, others: Mapping[Instance, Opened], fault: Exception | None = None) -> Connection | Instance:
+        """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
         db = connect(self.path, self.wait)
+        if torn := _torn(others, db.inodes):
+            db.close()
+            return torn
         try:
             if fault is not None and not is_sound(db):
                 raise fault
@@ -203,13 +212,17 @@ class Keeper:
 
     def _write_again(self, old: Connection, generation: int) -> bool:
         """False where ``old`` is damaged."""
+        if inodes_of(self.path)[0] not in {None, old.inodes[0]}:
+            aside = self._final(self._aside_name())
+            self.path.rename(aside)
+            self._tell(f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}")
         log.error("%s, or its log, was removed while it is in use: it is written again", self.path)
 
         def copy(new: sqlite3.Connection) -> None:
             # Who comes later to the old file finds that its name has gone elsewhere.
             with transaction(old):
                 clone(old, new)
-                outdated = bool(rows.get_meta(old, _COPIED)) or old.inodes[0] in self._set_aside_as(_DAMAGED)
+                outdated = rows.has_meta(old, _COPIED) or old.inodes[0] in self._set_aside_as(_DAMAGED)
                 # Committed before the copy has its name: whoever dies in between, no copy is taken for the last that is not.
                 rows.set_meta(old, _COPIED, "")
             if outdated:  # who had the newer one is dead, and it is gone
@@ -220,7 +233,7 @@ class Keeper:
         try:
             self._publish(copy, generation)
         except sqlite3.DatabaseError as e:
-            if not is_damage(e):
+            if not is_damage(e) and not isinstance(e, sqlite3.IntegrityError):  # what is damaged may have a row twice
                 raise
             self._tell(f"the removed record database was damaged too ({e})")
             if self.path.exists():
@@ -270,8 +283,7 @@ class Keeper:
         return [p for p in names if not self.process.alive(p.name.rpartition(".new-")[2])]
 
     def _set_aside(self, fault: Exception) -> None:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        aside = self.path.with_name(f"{self.path.name}.{_UNMERGED}{stamp}")
+        aside = self._aside_name()
         # The file first: without its log it would look whole and be old.
         for part in PARTS:
             with contextlib.suppress(FileNotFoundError):
@@ -286,9 +298,7 @@ class Keeper:
         aside = max(self._unmerged(), default=None)
         if not left:
             return
-        if aside is None:
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-            aside = self.path.with_name(f"{self.path.name}.{_DAMAGED}{stamp}")
+        aside = aside or self._final(self._aside_name())
         for part in left:
             if not _with(aside, part).exists():
                 _with(self.path, part).rename(_with(aside, part))
@@ -413,6 +423,10 @@ class Keeper:
                 found.add((info.st_dev, info.st_ino))
         return found
 
+    def _aside_name(self) -> Path:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        return self.path.with_name(f"{self.path.name}.{_UNMERGED}{stamp}")
+
     def _final(self, aside: Path) -> Path:
         return aside.with_name(aside.name.replace(_UNMERGED, _DAMAGED))
 
@@ -435,6 +449,10 @@ def _generation(db: sqlite3.Connection) -> int:
         return int(rows.get_meta(db, _GENERATION)[""])
     except (KeyError, ValueError):
         return 1
+
+
+def _torn(others: Mapping[Instance, Opened], named: Inodes) -> Instance | None:
+    return next((instance for instance, opened in others.items() if is_torn(opened.inodes, named)), None)
 
 
 def _newer(others: Mapping[Instance, Opened], generation: int) -> Instance | None:

@@ -227,6 +227,11 @@ def get_meta(db: sqlite3.Connection, prefix: str) -> dict[str, str]:
     return {key[len(prefix) :]: value for key, value in found}
 
 
+def has_meta(db: sqlite3.Connection, key: str) -> bool:
+    """Whether the database knows this of itself, as it is asked with every claim."""
+    return db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is not None
+
+
 def set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
     db.execute(
         "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",

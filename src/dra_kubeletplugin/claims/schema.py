@@ -60,8 +60,7 @@ class Connection(sqlite3.Connection):
         The names decide: another instance may have replaced the file, somebody may have removed it, or its log alone, and who
         opens it next would find an older state, or write a log that is not ours.
         """
-        named = inodes_of(path)
-        return named[0] == self.inodes[0] and not is_torn(self.inodes, named)
+        return inodes_of(path) == self.inodes
 
 
 def inodes_of(path: Path) -> Inodes:
@@ -79,9 +78,8 @@ def _inode(path: str) -> Inode | None:
 
 
 def is_torn(has: Inodes, named: Inodes) -> bool:
-    """Whether somebody who has a database open has the file of that name, and not the log that is beside it."""
-    parts = zip(has[1:], named[1:], strict=True)
-    return has[0] is not None and has[0] == named[0] and any(mine not in {None, now} for mine, now in parts)
+    """Whether of the files that somebody has open some have the name, and others not: file and log do not belong together."""
+    return has != named and any(mine == now for mine, now in zip(has, named, strict=True))
 
 
 def connect(path: Path, wait: float) -> Connection:
@@ -106,7 +104,7 @@ def connect(path: Path, wait: float) -> Connection:
             raise _missing(path) from None
         raise explained(e, path) from None
     db.inodes = inodes_of(path)
-    if db.inodes[0] != before:
+    if db.inodes[0] != before or None in db.inodes:  # a log without a name is one that nobody else will find
         db.close()
         raise _missing(path)
     return db

@@ -128,7 +128,7 @@ class Store:
 
     async def recovering(self) -> bool:
         """Whether the driver has still to say what its hardware knows, because the database was made anew."""
-        return bool(await self.do(lambda db: rows.get_meta(db, RECOVER), Mode.READ))
+        return await self.do(lambda db: rows.has_meta(db, RECOVER), Mode.READ)
 
     async def probe(self) -> None:
         """A synced write of a large record's size: tells, and clears ``fault``, where the disk has room again.

@@ -53,7 +53,7 @@ class Calls:
         self._numbers = itertools.count()
         self._when_idle: list[Callable[[], object]] = []
         self._tasks: set[asyncio.Task[_Outcome]] = set()
-        self._logged: dict[str, tuple[str, float]] = {}
+        self._logged: dict[str, _Logged] = {}
 
     @overload  # a Mapping is an Iterable too: the first that fits
     async def __call__(  # type: ignore[overload-overlap]
@@ -211,13 +211,14 @@ class Calls:
 
     def _log(self, name: str, text: str, error: BaseException) -> None:
         """The traceback once, not with each retry of the kubelet."""
-        last, when = self._logged.get(name, ("", 0.0))
-        now = time.monotonic()
-        if last == text and now - when < _AGAIN:
-            log.warning("%s again", text)
+        last, now = self._logged.get(name), time.monotonic()
+        if last is None or last.text != text or now - last.when >= _AGAIN:
+            self._logged[name] = _Logged(text, now)
+            log.error("%s", text, exc_info=error)
             return
-        self._logged[name] = text, now
-        log.error("%s", text, exc_info=error)
+        last.times += 1
+        if last.times & (last.times - 1) == 0:  # the 2nd, 4th, 8th time: a method that fails each second fills no log
+            log.warning("%s, %d times now", text, last.times)
 
     def _drop(self, name: str, outcome: _Outcome) -> None:
         """The end of a call whose caller gave up."""
@@ -257,6 +258,15 @@ class _Running:
     name: str
     since: float
     parts: int = 0  # its caller, its thread, its task: a call has ended when all have
+
+
+@dataclass
+class _Logged:
+    """The last failure of a method: its traceback was logged then."""
+
+    text: str
+    when: float
+    times: int = 1
 
 
 @dataclass(frozen=True)

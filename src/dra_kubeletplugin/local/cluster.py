@@ -19,6 +19,7 @@ from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
+from .apiserver.journal import Journal, open_storage
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
 from .informer import PODS
@@ -53,7 +54,8 @@ class LocalCluster:
 
     Args:
         nodes: their names.
-        state: where everything is kept; a temporary folder, removed at the end, when left out. Keep it short: sockets live there.
+        state: where everything is kept, objects too; a temporary folder, removed at the end, when left out. Keep it short:
+            sockets live there.
         address: of the API server.
         certificate: files with a certificate for that address and its key; one is made when left out.
         kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
@@ -86,6 +88,7 @@ class LocalCluster:
         self._given = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
         self._certificate = certificate or make_certificate(self.state, _hosts(address))
+        self._journal: Journal | None = None
         self._api = None if kubeconfig else self._server(address, own=certificate is not None)
         self.nodes: dict[str, Node] = {}
 
@@ -124,9 +127,12 @@ class LocalCluster:
     def _server(self, address: str, *, own: bool) -> ApiServer:
         """With a certificate of its user it serves there only; else what runs in this process has a port without TLS."""
         tls = _server_tls(self._certificate)
+        storage = None
+        if self._keep:
+            storage, self._journal = open_storage(self.state / "objects.jsonl")
         if own:
-            return ApiServer(address, tls, runtime_of=self._runtime_of)
-        return ApiServer(front=(address, tls), runtime_of=self._runtime_of)
+            return ApiServer(address, tls, storage, runtime_of=self._runtime_of)
+        return ApiServer(storage=storage, front=(address, tls), runtime_of=self._runtime_of)
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
@@ -144,6 +150,8 @@ class LocalCluster:
         return found.runtime if (found := self.nodes.get(node)) else None
 
     def _clean_up(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
         if not self._keep:
             shutil.rmtree(self.state, ignore_errors=True)
 

@@ -145,7 +145,7 @@ class Cluster(_Handle[LocalCluster]):
         return Scope(self.thread, controller_on(self.inner, driver, **settings), f"the controller of {driver.name}")
 
     def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it."""
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it."""
         return oci_of(self.inner, pod, container)
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
@@ -194,7 +194,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
         )
 
     def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it."""
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it."""
         return self.inner.oci(pod, container)
 
     def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:

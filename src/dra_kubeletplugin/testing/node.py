@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
-import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -149,10 +148,9 @@ class DriverNode(Generic[D]):
             raise FaultError(
                 f"{self.driver_class.__name__} has no health(): there is nothing to say that a device is broken"
             )
-        self._told[device] = Health(healthy=healthy, message=message)
-        known = self.plugin.inventory.get(device)
-        if known is None:
+        if self.plugin.inventory.get(device) is None:
             raise FaultError(f"{device} is no device of {self.settings.driver_name}")
+        self._told[device] = Health(healthy=healthy, message=message)
 
         async def seen() -> bool:
             return self.plugin.inventory.healthy(device) is healthy
@@ -240,7 +238,7 @@ class DriverNode(Generic[D]):
         await self.api.delete_pod(name)
 
     def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime wrote it.
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
 
         Raises :class:`FaultError` where it was not started on this cluster's nodes.
         """
@@ -263,11 +261,12 @@ class DriverNode(Generic[D]):
 def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> JSON:
     """As :meth:`DriverNode.oci`."""
     container = container or pod["spec"]["containers"][0]["name"]
-    path = cluster.nodes[pod["spec"]["nodeName"]].root / "containers" / pod["metadata"]["uid"] / f"{container}.json"
-    if not path.is_file():
-        raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started: there is no {path}")
-    spec: JSON = json.loads(path.read_text())
-    return spec
+    node = pod["spec"].get("nodeName", "")
+    try:
+        return cluster.nodes[node].runtime.spec(pod["metadata"]["uid"], container)
+    except KeyError:
+        where = f"on {node}" if node else "anywhere"
+        raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started {where}") from None
 
 
 def env_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:

@@ -19,10 +19,11 @@ from ..errors import NotReadyError
 from ..local.cluster import LocalCluster
 from ..plugin import Plugin
 from ..settings import Settings
-from .api import FaultError
+from .api import PATIENCE, FaultError
 from .hosting import Hosted
 
 READY = 20.0  # seconds
+_LOOK = 0.1  # seconds between looks at what a plugin says of itself
 _STOP = 10.0  # seconds that a process may take to end in order
 _PAUSE = 0.02  # seconds between looks at a process
 _SHOWN = 3000  # characters of a process's log in an error
@@ -55,11 +56,26 @@ class InProcess:
         """Returns once it is registered and published. Raises :class:`NotReadyError` with what is in the way."""
         self._hosted = Hosted(self.plugin.running(), f"the plugin of {self.plugin.settings.driver_name}")
         await self._hosted.enter()
+        ready = asyncio.create_task(self.plugin.ready(READY), name="until the plugin is ready")
         try:
-            await self.plugin.ready(READY)
+            await self._until(ready)
         except BaseException:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
             await self.stop()
             raise
+
+    async def _until(self, ready: asyncio.Task[None]) -> None:
+        """A driver that cannot say which devices there are is not waited for as long as a slow machine is."""
+        loop = asyncio.get_running_loop()
+        well = loop.time()
+        while not ready.done():
+            await asyncio.wait({ready}, timeout=_LOOK)
+            if not self.plugin.scan.fault:
+                well = loop.time()
+            elif loop.time() - well > PATIENCE and not ready.done():
+                raise NotReadyError(f"the plugin is not ready: {'; '.join(await self.plugin.not_ready())}")
+        await ready
 
     async def stop(self) -> None:
         if self._hosted:

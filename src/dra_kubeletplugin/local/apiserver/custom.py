@@ -17,6 +17,8 @@ from .schemas.decoding import DecodeError
 JSON = dict[str, Any]
 Schema = Mapping[str, Any]
 _ANYTHING: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+DEFINITIONS = "customresourcedefinitions.apiextensions.k8s.io"
+_ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 _META = {"apiVersion", "kind", "metadata"}
 
 
@@ -123,9 +125,14 @@ def _prune(value: Any, schema: Schema, path: str, unknown: list[str]) -> Any:
                 unknown.append(where)
         return out
     if isinstance(value, list):
-        item_schema = schema.get("items") or _ANYTHING
+        item_schema = _items(schema)
         return [_prune(v, item_schema, f"{path}[{i}]", unknown) for i, v in enumerate(value)]
     return value
+
+
+def _items(schema: Schema) -> Schema:
+    found = schema.get("items")
+    return found if isinstance(found, Mapping) else _ANY
 
 
 def fill(obj: Any, schema: Schema) -> None:
@@ -186,7 +193,7 @@ def _faults(value: Any, schema: Schema, path: str) -> list[FieldError]:
     elif isinstance(value, list):
         out += _size(len(value), schema, path, "Items")
         for i, item in enumerate(value):
-            out += _faults(item, schema.get("items") or {}, f"{path}[{i}]")
+            out += _faults(item, _items(schema), f"{path}[{i}]")
     elif isinstance(value, str):
         out += _size(len(value), schema, path, "Length")
         out += _pattern(value, schema, path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...observe.http import Request
 from ...resources import schema
-from ...resources.convert import GROUP, convert
+from ...resources.convert import convert
 from . import apply, strategy
 from .apply import Manager, Operation, Rules
 from .refusals import Refusal
@@ -126,7 +126,7 @@ def _rules(target: Target, version: str) -> Rules:
         ignored = (("f:spec",), ("f:metadata",)) if target.sub == "status" else (("f:status",),)
 
     def converted(obj: JSON, wanted: str) -> JSON:
-        return convert(obj, wanted) if kind.group == GROUP else obj
+        return convert(obj, wanted) if kind.structured else obj
 
     return Rules(kind.group, version, kind.kind, ignored, converted)
 
@@ -134,7 +134,7 @@ def _rules(target: Target, version: str) -> Rules:
 def _empty(target: Target, *, stored: bool) -> JSON:
     """An object of which nothing has been said, as a server written in Go makes it: structs are there, maps are not."""
     kind = target.kind
-    if kind.group == GROUP:
+    if kind.structured:
         out = schema.decode({}, kind.kind)
         return out if stored else strategy.outgoing(kind, target.version, out)
     known = type_of(kind.group, target.version, kind.kind)

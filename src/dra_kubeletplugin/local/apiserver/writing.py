@@ -108,7 +108,7 @@ class Writer:
         patched = patch.apply(kind, target, current, change)
         if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
             raise bad_request("the patch leaves no object with metadata")
-        self._check_name(target, patched["metadata"], of="object")
+        self._check_name(target, patched["metadata"])
         obj = self.decode(request, target, bodies.Body(patched, body.duplicates), warnings)
         asked = patched["metadata"].get("managedFields")
         out = self.replace(request, target, obj, old, asked=None if asked == managed_of(old) else asked)
@@ -160,12 +160,12 @@ class Writer:
             warnings += twice + found
         return out
 
-    def _check_name(self, target: Target, meta: JSON, of: str = "object") -> None:
+    @staticmethod
+    def _check_name(target: Target, meta: JSON) -> None:
         name = meta.get("name", "")
-        if name != target.name and (name or of == "object"):
-            if not name:
-                meta["name"] = target.name
-                return
+        if not name:
+            raise bad_request("the name of the object could not be determined: name must be provided")
+        if name != target.name:
             raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
 
     # --- creating -------------------------------------------------------------------------------

@@ -213,10 +213,10 @@ class ClaimController(Controller):
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
         """A pod that our copy does not have may be newer than the copy, so the server is asked.
 
-        Raises ``ValueError`` for a consumer that is no pod: the claim stays as it is.
+        Raises :class:`Waiting` for a consumer that is no pod: the claim stays as it is, as in Kubernetes without a word.
         """
         if consumer["resource"] != "pods" or consumer.get("apiGroup"):
-            raise ValueError(f"unsupported ReservedFor entry: {consumer}")
+            raise Waiting(f"unsupported ReservedFor entry: {consumer}")
         if consumer["uid"] in self._gone:
             return False
         pod = self.informers.find(PODS, consumer["name"], namespace)

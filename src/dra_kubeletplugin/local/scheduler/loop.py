@@ -15,6 +15,7 @@ from .. import informer
 from ..events import EventRecorder
 from ..informer import CLAIMS, CLASSES, NODES, PODS, SLICES, Informers, is_finished, words_of
 from . import changes, devices, podinfo, scoring, unsupported
+from .arriving import ArrivingNodes
 from .binding import TIMEOUT
 from .cache import Cache
 from .changes import Change, Kind
@@ -50,6 +51,7 @@ class Scheduler:
         )
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
+        self._arriving = ArrivingNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
         self._abandoned: set[str] = set()  # pods that went while they were being bound
         self.informers.on(NODES, self._node)
@@ -91,6 +93,7 @@ class Scheduler:
             self.cache.node_gone(change.object["metadata"]["name"])
         else:
             self._move(self.cache.node_changed(change.object))
+        self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
 
     def _claim(self, change: informer.Change) -> None:
         if change.gone:
@@ -166,6 +169,8 @@ class Scheduler:
         if pod.terminating or self.cache.is_placed(pod.uid):
             self.queue.done(pod.uid)
             return
+        if not entry.failures:
+            await self._arriving.wait()
         snapshot = self.cache.snapshot()
         if not snapshot.nodes:
             await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
@@ -250,7 +255,7 @@ class Scheduler:
         except asyncio.CancelledError:
             if pod.uid not in self._abandoned:
                 raise
-            await binding.undo(pod)
+            binding.forget()  # the claim controller takes back what was written for a pod that is gone
         except Exception as e:
             log.exception("scheduler: binding pod %s", pod.key)
             await self._give_up(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
