@@ -43,7 +43,12 @@ class ClaimController(Controller):
         # (pod UID, name in the pod) → claim that we made, which our copies may not show yet
         self._made: dict[tuple[str, str], str] = {}
         self._gone: set[str] = set()  # UIDs of pods of whose deletion we heard
+<<<<<<< HEAD
         self._freed: set[str] = set()  # UIDs of claims that were deallocated and may still be protected
+        # Consumers of allocated claims, by the claim's UID, that lost their reservation: by the scheduler, say, which gave up.
+        self._unreserved: dict[str, list[JSON]] = {}
+=======
+>>>>>>> main
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
         informers.index(CLAIMS, "owner", _owners_of)
@@ -70,10 +75,18 @@ class ClaimController(Controller):
     def _claim_changed(self, change: Change) -> None:
         claim = change.object
         meta = claim["metadata"]
+<<<<<<< HEAD
         if change.gone or _is_allocated(claim):
             self._freed.discard(meta["uid"])
         elif change.before is not None and _is_allocated(change.before):
             self._freed.add(meta["uid"])  # whoever did it, the scheduler or we
+        reserved, before = _reserved(claim), _reserved(change.before or {})
+        if change.gone or reserved or not _is_allocated(claim):
+            self._unreserved.pop(meta["uid"], None)
+        elif before:
+            self._unreserved[meta["uid"]] = before
+=======
+>>>>>>> main
         self.queue.add(key_of(CLAIMS, claim))
         # A claim that was deleted may have to be made again, and an allocated one reserved for a pod bound by hand.
         for pod in self.informers.by(PODS, "claims", (meta["namespace"], meta["name"])):
@@ -198,8 +211,12 @@ class ClaimController(Controller):
                 await self._deallocate(claim)
             else:
                 await self.client.update(CLAIMS, {**claim, "status": fresh}, "status")
-        elif protected and not kept and (meta.get("deletionTimestamp") or meta["uid"] in self._freed):
+        elif protected and meta.get("deletionTimestamp") and not kept:
             await self._deallocate(claim)
+        elif protected and (lost := self._unreserved.get(meta["uid"])):
+            # A pod that is still there will be scheduled with what is allocated; for one that has gone nobody else lets it go.
+            if not any([await self._still_uses(r, meta["namespace"]) for r in lost]):
+                await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
             await self._delete(claim)
 
@@ -285,10 +302,17 @@ def _unprotected(claim: JSON) -> JSON:
     return {**claim, "metadata": meta}
 
 
+<<<<<<< HEAD
+def _reserved(claim: Mapping[str, Any]) -> list[JSON]:
+    return (claim.get("status") or {}).get("reservedFor") or []
+
+
 def _is_allocated(claim: Mapping[str, Any]) -> bool:
     return (claim.get("status") or {}).get("allocation") is not None
 
 
+=======
+>>>>>>> main
 def _is_done(pod: Mapping[str, Any]) -> bool:
     """Finished, or deleted before it had a node: it needs no claim any more."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
