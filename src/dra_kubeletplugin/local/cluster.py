@@ -199,9 +199,10 @@ class LocalCluster:
         """
         try:
             async with asyncio.timeout(timeout):
-                while not (found := await check()):
+                while True:
+                    if found := await check():
+                        return found
                     await asyncio.sleep(_LOOK)
-                return found
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g}s for {what}") from None
 
