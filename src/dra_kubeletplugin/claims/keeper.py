@@ -188,6 +188,7 @@ class Keeper:
 
     def _connect(self, others: Mapping[Instance, Opened], fault: Exception | None = None) -> Connection | Instance:
         """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
+        named = inodes_of(self.path)
         db = connect(self.path, self.wait)
         if torn := _torn(others, db.inodes):
             db.close()
@@ -197,11 +198,23 @@ class Keeper:
                 raise fault
             db.generation = _generation(db)
             self._merge(db)
+            self._ask_for_the_dead(db, named)
             self._note(db)
         except BaseException:
             db.close()
             raise
         return db
+
+    def _ask_for_the_dead(self, db: Connection, named: Inodes) -> None:
+        """Where an instance died whose log is not there any more, what it began may be known to the hardware alone."""
+        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.left):
+            log.warning(
+                "the log of %s is not that of an instance that died: the driver is asked what its hardware knows",
+                self.path,
+            )
+            with transaction(db):
+                rows.set_meta(db, RECOVER, "pending")
+        self.process.forget_left()
 
     def _others(self) -> dict[Instance, Opened]:
         """The other living instances that have a database open."""
