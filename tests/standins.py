@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.observe.http import HttpServer, Request, Response
+from dra_kubeletplugin.local.apiserver.auth import Tokens
 from tests.certificates import authority, server_side, signed
 
 ROOT = Path(__file__).parents[1]
@@ -88,19 +88,10 @@ async def api_server(given: argparse.Namespace) -> None:
     (row,) = csv.reader(Path(given.token_auth_file).read_text().splitlines())
     assert Path(given.token_auth_file).stat().st_mode & 0o077 == 0
     assert row[3] == "system:masters"
-    objects, asked = ApiServer(), 0
-
-    async def answer(request: Request) -> Response:
-        nonlocal asked
-        if request.headers.get("authorization") != f"Bearer {row[0]}":
-            return Response(401, b'{"kind": "Status", "status": "Failure", "code": 401}')
-        if request.path == "/readyz":
-            asked += 1
-            return Response(200 if asked > 2 else 500, b"[+]ping ok", "text/plain")
-        return await objects._handle(request)
-
-    server = HttpServer(answer, f"{given.bind_address}:{given.secure_port}", server_side(pair))
+    server = ApiServer(f"{given.bind_address}:{given.secure_port}", server_side(pair), tokens=Tokens(row[0]))
+    server.faults.down = True  # until it is ready
     await server.start()
+    asyncio.get_running_loop().call_later(0.2, setattr, server.faults, "down", False)
     _tell("kube-apiserver serves")
     await _until_told()
     await server.close()

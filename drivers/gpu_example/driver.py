@@ -113,6 +113,7 @@ class Gpu(Driver):
 
     name = "gpu.example.com"
     config = GpuConfig
+    metadata = True
 
     def start(self) -> None:
         self.options = Options.of(os.environ)

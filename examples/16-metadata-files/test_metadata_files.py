@@ -3,14 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from examples.conftest import Example
 
 FOLDER = Path("/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu")
 
 
-@pytest.mark.xfail(reason="the plugin does not write device metadata files yet (KEP-5304, issue 9)", strict=False)
 def test_a_file_in_the_container_tells_which_gpu_it_has(example: Example) -> None:
     example.apply()
     (gpu,) = example.gpus("metadata-files")

@@ -228,13 +228,20 @@ class StatusReports:
                 if e.status == 404 and e.names(claim.name):
                     return False
                 raise
-            if found["metadata"]["uid"] != claim.uid or not same(found):
-                return False
-            entries = merged(found, self.driver, self.manager, wanted)
+            try:
+                if found["metadata"]["uid"] != claim.uid or not same(found):
+                    return False
+                entries, version = (
+                    merged(found, self.driver, self.manager, wanted),
+                    found["metadata"]["resourceVersion"],
+                )
+            except (KeyError, TypeError, AttributeError, ValueError) as e:
+                what = f"what the API server has as claim {claim} is no ResourceClaim"
+                raise ApiError(f"{what}: {describe(e)}") from None
             if entries is None:
                 return False
             try:
-                await self._apply(resource, found, entries)
+                await self._apply(resource, claim, version, entries)
             except ApiError as e:
                 if e.status != 409:
                     raise
@@ -242,15 +249,14 @@ class StatusReports:
             return True
         raise ApiError(f"claim {claim} is written by others all the time", status=409)
 
-    async def _apply(self, resource: Resource, found: JSON, entries: list[JSON]) -> None:
-        meta = found["metadata"]
+    async def _apply(self, resource: Resource, claim: ClaimKey, version: object, entries: list[JSON]) -> None:
         body = {
             "apiVersion": resource.api_version,
             "kind": "ResourceClaim",
-            "metadata": {k: meta[k] for k in ("name", "namespace", "uid", "resourceVersion")},
+            "metadata": {**claim._asdict(), "resourceVersion": version},
             "status": {"devices": entries},
         }
-        path = resource.path(meta["namespace"], meta["name"], "status")
+        path = resource.path(claim.namespace, claim.name, "status")
         query = {"fieldManager": self.manager, "force": "true"}
         answer = await self.client.call("PATCH", path, body, query=query, content_type=APPLY)
         if entries and not (answer.get("status") or {}).get("devices"):

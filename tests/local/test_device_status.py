@@ -178,7 +178,14 @@ def test_a_claim_made_by_hand_and_devices_of_others_are_refused() -> None:
         lambda: DeviceStatus(data={"a": float("nan")}),
         lambda: DeviceStatus(data={"a": "x" * 10_240}),
         lambda: NetworkData(ips=["10.0.0.2"]),
-        lambda: NetworkData(ips=["10.0.0.2/24"] * 17),
+        lambda: NetworkData(ips=["10.0.0.2/24"] * 2),
+        lambda: NetworkData(ips=["10.0.0.2/255.255.255.0"]),
+        lambda: NetworkData(ips=["2001:DB8::1/64"]),
+        lambda: NetworkData(ips="10.0.0.2/24"),
+        lambda: NetworkData(ips=[5]),  # type: ignore[list-item]
+        lambda: NetworkData(ips=[f"10.0.0.{i}/24" for i in range(17)]),
+        lambda: NetworkData(hardware_address="\ud800"),
+        lambda: NetworkData(hardware_address=None),  # type: ignore[arg-type]
         lambda: NetworkData(interface_name="x" * 257),
     ],
 )

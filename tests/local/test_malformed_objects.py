@@ -142,7 +142,8 @@ async def test_no_malformed_object_stops_a_component(seed: int) -> None:
         for obj in whole():
             if obj["kind"] not in served:
                 continue
-            found = paths(obj)
+            # The server itself keeps metadata typed, for all kinds; what matters here is all else.
+            found = [p for p in paths(obj) if p[0] != "metadata"]
             for path in choice.sample(found, min(20, len(found))):
                 number += 1
                 broken = mutated(obj, path, choice.choice(_JUNK))

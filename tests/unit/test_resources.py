@@ -74,6 +74,8 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", taints=Taint(key="x")), "taints is Taint: give a list of Taint"),  # type: ignore[arg-type]
         (lambda: Device("d", taints=["x"]), "taints has str: give a list of Taint"),  # type: ignore[list-item]
         (lambda: Device("d", consumes_counters={"gpu": 3}), "consumes_counters['gpu'] is int: give counters"),  # type: ignore[dict-item]
+        (lambda: Device("d", consumes_counters={"gpu": {0: 1}}), "consumes_counters['gpu'] has a name that is int"),  # type: ignore[dict-item]
+        (lambda: Device("d", {None: 1}), "attributes has a name that is NoneType, not text"),  # type: ignore[dict-item]
         (lambda: Device("d", consumes_counters=["gpu"]), "consumes_counters is list: give a mapping"),  # type: ignore[arg-type]
         (lambda: Device("d", binding_conditions="ab", binding_failure_conditions=["x"]), "binding_conditions is str: give a list"),
         (lambda: Device("d", binding_conditions=[1], binding_failure_conditions=["x"]), "binding_conditions has int: give a list"),  # type: ignore[list-item]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
+from collections.abc import Iterator
 from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dra_kubeletplugin import DeviceStatus
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.reporting import ClaimKey, StatusReports
 
@@ -40,3 +47,58 @@ async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> No
         assert sent == [{device: odd}, {device: good}]
     finally:
         running.cancel()
+
+
+ENTRY = {"driver": "d", "pool": "p", "device": "a"}
+OWNED = {'k:{"device":"a","driver":"d","pool":"p"}': {".": {}, "f:data": {}, "f:conditions": {'k:{"type":"A"}': {}}}}
+CLAIM: dict[str, Any] = {
+    "metadata": {
+        "name": "c", "namespace": "ns", "uid": "u", "resourceVersion": "1",
+        "managedFields": [{
+            "manager": "m", "operation": "Apply", "subresource": "status", "fieldsV1": {"f:status": {"f:devices": OWNED}},
+        }],
+    },
+    "status": {
+        "allocation": {"devices": {"results": [{"request": "r", **ENTRY}]}},
+        "devices": [{**ENTRY, "data": {"x": 1}, "conditions": [{"type": "A", "status": "True"}]}],
+    },
+}  # fmt: skip
+
+
+def places(at: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container with each of its keys."""
+    for key in at if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else ():
+        yield at, key
+        yield from places(at[key])
+
+
+@given(st.data())
+def test_a_claim_that_is_none_is_an_error_of_the_server_s_and_not_ours(data: st.DataObject) -> None:
+    claim = copy.deepcopy(CLAIM)
+    for _ in range(data.draw(st.integers(1, 2))):
+        if every := list(places(claim)):
+            at, key = data.draw(st.sampled_from(every))
+            value = data.draw(
+                st.sampled_from((None, 5, "", "k:{", [], {}, [None], {"k:{": {}}, {'k:{"type":[]}': 5}, ...))
+            )
+            if value is not ...:
+                at[key] = copy.deepcopy(value)
+            else:
+                del at[key]
+
+    class Client:
+        async def dra(self, plural: str) -> Resource:
+            return Resource("resource.k8s.io", "v1", plural, True)
+
+        async def get(self, resource: Resource, name: str, namespace: str) -> Any:
+            return claim
+
+        async def call(self, verb: str, path: str, body: Any, **more: Any) -> Any:
+            return {"status": body["status"]}
+
+    async def report() -> None:
+        reports = StatusReports(Client(), "d", "m", Metrics())  # type: ignore[arg-type]
+        with contextlib.suppress(ApiError):
+            await reports.write(ClaimKey("ns", "c", "u"), {("p", "a", ""): DeviceStatus(data={"x": 2})})
+
+    asyncio.run(report())

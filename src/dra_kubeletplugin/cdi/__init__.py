@@ -2,7 +2,7 @@
 
 from .directory import ClaimSpecs
 from .edits import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
-from .spec import minimum_version, spec_faults, validate_spec
+from .spec import minimum_version, spec_faults, validate_device_name, validate_spec, version_to_declare
 
 __all__ = [
     "ClaimSpecs",
@@ -13,5 +13,7 @@ __all__ = [
     "NetDevice",
     "minimum_version",
     "spec_faults",
+    "validate_device_name",
     "validate_spec",
+    "version_to_declare",
 ]

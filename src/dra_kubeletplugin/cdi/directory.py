@@ -121,18 +121,15 @@ class ClaimSpecs:
     def _write(self, path: str, hidden: str, data: bytes, mode: int) -> None:
         # Scanners read .json and .yaml only, so a half-written file is never seen.
         temporary = f"{hidden}{_TEMPORARY}{self.token}"
-        fd = self._open(temporary, _FRESH, mode)
         try:
-            try:
-                _write_all(fd, data)
-                os.fchmod(fd, mode)
-            finally:
-                os.close(fd)
-            os.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+            write_file(path, temporary, data, mode)
+        except FileNotFoundError:
+            self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+            write_file(path, temporary, data, mode)
+
+    def temporary(self, uid: str) -> Path:
+        """A name for a file of the claim that is being written; :meth:`clean` takes it away when its writer died."""
+        return Path(f"{self._notes}{uid}{_TEMPORARY}{self.token}")
 
     def _open(self, path: str, flags: int, mode: int) -> int:
         try:
@@ -161,8 +158,8 @@ class ClaimSpecs:
     def holds(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
         """Whether the files of a claim are there and say exactly this."""
         try:
-            same = spec is None or _content(self._spec(uid)) == encoded(spec)
-            return same and _content(self._note(uid)) == note
+            same = spec is None or content_of(self._spec(uid)) == encoded(spec)
+            return same and content_of(self._note(uid)) == note
         except (OSError, ValueError):
             return False
 
@@ -171,7 +168,7 @@ class ClaimSpecs:
 
         Raises ``OSError``, or ``ValueError`` where it is no such file.
         """
-        return _content(self._note(uid))
+        return content_of(self._note(uid))
 
     def read(self, uid: str) -> dict[str, Any]:
         """The spec of a claim.
@@ -179,7 +176,7 @@ class ClaimSpecs:
         Raises ``OSError``, or ``ValueError`` where it is no such file or no JSON object.
         """
         try:
-            spec: dict[str, Any] = msgspec.json.decode(_content(self._spec(uid)), type=dict)
+            spec: dict[str, Any] = msgspec.json.decode(content_of(self._spec(uid)), type=dict)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         return spec
@@ -213,11 +210,30 @@ class ClaimSpecs:
             return []
 
 
+def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
+    """Writes a file whole or not at all: under another name in the same folder first, then renamed.
+
+    Raises ``OSError``.
+    """
+    fd = os.open(temporary, _FRESH, mode)
+    try:
+        try:
+            _write_all(fd, data)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def encoded(spec: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(spec)
 
 
-def _content(path: str) -> bytes:
+def content_of(path: str) -> bytes:
     """Never waits for a pipe, nor reads a device or a file without end.
 
     Raises ``OSError``, or ``ValueError`` for what no file of ours is.

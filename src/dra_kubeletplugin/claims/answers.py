@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +90,12 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
             raise BadAnswerError(
                 f"{shown}: prepare answered a PreparedDevice whose names are no text: use AllocatedDevice.prepared()"
             )
-        for field, value, kind in (("edits", p.edits, ContainerEdits), ("status", p.status, DeviceStatus)):
+        fields = (
+            ("edits", p.edits, ContainerEdits),
+            ("status", p.status, DeviceStatus),
+            ("metadata", p.metadata, Mapping),
+        )
+        for field, value, kind in fields:
             if not isinstance(value, kind) and not (value is None and kind is DeviceStatus):
                 raise BadAnswerError(
                     f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"

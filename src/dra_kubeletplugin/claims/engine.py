@@ -23,7 +23,7 @@ from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from ..reporting import ClaimKey, StatusReports
 from ..resources.allocation import node_of
-from . import rows
+from . import metadata, rows
 from .answers import PreparedAnswer, answer, complete
 from .batch import Rendezvous
 from .files import Files
@@ -262,6 +262,8 @@ class Engine:
                 await undo.settle()
             undo.check()
             complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
+            if self.driver.metadata:
+                metadata.describe(record, claim, prepared, self.files.specs)
             told = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from ..cdi import ClaimSpecs
 from ..errors import RecordsError, describe, printable
+from .metadata import MetadataFiles
 from .record import Record, State, check_doc
 
 log = logging.getLogger(__name__)
@@ -49,18 +52,20 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
 
 
 class Files:
-    """The files of claims. ``specs`` names them. All methods block, and are called in the thread of the records.
+    """The files of claims. ``specs`` and ``metadata`` name them. All methods block, and are called in the thread of the records.
 
     Raise :class:`RecordsError` where they say nothing else.
     """
 
-    def __init__(self, specs: ClaimSpecs) -> None:
+    def __init__(self, specs: ClaimSpecs, metadata: MetadataFiles) -> None:
         self.specs = specs
+        self.metadata = metadata
 
     def put(self, record: Record) -> None:
-        """Writes the spec of a prepared claim, if it has one."""
-        if spec := record.doc.get("cdi"):
-            with self._translated():
+        """Writes the spec and the metadata of a prepared claim, if it has them."""
+        with self._translated():
+            self.metadata.put(record)
+            if spec := record.doc.get("cdi"):
                 self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
@@ -78,8 +83,9 @@ class Files:
         """Writes the files again where one is missing, cut or changed; True where one was."""
         spec, note = record.doc.get("cdi"), note_of(record)
         with self._translated():
-            if self.specs.holds(record.uid, spec, note):
+            if self.specs.holds(record.uid, spec, note) and self.metadata.holds(record):
                 return False
+            self.metadata.put(record)
             if spec:
                 self.specs.write(record.uid, spec)
             self.specs.write_note(record.uid, note)
@@ -96,6 +102,7 @@ class Files:
         """
         with self._translated():
             self.specs.remove(uid)
+            self.metadata.remove(uid)
 
     def forget(self, uid: str) -> None:
         """Takes the note away: what it tells is undone, and would come back with the next opening of the records.
@@ -114,7 +121,16 @@ class Files:
         """Both, for a claim that has no record."""
         with self._translated():
             self.specs.remove(uid)
+            self.metadata.remove(uid)
             self.specs.remove_note(uid)
+
+    def uids(self) -> dict[str, float]:
+        """The claims that have a file of ours, with the age of the newest in seconds. Raises ``OSError``."""
+        specs, metadata = self.specs, self.metadata
+        return {
+            uid: _age(specs.note_path(uid), specs.path(uid), metadata.path(uid))
+            for uid in {*specs.uids(), *metadata.uids()}
+        }
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -126,3 +142,12 @@ class Files:
             ) from None
         except ValueError as e:  # a name that no file can have
             raise RecordsError(f"{self.specs.root} cannot have the files of such a claim: {printable(e)}") from None
+
+
+def _age(*paths: Path) -> float:
+    """Seconds since the newest of these files was written."""
+    written = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            written.append(path.lstat().st_mtime)
+    return time.time() - max(written)

@@ -6,12 +6,10 @@ A pass waits a bounded time for each claim's work; what takes longer goes on in 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..errors import ApiUnavailableError, DraError, RecordsError, StoppingError
@@ -127,14 +125,9 @@ class Reconciler:
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Old files without a record. What writers left that died is taken away on the way."""
-        specs = self.files.specs
-        specs.clean(self.judge.process.alive)
+        self.files.specs.clean(self.judge.process.alive)
         # A clock that was set back leaves files from the future.
-        return [
-            uid
-            for uid in specs.uids()
-            if uid not in known and abs(_age(specs.note_path(uid), specs.path(uid))) > _ORPHAN_AGE
-        ]
+        return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
     async def _claims(self, records: list[Record], report: Report) -> None:
         """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
@@ -191,12 +184,3 @@ class Reconciler:
                 report.undo_failed.append(uid)
             else:
                 raise error
-
-
-def _age(*paths: Path) -> float:
-    """Seconds since the newest of these files was written."""
-    written = [0.0]
-    for path in paths:
-        with contextlib.suppress(OSError):
-            written.append(path.lstat().st_mtime)
-    return time.time() - max(written)

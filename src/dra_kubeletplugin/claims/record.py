@@ -30,9 +30,9 @@ class Record:
     """One row. ``doc`` is JSON; fields of it that this version does not know are kept as they are.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
-    data), ``cdi`` (the claim's CDI spec), ``complete``, ``operation``; ``rebuilt`` where it did not come from a prepare.
-    ``takes`` is what the claim takes of counters and capacity, missing where nobody knows; ``published`` is how a device of our
-    own was published, with its counter sets, should it vanish while it is in use.
+    data), ``cdi`` (the claim's CDI spec), ``metadata`` (what its metadata files say), ``complete``, ``operation``; ``rebuilt``
+    where it did not come from a prepare. ``takes`` is what the claim takes of counters and capacity, missing where nobody knows;
+    ``published`` is how a device of our own was published, with its counter sets, should it vanish while it is in use.
     """
 
     uid: str
@@ -180,6 +180,8 @@ def check_doc(doc: object) -> JSON:
         raise ValueError("a device has no pool or no name")
     if not isinstance(steps, list) or not all(map(_is_step, steps)):
         raise ValueError("an undo step has no name or no data")
+    if (metadata := doc.get("metadata")) is not None and not _is_metadata(metadata):
+        raise ValueError("the device metadata is of another shape")
     try:
         check_shape(doc.get("cdi"))
     except InvalidSpecError as e:
@@ -195,6 +197,17 @@ def _is_device(entry: object) -> bool:
         and isinstance(entry.get("shareID") or "", str)
         and isinstance(entry.get("cdi") or [], list)
     )
+
+
+def _is_metadata(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("requests"), dict):
+        return False
+    typed = isinstance(entry.get("generation"), int) and isinstance(entry.get("podClaim"), str)
+    return typed and all(isinstance(of, list) and all(map(_is_described, of)) for of in entry["requests"].values())
+
+
+def _is_described(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(k), str) for k in ("driver", "pool", "name"))
 
 
 def _is_step(entry: object) -> bool:

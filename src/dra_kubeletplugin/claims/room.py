@@ -23,6 +23,7 @@ from .files import Files
 from .flights import Flights
 from .judge import Judge
 from .keeper import Keeper
+from .metadata import MetadataFiles
 from .processes import ProcessLock
 from .reconcile import Reconciler
 from .record import InFlight
@@ -64,7 +65,7 @@ class Claims:
         in_flight = InFlight()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
         self.flights = Flights(metrics)
-        self.files = Files(specs)
+        self.files = Files(specs, MetadataFiles(settings.plugin_dir, specs))
         self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
         self.store = Store(self.keeper)
         judge = Judge(name, process, boot_id, self.flights)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..cdi import ClaimSpecs
+from ..claims.metadata import MetadataFiles
 from ..claims.offline import read_rows
 from ..claims.processes import ProcessLock
 from ..errors import ApiError, SettingsError
@@ -38,9 +39,11 @@ def cleanup(args: argparse.Namespace) -> int:
     removed = sum(remove_stale(path) for path in sockets)
     specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
     files = specs.uids()
-    for uid in files:
+    metadata = MetadataFiles(settings.plugin_dir, specs)
+    for uid in {*files, *metadata.uids()}:
         specs.remove(uid)
         specs.remove_note(uid)
+        metadata.remove(uid)
     try:
         shutil.rmtree(settings.plugin_dir)
     except FileNotFoundError:

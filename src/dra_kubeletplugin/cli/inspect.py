@@ -122,15 +122,24 @@ def inspect(args: argparse.Namespace) -> int:
             name, node = settings.driver_name or cls.name, settings.node_name or "node"
             settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
             driver.attach(host, settings, role)
-            # Each fault is told beside its device; the log would say it once more.
-            logging.getLogger("dra_kubeletplugin.inventory").setLevel(logging.CRITICAL)
-            inventory = asyncio.run(_look(driver, settings))
+            with _without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
+                inventory = asyncio.run(_look(driver, settings))
             print("\n".join(listed(inventory, node, style)))
             notes = _notes(inventory, style)
             if not notes and any(True for _ in inventory):
                 return 0  # its devices are no PCI functions
         print("\n".join(tree(host.pci(), notes, style)))
     return 0
+
+
+@contextlib.contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _notes(inventory: Inventory, style: Style) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..cdi import ContainerEdits
 from ..errors import DriverError
 from ..resources.quantity import Quantity
-from ..resources.types import Device
+from ..resources.types import Attribute, Device
 from .config import Config
 from .status import DeviceStatus, Reported, StatusSink
 
@@ -23,6 +23,7 @@ class PreparedDevice:
     ``edits`` are what containers get. ``data`` is the driver's own JSON of at most 64 KiB: it is kept in the record and comes
     back at unprepare. ``admin_access`` is that of the allocation: such a device is held by nobody, and :meth:`Driver.recover`
     must say so. ``status`` is told in the claim once it is prepared (KEP-4817); no outage of the API server fails a prepare.
+    ``metadata`` are attributes for programs in containers besides the device's own, where :attr:`Driver.metadata` is on.
     """
 
     request: str
@@ -33,6 +34,7 @@ class PreparedDevice:
     edits: ContainerEdits = field(default_factory=ContainerEdits)
     data: JSON = None
     status: DeviceStatus | None = None
+    metadata: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +69,14 @@ class AllocatedDevice:
         return self.device.attributes
 
     def prepared(
-        self, edits: ContainerEdits | None = None, *, data: JSON = None, status: DeviceStatus | None = None
+        self,
+        edits: ContainerEdits | None = None,
+        *,
+        data: JSON = None,
+        status: DeviceStatus | None = None,
+        metadata: Mapping[str, Attribute] | None = None,
     ) -> PreparedDevice:
-        """This device, ready, with the changes that containers need, and what the claim is to tell of it."""
+        """This device, ready, with the changes that containers need, and what the claim and its metadata files are to tell of it."""
         return PreparedDevice(
             request=self.request,
             pool=self.pool,
@@ -79,6 +86,7 @@ class AllocatedDevice:
             edits=edits or ContainerEdits(),
             data=data,
             status=status,
+            metadata=metadata or {},
         )
 
 

@@ -79,6 +79,7 @@ class Driver:
         name: DNS subdomain of at most 63 bytes, e.g. ``gpu.example.com``; the vendor's own domain.
         config: subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None where there are none.
         unhealthy_taint: put on unhealthy devices; None for no taint. ``NoExecute`` would also evict the pods that use them.
+        metadata: whether programs in containers find their devices described in files, see :mod:`dra_kubeletplugin.metadata`.
         subsystems: kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``.
 
     The framework sets, after ``__init__``, which takes no arguments, and before any method is called:
@@ -97,6 +98,9 @@ class Driver:
     """Kinds of opaque parameters; None where there are none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """Put on unhealthy devices; None for no taint. NoExecute would also evict the pods that use them."""
+    metadata: ClassVar[bool] = False
+    """Whether containers get device metadata files (KEP-5304): the attributes of their devices, and what
+    ``AllocatedDevice.prepared(metadata=...)`` adds."""
     subsystems: ClassVar[Sequence[str]] = SUBSYSTEMS
     """Kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 

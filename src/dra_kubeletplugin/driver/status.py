@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ MAX_CONDITIONS = 8
 MAX_STATUS_DATA_BYTES = 10_240
 _MAX_TYPE = 316
 _MAX_REASON, _MAX_MESSAGE = 1_024, 32_768
-_MAX_IPS, _MAX_INTERFACE, _MAX_ADDRESS = 16, 256, 128
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 
@@ -71,7 +70,7 @@ class NetworkData:
 
     Attributes:
         interface_name: in the pod, of at most 256 bytes.
-        ips: at most 16 addresses with their prefix, e.g. ``10.0.0.2/24``.
+        ips: at most 16 addresses with their prefix, each once and in canonical form, e.g. ``10.0.0.2/24``.
         hardware_address: e.g. a MAC address, of at most 128 bytes.
 
     Raises :class:`InvalidObjectError` where the API server would refuse it.
@@ -82,20 +81,23 @@ class NetworkData:
     hardware_address: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ips", tuple(self.ips))
-        if len(self.ips) > _MAX_IPS:
-            raise InvalidObjectError(f"NetworkData: {len(self.ips)} ips are more than {_MAX_IPS}")
-        for ip in self.ips:
-            if not isinstance(ip, str) or not _is_interface(ip):
-                raise InvalidObjectError(
-                    f"NetworkData: {printable(ip)!r} is no address with a prefix, such as 10.0.0.2/24"
-                )
-        for name, value, most in (
-            ("interface_name", self.interface_name, _MAX_INTERFACE),
-            ("hardware_address", self.hardware_address, _MAX_ADDRESS),
-        ):
-            if not isinstance(value, str) or len(value.encode(errors="replace")) > most:
-                raise InvalidObjectError(f"NetworkData: {name} is a text of at most {most} bytes")
+        from ..resources.claim_status_rules import network_data  # only network drivers need it
+
+        ips = tuple(self.ips) if isinstance(self.ips, Iterable) and not isinstance(self.ips, str) else (None,)
+        if not all(isinstance(ip, str) for ip in ips):
+            raise InvalidObjectError(
+                f"NetworkData: ips is {printable(self.ips)!r}: give a list such as ['10.0.0.2/24']"
+            )
+        object.__setattr__(self, "ips", ips)
+        for name in ("interface_name", "hardware_address"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidObjectError(f"NetworkData: {name} is {printable(getattr(self, name))!r}, not text")
+        try:
+            faults = [f"{f.field}: {f.message}" for f in network_data(self.json(), "NetworkData")]
+        except UnicodeEncodeError as e:
+            faults = [f"NetworkData: {e}"]
+        if faults:
+            raise InvalidObjectError(printable("; ".join(faults)))
 
     def json(self) -> dict[str, Any]:
         out = {"interfaceName": self.interface_name, "ips": list(self.ips), "hardwareAddress": self.hardware_address}
@@ -180,13 +182,3 @@ def _type_faults(value: str) -> bool:
     if slash and names.subdomain(domain):
         return True
     return not names.QUALIFIED.fullmatch(name) or len(name) > names.MAX_LABEL
-
-
-def _is_interface(text: str) -> bool:
-    import ipaddress  # only network drivers need it
-
-    try:
-        ipaddress.ip_interface(text)
-    except ValueError:
-        return False
-    return "/" in text

@@ -146,7 +146,7 @@ def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[F
         out += _condition(condition, where)
     if device.get("data") is not None:
         out += json_object(device["data"], f"{path}.data", MAX_OPAQUE_BYTES)
-    return out + _network(device.get("networkData") or {}, f"{path}.networkData")
+    return out + network_data(device.get("networkData") or {}, f"{path}.networkData")
 
 
 def _condition(condition: JSON, path: str) -> list[FieldError]:
@@ -175,7 +175,8 @@ def _condition(condition: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _network(data: JSON, path: str) -> list[FieldError]:
+def network_data(data: JSON, path: str) -> list[FieldError]:
+    """Every fault of what is told of a network device."""
     out: list[FieldError] = []
     for field, limit in (("interfaceName", MAX_INTERFACE_NAME), ("hardwareAddress", MAX_HARDWARE_ADDRESS)):
         if len(data.get(field, "").encode()) > limit:

@@ -265,11 +265,9 @@ def _wrong_types(device: Device) -> Iterator[str]:
     for name in ("attributes", "capacity", "consumes_counters", "extra"):
         if not isinstance(value := getattr(device, name), Mapping):
             yield f"{name} is {_kind(value)}: give a mapping of names to values"
-        elif odd := next((key for key in value if not isinstance(key, str)), None):
-            yield f"{name} has a name that is {_kind(odd)}, not text"
-    for set_name, counters in device.consumes_counters.items() if isinstance(device.consumes_counters, Mapping) else ():
-        if not isinstance(counters, Mapping):
-            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+        else:
+            yield from _odd_names(value, name)
+    yield from _odd_counters(device.consumes_counters)
     kinds = {"taints": Taint, "binding_conditions": str, "binding_failure_conditions": str}
     for name, kind in kinds.items():
         value = getattr(device, name)
@@ -283,6 +281,20 @@ def _wrong_types(device: Device) -> Iterator[str]:
                 yield f"{name} has a Taint whose key, value or effect is not text"
     if device.nodes is not None and not isinstance(device.nodes, Nodes):
         yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
+
+
+def _odd_counters(consumed: object) -> Iterator[str]:
+    for set_name, counters in consumed.items() if isinstance(consumed, Mapping) else ():
+        if isinstance(counters, Mapping):
+            yield from _odd_names(counters, f"consumes_counters[{set_name!r}]")
+        else:
+            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+
+
+def _odd_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
+    for key in value:
+        if not isinstance(key, str):  # 0 and None too
+            yield f"{where} has a name that is {_kind(key)}, not text"
 
 
 def _kind(value: object) -> str:

@@ -13,10 +13,14 @@ from .columns import AGE, NAME, Column, look, since
 from .kinds import Kind
 from .schemas import decoding, shapes
 from .schemas.decoding import DecodeError
+from .schemas.merging import Type, from_schema
 
 JSON = dict[str, Any]
 Schema = Mapping[str, Any]
 _ANYTHING: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+DEFINITIONS = "customresourcedefinitions.apiextensions.k8s.io"
+_TEXT: Schema = {"type": "string"}
+_ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 _META = {"apiVersion", "kind", "metadata"}
 
 
@@ -123,9 +127,14 @@ def _prune(value: Any, schema: Schema, path: str, unknown: list[str]) -> Any:
                 unknown.append(where)
         return out
     if isinstance(value, list):
-        item_schema = schema.get("items") or _ANYTHING
+        item_schema = _items(schema)
         return [_prune(v, item_schema, f"{path}[{i}]", unknown) for i, v in enumerate(value)]
     return value
+
+
+def _items(schema: Schema) -> Schema:
+    found = schema.get("items")
+    return found if isinstance(found, Mapping) else _ANY
 
 
 def fill(obj: Any, schema: Schema) -> None:
@@ -186,7 +195,7 @@ def _faults(value: Any, schema: Schema, path: str) -> list[FieldError]:
     elif isinstance(value, list):
         out += _size(len(value), schema, path, "Items")
         for i, item in enumerate(value):
-            out += _faults(item, schema.get("items") or {}, f"{path}[{i}]")
+            out += _faults(item, _items(schema), f"{path}[{i}]")
     elif isinstance(value, str):
         out += _size(len(value), schema, path, "Length")
         out += _pattern(value, schema, path)
@@ -228,6 +237,13 @@ def _bounds(value: float, schema: Schema, path: str) -> list[FieldError]:
     if (most := schema.get("maximum")) is not None and value > most:
         out.append(invalid(path, value, f"{path} in body should be less than or equal to {most}"))
     return out
+
+
+def merge_type(kind: Kind, version: str) -> Type:
+    """How objects of a custom kind are merged: as their schema says, with the metadata that all objects have."""
+    schema = kind.schemas[version]
+    always = {"metadata": {"$ref": "apis.meta.v1.ObjectMeta"}, "apiVersion": _TEXT, "kind": _TEXT}
+    return from_schema({**schema, "properties": {**(schema.get("properties") or {}), **always}})
 
 
 def established(names: JSON, stored: list[str]) -> JSON:

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...observe.http import Request
 from ...resources import schema
-from ...resources.convert import GROUP, convert
-from . import apply, strategy
+from ...resources.convert import convert
+from . import apply, custom, strategy
 from .apply import Manager, Operation, Rules
 from .refusals import Refusal
 from .requests import Target
 from .schemas import typed
 from .schemas.field_paths import shown
-from .schemas.merging import MapOf, type_of
+from .schemas.merging import MapOf
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
@@ -126,18 +126,19 @@ def _rules(target: Target, version: str) -> Rules:
         ignored = (("f:spec",), ("f:metadata",)) if target.sub == "status" else (("f:status",),)
 
     def converted(obj: JSON, wanted: str) -> JSON:
-        return convert(obj, wanted) if kind.group == GROUP else obj
+        return convert(obj, wanted) if kind.structured else obj
 
-    return Rules(kind.group, version, kind.kind, ignored, converted)
+    types = (lambda wanted: custom.merge_type(kind, wanted)) if kind.custom else None
+    return Rules(kind.group, version, kind.kind, ignored, converted, types)
 
 
 def _empty(target: Target, *, stored: bool) -> JSON:
     """An object of which nothing has been said, as a server written in Go makes it: structs are there, maps are not."""
     kind = target.kind
-    if kind.group == GROUP:
+    if kind.structured:
         out = schema.decode({}, kind.kind)
         return out if stored else strategy.outgoing(kind, target.version, out)
-    known = type_of(kind.group, target.version, kind.kind)
+    known = _rules(target, target.version).type
     structs = [k for k in ("spec", "status") if isinstance(known, MapOf) and k in known.fields]
     return {"apiVersion": kind.api_version(target.version), "kind": kind.kind, "metadata": {}} | {
         k: {} for k in structs

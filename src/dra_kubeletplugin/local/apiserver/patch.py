@@ -136,7 +136,7 @@ def _without_directives(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _without_directives(v) for k, v in value.items() if not k.startswith("$") and v is not None}
     if isinstance(value, list):
-        kept = [v for v in value if not (isinstance(v, Mapping) and v.get("$patch") in {"delete", "replace"})]
+        kept = [v for v in value if not (isinstance(v, Mapping) and v.get("$patch") in ("delete", "replace"))]
         return [_without_directives(v) for v in kept]
     return value
 

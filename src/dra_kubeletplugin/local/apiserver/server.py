@@ -32,7 +32,6 @@ from .writing import Writer
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-_DEFINITIONS = "customresourcedefinitions.apiextensions.k8s.io"
 
 
 class ApiServer:
@@ -117,7 +116,7 @@ class ApiServer:
 
     def _begin(self) -> None:
         """What a new cluster has."""
-        for definition in self.storage.list(_DEFINITIONS):
+        for definition in self.storage.list(custom.DEFINITIONS):
             self._registry.define(custom.kind_of(definition))
         for name in _NAMESPACES:
             if self.storage.get("namespaces", "", name) is None:
@@ -161,7 +160,7 @@ class ApiServer:
     def _written(self, target: Target, obj: JSON, old: JSON | None) -> None:
         if target.storage == "namespaces" and old is None:
             self._account(obj["metadata"]["name"])
-        elif target.storage == _DEFINITIONS:
+        elif target.storage == custom.DEFINITIONS:
             self._define(obj)
         if target.namespace:
             self._quotas.settle(target.namespace)
@@ -172,11 +171,11 @@ class ApiServer:
         names = definition["spec"]["names"]
         status = custom.established(names, [v["name"] for v in definition["spec"]["versions"] if v.get("storage")])
         if (definition.get("status") or {}).get("acceptedNames") != names:
-            self.storage.put(_DEFINITIONS, {**definition, "status": status})
+            self.storage.put(custom.DEFINITIONS, {**definition, "status": status})
 
     def _gone(self, kind: Kind, obj: JSON) -> None:
         namespace = obj["metadata"].get("namespace", "")
-        if kind.storage == _DEFINITIONS:
+        if kind.storage == custom.DEFINITIONS:
             key = obj["metadata"]["name"]
             for item in self.storage.list(key):
                 meta = item["metadata"]

@@ -153,9 +153,20 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
             obj["status"] = first
     if old is None and kind.storage == "pods":
         admitted(obj["spec"])
+    if old is None and kind.storage == "nodes":
+        _not_ready_yet(obj)
     return defaults.apply(obj, kind.kind) if kind.structured else obj
 
 
+def _not_ready_yet(node: JSON) -> None:
+    """Keeps pods from a new node until the node controller has looked at it (admission plugin TaintNodesByCondition)."""
+    spec = node["spec"] = dict(node.get("spec") or {})
+    taints = spec.get("taints") or []
+    if not any(t["key"] == _NOT_READY["key"] and t["effect"] == _NOT_READY["effect"] for t in taints):
+        spec["taints"] = [*taints, dict(_NOT_READY)]
+
+
+_NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 _STATUS_AT_ONCE = frozenset({"nodes"})  # a node is made with its capacity
 
 
@@ -185,6 +196,8 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[
         faults = custom.faults(kind, obj, old)
     else:
         faults = objects.validate(kind, obj, old, status=status)
+        if kind.storage == custom.DEFINITIONS and not status:
+            faults += custom.definition_faults(obj, old)
     if faults:
         raise InvalidObject(faults)
 

@@ -265,10 +265,14 @@ class PodBinding:
             return
         await self._binder.wait_ready(written)
 
-    async def undo(self, pod: PodInfo) -> None:
-        """Takes back what was reserved and written. Never raises but for cancellation."""
+    def forget(self) -> None:
+        """Takes back what was reserved and not written."""
         for uid in self._reserved:
             self._binder.store.release(uid)
+
+    async def undo(self, pod: PodInfo) -> None:
+        """Takes back what was reserved and written. Never raises but for cancellation."""
+        self.forget()
         for index, claim in enumerate(self._claims):
             if index == self._extended:
                 if not extended.is_draft(claim):

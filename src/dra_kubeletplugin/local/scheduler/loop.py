@@ -15,6 +15,7 @@ from .. import informer
 from ..events import EventRecorder
 from ..informer import CLAIMS, CLASSES, NODES, PODS, SLICES, Informers, is_finished, words_of
 from . import changes, devices, podinfo, scoring, unsupported
+from .arriving import ArrivingNodes
 from .binding import TIMEOUT
 from .cache import Cache
 from .changes import Change, Kind
@@ -50,7 +51,10 @@ class Scheduler:
         )
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
+        self._arriving = ArrivingNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
+        self._search: Allocations | None = None  # what a thread is looking for, and for which pod
+        self._searched = ""
         self._abandoned: set[str] = set()  # pods that went while they were being bound
         self.informers.on(NODES, self._node)
         self.informers.on(PODS, self._pod)
@@ -91,6 +95,7 @@ class Scheduler:
             self.cache.node_gone(change.object["metadata"]["name"])
         else:
             self._move(self.cache.node_changed(change.object))
+        self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
 
     def _claim(self, change: informer.Change) -> None:
         if change.gone:
@@ -135,6 +140,8 @@ class Scheduler:
         self.queue.remove(uid)
         if known:
             self.cache.nominate(known, "")
+        if self._searched == uid and self._search is not None:
+            self._search.cancel()  # nobody needs its answer any more
         if task := self._binding.get(uid):
             self._abandoned.add(uid)
             task.cancel()
@@ -166,6 +173,8 @@ class Scheduler:
         if pod.terminating or self.cache.is_placed(pod.uid):
             self.queue.done(pod.uid)
             return
+        if not entry.failures:
+            await self._arriving.wait()
         snapshot = self.cache.snapshot()
         if not snapshot.nodes:
             await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
@@ -179,10 +188,16 @@ class Scheduler:
         use = self.cache.claims.use
         allocations = Allocations(self._memory, self.cache.slices.slices, self.cache.classes, use, len(snapshot.nodes))
         cycle = Cycle(pod, snapshot, claims, allocations)
+        self._searched, self._search = pod.uid, allocations
         try:
             feasible = await _aside(cycle)
         except SchedulerError as e:
             await self._failed(entry, e)
+            return
+        finally:
+            self._search = None
+        if pod.uid not in self._pods:
+            self.queue.done(pod.uid)
             return
         if not feasible:
             await self._no_node(entry, cycle)
@@ -250,7 +265,7 @@ class Scheduler:
         except asyncio.CancelledError:
             if pod.uid not in self._abandoned:
                 raise
-            await binding.undo(pod)
+            binding.forget()  # the claim controller takes back what was written for a pod that is gone
         except Exception as e:
             log.exception("scheduler: binding pod %s", pod.key)
             await self._give_up(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))

@@ -39,11 +39,22 @@ def _from_schema(obj: Any, shape: shapes.Shape) -> None:
             _from_schema(item, shape.value.shape)
 
 
+_GATED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates",
+    "lastProbeTime": None,
+    "lastTransitionTime": None,
+}
+
+
 def initial_status(kind: Kind, obj: JSON) -> JSON | None:
     """The status that a new object has, whatever its writer said of it; None for a kind that has none by itself."""
     match kind.storage:
         case "pods":
-            return {"phase": "Pending", "qosClass": quality(obj.get("spec") or {})}
+            gated = {"conditions": [dict(_GATED)]} if (obj.get("spec") or {}).get("schedulingGates") else {}
+            return {"phase": "Pending", "qosClass": quality(obj.get("spec") or {}), **gated}
         case "namespaces":
             return {"phase": "Active"}
         case "services":

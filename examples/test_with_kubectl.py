@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.testing import Cluster
+
+HERE = Path(__file__).parent
+CLASS = HERE.parent / "drivers/gpu_example/deploy/deviceclass.yaml"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl on the PATH")
+def test_kubectl_applies_all_of_them_as_the_list_says(local_cluster: Cluster) -> None:
+    """With the validation that a real cluster has."""
+    command = ["kubectl", "--kubeconfig", local_cluster.kubeconfig, "apply", "--validate=strict", "-f", CLASS]
+    done = subprocess.run([*command, "-R", "-f", HERE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = [line for line in done.stdout.splitlines() if line.startswith("pod/")]
+    assert len(made) == sum(f.read_text().count("kind: Pod\n") for f in HERE.rglob("manifest.yaml"))

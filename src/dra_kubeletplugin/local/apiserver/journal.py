@@ -1,0 +1,109 @@
+"""Objects kept over a restart: a file of changes in the cluster's folder. Whoever opens it is its one owner.
+
+Every change is a line; what a killed process had written only half is the end of the file and is left out. The file is made
+anew, with the objects alone, whenever it is opened, and whenever it has become much longer than they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from ...errors import SettingsError
+from .storage import Key, Storage
+
+JSON = dict[str, Any]
+_REWRITE = 64 * 1024 * 1024  # bytes of changes after which the file is made anew
+
+
+class StateError(SettingsError):
+    """The file cannot be used; the text says why, and what to do."""
+
+
+class Journal:
+    """The changes of one :class:`Storage`; made by :func:`open_storage`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._out: BinaryIO | None = None
+        self._size = 0
+        self._objects: dict[tuple[str, Key], JSON] = {}
+        self._version = 1
+
+    def write(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
+        """Keeps a change: the object as it is now, None for one that has gone."""
+        self._take(version, kind, key, obj)
+        if self._out is None:
+            return
+        self._size += self._out.write(_line(version, kind, key, obj))
+        self._out.flush()  # it outlives this process; the machine's power is not this cluster's worry
+        if self._size > _REWRITE:
+            self.rewrite()
+
+    def _take(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
+        self._version = max(self._version, version)
+        if obj is None:
+            self._objects.pop((kind, key), None)
+        else:
+            self._objects[kind, key] = obj
+
+    def read(self) -> tuple[int, dict[tuple[str, Key], JSON]]:
+        """The version and the objects of an earlier life. Raises :class:`StateError` for a file that is something else."""
+        for number, (version, kind, namespace, name, obj) in enumerate(self._lines(), 1):
+            if not isinstance(version, int) or not all(isinstance(t, str) for t in (kind, namespace, name)):
+                raise StateError(
+                    f"{self._path}, line {number}, is no change of an object: move the file away to start empty"
+                )
+            self._take(version, kind, (namespace, name), obj)
+        return self._version, dict(self._objects)
+
+    def _lines(self) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                yield msgspec.json.decode(line, type=tuple[Any, Any, Any, Any, Any])
+            except (msgspec.MsgspecError, RecursionError) as e:
+                if number == len(lines):  # a line without its end: the write was cut off
+                    return
+                raise StateError(f"{self._path}, line {number}: {e}: move the file away to start empty") from None
+
+    def rewrite(self) -> None:
+        """Makes the file anew, of the objects that there are; from then on changes are written."""
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        if self._out is not None:
+            self._out.close()
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            for (kind, key), obj in self._objects.items():
+                out.write(_line(self._version, kind, key, obj))
+            out.write(_line(self._version, "", ("", ""), None))  # the version, when there are no objects
+        temporary.replace(self._path)
+        self._out = self._path.open("ab")
+        self._size = 0
+
+    def close(self) -> None:
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
+
+def _line(version: int, kind: str, key: Key, obj: JSON | None) -> bytes:
+    return msgspec.json.encode((version, kind, *key, obj)) + b"\n"
+
+
+def open_storage(path: Path) -> tuple[Storage, Journal]:
+    """A storage with the objects of its earlier life, and the journal to close after it. Raises :class:`StateError`."""
+    journal = Journal(path)
+    version, objects = journal.read()
+    journal.rewrite()
+    storage = Storage(journal)
+    storage.restore(version, objects)
+    return storage, journal

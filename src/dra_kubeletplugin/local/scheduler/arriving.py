@@ -1,0 +1,43 @@
+"""Nodes that were made a moment ago, and keep a taint until the node controller has looked at them.
+
+A pod that is new waits that long, so that nodes and pods that are applied together do not begin with a failure. Pods that were
+rejected before are tried at once, as in Kubernetes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+_PATIENCE = 0.5  # seconds for one node: somebody else may have tainted it so
+_TAINT = "node.kubernetes.io/not-ready"
+
+
+class ArrivingNodes:
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._changed = asyncio.Event()
+
+    def look_at(self, node: Mapping[str, Any], *, new: bool, gone: bool) -> None:
+        name = node["metadata"]["name"]
+        tainted = any(t.get("key") == _TAINT for t in (node.get("spec") or {}).get("taints") or [])
+        if gone or not tainted:
+            if self._until.pop(name, None) is not None:
+                self._changed.set()
+        elif new:
+            self._until[name] = asyncio.get_running_loop().time() + _PATIENCE
+
+    async def wait(self) -> None:
+        """Until no node is arriving any more, half a second at most."""
+        now = asyncio.get_running_loop().time
+        while self._until:
+            left = max(self._until.values()) - now()
+            if left <= 0:
+                self._until.clear()
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()

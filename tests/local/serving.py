@@ -1,0 +1,77 @@
+"""The local API server alone, and plain HTTP to it: what its clients send, and what they get, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from dra_kubeletplugin.local.apiserver import ApiServer
+
+JSON = dict[str, Any]
+
+
+class Answer:
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> str:
+        return str(self.json["message"])
+
+    @property
+    def causes(self) -> list[tuple[str, str]]:
+        return [(c["reason"], c["field"]) for c in self.json["details"]["causes"]]
+
+
+class Curl:
+    """Requests as a stranger's program sends them; the token goes with them unless said otherwise."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        **query: str,
+    ) -> Answer:
+        given = {"Authorization": f"Bearer {self.server.token}"} | dict(headers or {})
+        data = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
+        if data is not None and "Content-Type" not in given:
+            given["Content-Type"] = "application/json"
+        target = f"{path}?{urlencode(query)}" if query else path
+
+        def ask() -> Answer:
+            connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=20)
+            with contextlib.closing(connection):
+                connection.request(method, target, data, {k: v for k, v in given.items() if v})
+                got = connection.getresponse()
+                return Answer(got.status, dict(got.getheaders()), got.read())
+
+        return await asyncio.to_thread(ask)
+
+    async def make(self, path: str, obj: JSON, **query: str) -> JSON:
+        answer = await self("POST", path, obj, **query)
+        assert answer.status == 201, answer.body
+        return dict(answer.json)
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[Curl]:
+    server = ApiServer()
+    await server.start()
+    try:
+        yield Curl(server)
+    finally:
+        await server.close()

@@ -1,0 +1,148 @@
+"""Deployments, DaemonSets and Jobs run the pods that a manifest asks for, and say how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.controllers.workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
+from dra_kubeletplugin.local.informer import PODS
+from dra_kubeletplugin.local.kubelet import Timers
+
+JSON = dict[str, Any]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(("node-1", "node-2"), timers=Timers(retry=0.1)) as cluster:
+        yield cluster
+
+
+def workload(api: str, kind: str, name: str, *, image: str = "one", restart: str = "Always", **spec: Any) -> JSON:
+    containers = [{"name": "main", "image": image, "command": ["sleep", "infinity"]}]
+    template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": containers, "restartPolicy": restart}}
+    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
+    return {
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {**selector, "template": template, **spec},
+    }
+
+
+async def until(cluster: LocalCluster, resource: Any, name: str, right: Callable[[JSON], bool]) -> JSON:
+    """The object once its status is right."""
+    seen: JSON = {}
+
+    async def check() -> JSON | None:
+        nonlocal seen
+        seen = await cluster.client.get(resource, name, "default")
+        return seen if right(seen.get("status") or {}) else None
+
+    try:
+        found: JSON = await cluster.wait(f"{resource.plural} {name}", check)
+    except TimeoutError as e:
+        raise AssertionError(f"{e}: {seen.get('status')}; {cluster.events()}") from None
+    return found
+
+
+async def pods(cluster: LocalCluster) -> list[JSON]:
+    found: list[JSON] = (await cluster.client.list(PODS, "default"))["items"]
+    return [p for p in found if not p["metadata"].get("deletionTimestamp")]
+
+
+async def test_a_deployment_runs_its_replicas_and_rolls_to_a_new_template(cluster: LocalCluster) -> None:
+    made = workload("apps/v1", "Deployment", "web", replicas=3)
+    made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    await cluster.apply(made)
+    await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("availableReplicas") == 3)
+    first = {p["metadata"]["name"] for p in await pods(cluster)}
+    assert len(first) == 3
+    made["spec"]["template"]["spec"]["containers"][0]["image"] = "two"
+    await cluster.client.patch(DEPLOYMENTS, "web", {"spec": {"template": made["spec"]["template"]}}, "default")
+
+    def rolled(status: JSON) -> bool:
+        return status.get("observedGeneration", 0) > 1 and status.get("updatedReplicas") == 3 == status.get("replicas")
+
+    found = await until(cluster, DEPLOYMENTS, "web", lambda s: rolled(s) and s.get("availableReplicas") == 3)
+    told = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
+    assert told == {"Available": "MinimumReplicasAvailable", "Progressing": "NewReplicaSetAvailable"}
+    now = await pods(cluster)
+    assert {p["spec"]["containers"][0]["image"] for p in now} == {"two"}
+    sets = (await cluster.client.list(REPLICA_SETS, "default"))["items"]
+    assert sorted(s["spec"]["replicas"] for s in sets) == [0, 3]
+
+
+async def test_a_replica_set_makes_up_for_a_pod_that_goes_and_gives_up_what_is_too_many(cluster: LocalCluster) -> None:
+    await cluster.apply(workload("apps/v1", "ReplicaSet", "rs", replicas=2))
+    await until(cluster, REPLICA_SETS, "rs", lambda s: s.get("readyReplicas") == 2)
+    gone = (await pods(cluster))[0]
+    await cluster.client.delete(PODS, gone["metadata"]["name"], "default", grace=0)
+
+    async def made_up() -> bool:
+        names = {p["metadata"]["name"] for p in await pods(cluster)}
+        return len(names) == 2 and gone["metadata"]["name"] not in names
+
+    await cluster.wait("another pod", made_up)
+    await cluster.client.patch(REPLICA_SETS, "rs", {"spec": {"replicas": 0}}, "default")
+    await until(cluster, REPLICA_SETS, "rs", lambda s: s.get("replicas") == 0)
+
+
+async def test_a_daemon_set_has_one_pod_on_each_node(cluster: LocalCluster) -> None:
+    await cluster.apply(workload("apps/v1", "DaemonSet", "agent"))
+    found = await until(cluster, DAEMON_SETS, "agent", lambda s: s.get("numberReady") == 2)
+    assert found["status"]["desiredNumberScheduled"] == found["status"]["updatedNumberScheduled"] == 2
+    assert {p["spec"]["nodeName"] for p in await pods(cluster)} == {"node-1", "node-2"}
+
+
+async def test_a_job_completes_once_its_pods_have_ended_well(cluster: LocalCluster) -> None:
+    await cluster.apply(
+        workload("batch/v1", "Job", "job", restart="Never", completions=3, parallelism=2, backoffLimit=0)
+    )
+    ended: set[str] = set()
+    while len(ended) < 3:
+        running = await cluster.wait("a pod that runs", lambda: runs(cluster, ended))
+        assert len([p for p in await pods(cluster) if p["status"]["phase"] == "Running"]) <= 2
+        ended.add(running["metadata"]["uid"])
+        cluster.nodes[running["spec"]["nodeName"]].runtime.end(running["metadata"]["uid"], "main")
+    found = await until(cluster, JOBS, "job", lambda s: bool(s.get("completionTime")))
+    assert (found["status"]["succeeded"], found["status"].get("active", 0)) == (3, 0)
+    assert [c["type"] for c in found["status"]["conditions"]] == ["SuccessCriteriaMet", "Complete"]
+
+
+async def runs(cluster: LocalCluster, but: set[str]) -> JSON | None:
+    found = [p for p in await pods(cluster) if p["metadata"]["uid"] not in but]
+    return next((p for p in found if p["status"]["phase"] == "Running"), None)
+
+
+async def test_a_job_fails_once_too_many_of_its_pods_have(cluster: LocalCluster) -> None:
+    await cluster.apply(
+        workload("batch/v1", "Job", "job", restart="Never", backoffLimit=0, completions=1, parallelism=1)
+    )
+    running = await cluster.wait("a pod that runs", lambda: runs(cluster, set()))
+    cluster.nodes[running["spec"]["nodeName"]].runtime.end(running["metadata"]["uid"], "main", 3)
+    found = await until(cluster, JOBS, "job", lambda s: bool(s.get("conditions")))
+    assert [(c["type"], c["reason"]) for c in found["status"]["conditions"]] == [
+        ("FailureTarget", "BackoffLimitExceeded"),
+        ("Failed", "BackoffLimitExceeded"),
+    ]
+
+
+async def test_a_pod_whose_owner_never_was_goes(cluster: LocalCluster) -> None:
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "name": "ghost",
+        "uid": "0b6a0c1e-0000-4000-8000-000000000009",
+    }
+    body = {"containers": [{"name": "main", "image": "i"}], "terminationGracePeriodSeconds": 0}
+    meta = {"name": "lost", "ownerReferences": [{**owner, "controller": True}]}
+    await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body})
+
+    async def gone() -> bool:
+        return await cluster.pod("lost") is None
+
+    await cluster.wait("the pod to go", gone)

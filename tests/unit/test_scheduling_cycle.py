@@ -1,0 +1,548 @@
+"""One look for a node: what each filter says, in Kubernetes' words; scores; who has to go for a pod of higher priority."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.scheduler import devices, nodeinfo, podinfo, scoring, unsupported
+from dra_kubeletplugin.local.scheduler.cache import Cache
+from dra_kubeletplugin.local.scheduler.cycle import Cycle, Snapshot
+from dra_kubeletplugin.local.scheduler.devices import PodClaims
+from dra_kubeletplugin.local.scheduler.extended import class_names, requests_of
+from dra_kubeletplugin.local.scheduler.nodeallocation import AllocationMemory, Allocations
+from dra_kubeletplugin.local.scheduler.nodeinfo import NodeInfo
+from dra_kubeletplugin.local.scheduler.podinfo import PodInfo
+from dra_kubeletplugin.local.scheduler.preemption import Victims, preempt
+from dra_kubeletplugin.local.scheduler.status import Diagnosis, Plugin, Rejection, SchedulerError
+
+JSON = dict[str, Any]
+DRIVER = "d.example.com"
+
+
+def node(name: str, cpu: str = "8", pods: str = "110", labels: JSON | None = None, **spec: Any) -> NodeInfo:
+    amounts = {"cpu": cpu, "memory": "16Gi", "pods": pods, **spec.pop("more", {})}
+    meta = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
+    return nodeinfo.read({"metadata": meta, "spec": spec, "status": {"allocatable": amounts}})
+
+
+def pod(name: str, cpu: str = "", labels: JSON | None = None, **spec: Any) -> PodInfo:
+    container: JSON = {"name": "c", "resources": {"requests": {"cpu": cpu}} if cpu else {}}
+    container |= spec.pop("container", {})
+    meta = {"name": name, "namespace": "default", "uid": name, "labels": labels or {}}
+    return podinfo.read({"metadata": meta, "spec": {"containers": [container], **spec}})
+
+
+def cycle_of(
+    p: PodInfo, nodes: Sequence[NodeInfo], claims: PodClaims | None = None, cache: Cache | None = None
+) -> Cycle:
+    known = cache or Cache()
+    allocations = Allocations(
+        AllocationMemory(), known.slices.slices, known.classes, known.claims.use, len(nodes), limit=10.0
+    )
+    return Cycle(p, Snapshot(nodes, {"default": {}, "other": {"team": "x"}}, {}), claims or PodClaims(), allocations)
+
+
+def told(p: PodInfo, *nodes: NodeInfo) -> str:
+    """What the event would say of the nodes, and nothing if one of them takes the pod."""
+    cycle = cycle_of(p, nodes)
+    return "" if cycle.feasible() else str(Diagnosis(len(nodes), cycle.rejected))
+
+
+def anti_affinity(app: str, key: str = "kubernetes.io/hostname", **term: Any) -> JSON:
+    wanted = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key, **term}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [wanted]}}
+
+
+def near(app: str, key: str = "zone") -> JSON:
+    wanted = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [wanted]}}
+
+
+@pytest.mark.parametrize(
+    ("p", "where", "why"),
+    [
+        pytest.param(pod("p"), node("n", unschedulable=True), "1 node(s) were unschedulable", id="cordoned"),
+        pytest.param(
+            pod("p", tolerations=[{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]),
+            node("n", unschedulable=True),
+            "",
+            id="cordoned-and-tolerated",
+        ),
+        pytest.param(
+            pod("p"), node("n", taints=[{"key": "a", "effect": "NoExecute"}]), "1 node(s) had untolerated taint(s)", id="taint"
+        ),
+        pytest.param(pod("p"), node("n", taints=[{"key": "a", "effect": "PreferNoSchedule"}]), "", id="soft-taint"),
+        pytest.param(
+            pod("p", tolerations=[{"key": "a", "value": "x"}]),
+            node("n", taints=[{"key": "a", "value": "y", "effect": "NoSchedule"}]),
+            "1 node(s) had untolerated taint(s)",
+            id="taint-of-another-value",
+        ),
+        pytest.param(
+            pod("p", nodeSelector={"zone": "a"}), node("n"), "1 node(s) didn't match Pod's node affinity/selector", id="selector"
+        ),
+        pytest.param(
+            pod(
+                "p",
+                affinity={
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["other"]}]}
+                            ]
+                        }
+                    }
+                },
+            ),
+            node("n"),
+            "1 node(s) didn't match Pod's node affinity/selector",
+            id="match-fields",
+        ),
+        pytest.param(pod("p", cpu="9"), node("n"), "1 Insufficient cpu", id="cpu"),
+        pytest.param(
+            pod("p", container={"resources": {"limits": {"example.com/x": "1"}}}),
+            node("n"),
+            "1 Insufficient example.com/x",
+            id="extended-without-class",
+        ),
+        pytest.param(
+            pod("p", initContainers=[{"name": "i", "resources": {"requests": {"cpu": "9"}}}]),
+            node("n"),
+            "1 Insufficient cpu",
+            id="init-container",
+        ),
+        pytest.param(
+            pod("p", cpu="4", initContainers=[{"name": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "5"}}}]),
+            node("n"),
+            "1 Insufficient cpu",
+            id="sidecar-beside",
+        ),
+        pytest.param(pod("p", cpu="7", overhead={"cpu": "2"}), node("n"), "1 Insufficient cpu", id="overhead"),
+        pytest.param(pod("p"), node("n", pods="0"), "1 Too many pods", id="pods"),
+        pytest.param(
+            pod("p", affinity=near("db")), node("n", labels={"zone": "a"}), "1 node(s) didn't match pod affinity rules", id="nobody-near"
+        ),
+        pytest.param(
+            pod("p", labels={"app": "db"}, affinity=near("db")), node("n", labels={"zone": "a"}), "", id="first-of-its-kind"
+        ),
+        pytest.param(
+            pod("p", labels={"app": "db"}, affinity=near("db")),
+            node("n"),
+            "1 node(s) didn't match pod affinity rules",
+            id="no-such-topology",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pod_is_kept_from_a_node_in_the_words_of_kubernetes(p: PodInfo, where: NodeInfo, why: str) -> None:
+    assert told(p, where) == (f"0/1 nodes are available: {why}." if why else "")
+
+
+@pytest.mark.parametrize(
+    ("there", "p", "why"),
+    [
+        pytest.param(pod("a", cpu="5"), pod("b", cpu="4"), "1 Insufficient cpu", id="what-is-taken"),
+        pytest.param(
+            pod("a", container={"ports": [{"containerPort": 80, "hostPort": 80}]}),
+            pod("b", container={"ports": [{"containerPort": 81, "hostPort": 80, "hostIP": "127.0.0.1"}]}),
+            "1 node(s) didn't have free ports for the requested pod ports",
+            id="host-port",
+        ),
+        pytest.param(
+            pod("a", container={"ports": [{"containerPort": 80, "hostPort": 80, "hostIP": "127.0.0.2"}]}),
+            pod("b", container={"ports": [{"containerPort": 81, "hostPort": 80, "hostIP": "127.0.0.1"}]}),
+            "",
+            id="host-port-of-another-address",
+        ),
+        pytest.param(
+            pod("a", labels={"app": "x"}),
+            pod("b", affinity=anti_affinity("x")),
+            "1 node(s) didn't match pod anti-affinity rules",
+            id="anti-affinity",
+        ),
+        pytest.param(
+            pod("a", affinity=anti_affinity("x")),
+            pod("b", labels={"app": "x"}),
+            "1 node(s) didn't satisfy existing pods anti-affinity rules",
+            id="anti-affinity-of-the-other",
+        ),
+        pytest.param(
+            pod("a", labels={"app": "x"}),
+            pod("b", affinity=anti_affinity("x", namespaceSelector={"matchLabels": {"team": "x"}})),
+            "",
+            id="anti-affinity-in-other-namespaces",
+        ),
+        pytest.param(
+            pod("a", labels={"app": "x", "v": "1"}),
+            pod("b", labels={"v": "2"}, affinity=anti_affinity("x", matchLabelKeys=["v"])),
+            "",
+            id="anti-affinity-of-the-same-version",
+        ),
+    ],
+)  # fmt: skip
+def test_pods_that_are_there_keep_another_away(there: PodInfo, p: PodInfo, why: str) -> None:
+    assert told(p, node("n").with_pod(there)) == (f"0/1 nodes are available: {why}." if why else "")
+
+
+def test_pods_are_spread_over_zones() -> None:
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "zone",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "x"}},
+    }
+    new = pod("new", labels={"app": "x"}, topologySpreadConstraints=[constraint])
+    a, b, nowhere = node("a", labels={"zone": "a"}), node("b", labels={"zone": "b"}, cpu="1"), node("c")
+    a = a.with_pod(pod("old", labels={"app": "x"}))
+    assert [n.name for n in cycle_of(new, [a, b, nowhere]).feasible()] == ["b"]
+    cycle = cycle_of(new, [a, nowhere])
+    assert [n.name for n in cycle.feasible()] == ["a"], "one zone alone is even"
+    assert cycle.rejected["c"].reasons == (
+        "node(s) didn't match pod topology spread constraints (missing required label)",
+    )
+
+
+def test_reasons_are_counted_and_sorted_as_text() -> None:
+    nodes = [node("a", unschedulable=True), node("b", cpu="1"), node("c", cpu="1", pods="0")]
+    assert told(pod("p", cpu="2"), *nodes) == (
+        "0/3 nodes are available: 1 Too many pods, 1 node(s) were unschedulable, 2 Insufficient cpu."
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]}, "volume v of kind persistentVolumeClaim"),
+        ({"runtimeClassName": "gvisor"}, "runtimeClassName gvisor"),
+        ({"resourceClaims": [{"name": "c", "podGroupResourceClaim": "x"}]}, "podGroupResourceClaim of resource claim c"),
+        ({"schedulingGroup": {"podGroupName": "g"}}, "schedulingGroup: the gate of workload scheduling is off"),
+        ({"topologySpreadConstraints": [{"topologyKey": "z", "new": 1}]}, "new of a topology spread constraint"),
+        ({"tolerations": [{"key": "a", "operator": "Gt"}]}, "operator Gt of a toleration"),
+    ],
+)  # fmt: skip
+def test_what_is_not_implemented_is_told(spec: JSON, what: str) -> None:
+    assert unsupported.reasons(pod("p", **spec)) == [f"not supported by the local cluster: {what}"]
+
+
+def test_what_every_pod_has_is_implemented() -> None:
+    volumes = [
+        {"name": "a", "emptyDir": {}},
+        {"name": "b", "configMap": {"name": "x"}},
+        {"name": "c", "hostPath": {"path": "/"}},
+    ]
+    assert not unsupported.reasons(pod("p", volumes=volumes, priority=0, priorityClassName="x"))
+
+
+# --- scores -----------------------------------------------------------------------------------
+
+
+def best(p: PodInfo, *nodes: NodeInfo) -> str:
+    return scoring.best(p, nodes, nodes, {}, lambda name: 0, lists=False).name
+
+
+def test_the_node_with_the_larger_free_share_is_chosen() -> None:
+    assert best(pod("p", cpu="2"), node("a"), node("b", cpu="16")) == "b"
+    assert best(pod("p", cpu="2"), node("a").with_pod(pod("q", cpu="2")), node("b")) == "b"
+    assert best(pod("p"), node("b"), node("a")) == "a", "the first by name where all are equal"
+
+
+def test_what_a_pod_prefers_outweighs_a_fuller_node() -> None:
+    preferred = {"weight": 1, "preference": {"matchExpressions": [{"key": "ssd", "operator": "Exists"}]}}
+    wish = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
+    fast = node("z", labels={"ssd": "y"}).with_pod(pod("q", cpu="3"))
+    assert best(pod("p", affinity=wish), node("a"), fast) == "z"
+    tainted = node("a", taints=[{"key": "k", "effect": "PreferNoSchedule"}])
+    assert best(pod("p"), tainted, node("b").with_pod(pod("q", cpu="3"))) == "b"
+
+
+def test_a_pod_goes_where_its_friends_are_and_not_where_its_foes_are() -> None:
+    def wish(kind: str) -> JSON:
+        term = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+        return {kind: {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 10, "podAffinityTerm": term}]}}
+
+    a, b = node("a").with_pod(pod("q", labels={"app": "x"})), node("b")
+    assert best(pod("p", affinity=wish("podAffinity")), a, b) == "a"
+    assert best(pod("p", affinity=wish("podAntiAffinity")), a, b) == "b"
+
+
+# --- preemption -------------------------------------------------------------------------------
+
+
+def low(name: str, cpu: str, priority: int = 0, created: str = "2026-01-01T00:00:00Z") -> PodInfo:
+    p = pod(name, cpu=cpu, priority=priority)
+    p.pod["metadata"]["creationTimestamp"] = created
+    return podinfo.read(p.pod)
+
+
+def test_as_few_and_as_unimportant_pods_as_possible_have_to_go() -> None:
+    busy = node("a").with_pod(low("x", "3")).with_pod(low("y", "3", 5)).with_pod(low("z", "2", 5))
+    important = node("b").with_pod(low("w", "8", 50))
+    cycle = cycle_of(pod("new", cpu="2", priority=100), [busy, important])
+    assert not cycle.feasible()
+    victims = preempt(cycle)
+    assert isinstance(victims, Victims)
+    assert (victims.node, [p.name for p in victims.pods]) == ("a", ["x"])
+
+
+@pytest.mark.parametrize(
+    ("p", "nodes", "why"),
+    [
+        pytest.param(
+            pod("new", cpu="2"),
+            [node("a").with_pod(low("x", "8")), node("b", unschedulable=True)],
+            "0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling.",
+            id="nobody-of-lower-priority",
+        ),
+        pytest.param(
+            pod("new", cpu="9", priority=9),
+            [node("a").with_pod(low("x", "8"))],
+            "0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
+            id="too-large-for-the-node",
+        ),
+        pytest.param(
+            pod("new", cpu="2", priority=9, preemptionPolicy="Never"),
+            [node("a").with_pod(low("x", "8"))],
+            "not eligible due to preemptionPolicy=Never.",
+            id="it-never-does",
+        ),
+    ],
+)
+def test_nobody_has_to_go_where_it_does_not_help(p: PodInfo, nodes: list[NodeInfo], why: str) -> None:
+    cycle = cycle_of(p, nodes)
+    assert not cycle.feasible()
+    assert preempt(cycle) == f"preemption: {why}"
+
+
+def test_a_pod_that_was_promised_room_keeps_it_from_others_of_its_priority() -> None:
+    full = node("a")
+    promised, late, higher = pod("promised", cpu="6"), pod("late", cpu="4"), pod("higher", cpu="4", priority=1)
+    for p, fits in ((late, False), (higher, True)):
+        cycle = cycle_of(p, [full])
+        cycle.snapshot = Snapshot([full], {}, {"a": [promised]})
+        assert bool(cycle.feasible()) is fits
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+
+def cluster(devices_of: JSON, **classes: JSON) -> Cache:
+    """A cache with local pools by node, and classes."""
+    cache = Cache()
+    for name, found in devices_of.items():
+        spec = {
+            "driver": DRIVER,
+            "nodeName": name,
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
+            "devices": found,
+        }
+        cache.slice_changed({"metadata": {"name": f"s-{name}", "uid": f"s-{name}"}, "spec": spec}, gone=False)
+    for name, spec in {"any": {}, **classes}.items():
+        cache.class_changed({"metadata": {"name": name}, "spec": spec}, gone=False)
+    return cache
+
+
+def claim(name: str, version: int = 1, status: JSON | None = None, **exactly: Any) -> JSON:
+    request = {
+        "name": "r",
+        "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1, **exactly},
+    }
+    meta = {"name": name, "namespace": "default", "uid": name, "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {"devices": {"requests": [request]}}, "status": status or {}}
+
+
+def allocated(name: str, device: str, where: str, version: int = 2) -> JSON:
+    results = [{"request": "r", "driver": DRIVER, "pool": where, "device": device}]
+    return claim(name, version, {"allocation": {"devices": {"results": results}}})
+
+
+def with_claims(*names: str) -> PodInfo:
+    return pod("p", resourceClaims=[{"name": n, "resourceClaimName": n} for n in names])
+
+
+def read(p: PodInfo, cache: Cache) -> PodClaims | Rejection:
+    return devices.read(p, cache.claims, cache.classes, cache.extended, 600.0)
+
+
+def feasible(p: PodInfo, cache: Cache, *nodes: NodeInfo) -> list[str]:
+    claims = read(p, cache)
+    assert isinstance(claims, PodClaims), claims
+    return [n.name for n in cycle_of(p, nodes, claims, cache).feasible()]
+
+
+def test_devices_that_are_about_to_be_written_are_taken() -> None:
+    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
+    cache.claims.observe(claim("c"))
+    cache.claims.observe(claim("other"))
+    nodes = [node("a"), node("b")]
+    assert feasible(with_claims("c"), cache, *nodes) == ["a", "b"]
+    cache.claims.reserve("other", allocated("other", "d0", "a"))
+    assert feasible(with_claims("c"), cache, *nodes) == ["b"]
+    rejection = read(with_claims("other"), cache)
+    assert isinstance(rejection, Rejection)
+    assert rejection.reasons == ("resource claim default/other is in the process of being allocated",)
+    cache.claims.release("other")
+    assert feasible(with_claims("c"), cache, *nodes) == ["a", "b"]
+
+
+def test_what_was_written_counts_until_the_server_has_said_something_newer() -> None:
+    cache = cluster({"a": [{"name": "d0"}]})
+    cache.claims.observe(claim("c"))
+    cache.claims.observe(claim("other"))
+    cache.claims.wrote(allocated("other", "d0", "a", version=5))
+    assert feasible(with_claims("c"), cache, node("a")) == []
+    cache.claims.observe(claim("other", version=3))
+    assert feasible(with_claims("c"), cache, node("a")) == []
+    cache.claims.observe(claim("other", version=6))
+    assert feasible(with_claims("c"), cache, node("a")) == ["a"]
+    cache.claims.observe(allocated("other", "d0", "a", version=7))
+    cache.claims.forget(allocated("other", "d0", "a", version=8))
+    assert feasible(with_claims("c"), cache, node("a")) == ["a"]
+
+
+def test_what_was_found_for_a_node_holds_only_as_long_as_nothing_changes_there() -> None:
+    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
+    cache.claims.observe(claim("c"))
+    memory = AllocationMemory()
+    nodes = [node("a"), node("b")]
+
+    def found() -> list[str]:
+        claims = read(with_claims("c"), cache)
+        assert isinstance(claims, PodClaims)
+        allocations = Allocations(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
+        return [n.name for n in Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations).feasible()]
+
+    assert found() == ["a", "b"]
+    cache.claims.observe(allocated("x", "d0", "a"))
+    assert found() == ["b"]
+    cache.slice_changed({"metadata": {"name": "s-b", "uid": "s-b"}}, gone=True)
+    assert found() == []
+    cache.claims.forget(allocated("x", "d0", "a"))
+    assert found() == ["a"]
+    cache.class_changed(
+        {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}}, gone=False
+    )
+    assert found() == []
+
+
+def test_a_selector_that_fails_fails_the_pod_on_all_nodes() -> None:
+    cache = cluster({"a": [{"name": "d0"}]})
+    cache.claims.observe(claim("c", selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].x == 1'}}]))
+    claims = read(with_claims("c"), cache)
+    assert isinstance(claims, PodClaims)
+    words = 'running "DynamicResources" filter plugin: claim default/c: selector #0: CEL runtime error: no such key: x'
+    with pytest.raises(SchedulerError, match=words):
+        cycle_of(with_claims("c"), [node("a")], claims, cache).feasible()
+
+
+def test_alternatives_that_come_earlier_in_their_list_score_higher() -> None:
+    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}, {"name": "d1"}]})
+    wanted = claim("c")
+    lists = [
+        {"name": "two", "deviceClassName": "any", "count": 2},
+        {"name": "one", "deviceClassName": "any", "count": 1},
+    ]
+    wanted["spec"]["devices"]["requests"] = [{"name": "r", "firstAvailable": lists}]
+    cache.claims.observe(wanted)
+    claims = read(with_claims("c"), cache)
+    assert isinstance(claims, PodClaims)
+    assert claims.lists
+    nodes = cycle_of(with_claims("c"), [node("a"), node("b")], claims, cache).feasible()
+    assert [claims.score(n.name) for n in nodes] == [7, 8]
+
+
+def test_the_time_for_all_nodes_is_bounded() -> None:
+    hard = [{"name": f"d{i}", "attributes": {"i": {"int": i}, "pair": {"int": i // 2}}} for i in range(24)]
+    cache = cluster({f"n{i}": hard for i in range(3)})
+    wanted = claim("c")
+    wanted["spec"]["devices"]["requests"] = [
+        {"name": f"r{i}", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 2}}
+        for i in range(9)
+    ]
+    pairs = [{"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)]
+    wanted["spec"]["devices"]["constraints"] = [*pairs, {"requests": ["r8"], "matchAttribute": f"{DRIVER}/i"}]
+    cache.claims.observe(wanted)
+    claims = read(with_claims("c"), cache)
+    assert isinstance(claims, PodClaims)
+    nodes = [node(f"n{i}") for i in range(3)]
+    allocations = Allocations(AllocationMemory(), cache.slices.slices, cache.classes, cache.claims.use, 3, limit=0.1)
+    cycle = Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations)
+    started = time.monotonic()
+    assert cycle.feasible() == []
+    assert time.monotonic() - started < 5
+    assert {r.reasons for r in cycle.rejected.values()} == {("timed out trying to allocate devices",)}
+
+
+# --- extended resources -----------------------------------------------------------------------
+
+
+def test_of_classes_with_one_extended_resource_the_latest_counts() -> None:
+    def made(name: str, when: str) -> JSON:
+        return {
+            "metadata": {"name": name, "creationTimestamp": when},
+            "spec": {"extendedResourceName": "example.com/gpu"},
+        }
+
+    old, b, c = made("a", "2026-01-01T00:00:00Z"), made("b", "2026-01-02T00:00:00Z"), made("c", "2026-01-02T00:00:00Z")
+    assert class_names([old, b, c]) == {"example.com/gpu": "b"}
+    assert class_names([old]) == {"example.com/gpu": "a"}
+
+
+def containers(*limits: JSON, init: int = 0) -> PodInfo:
+    made = [{"name": f"c{i}", "resources": {"limits": amounts}} for i, amounts in enumerate(limits)]
+    return pod("p", containers=made[init:], initContainers=made[:init])
+
+
+@pytest.mark.parametrize(
+    ("p", "requests", "mappings"),
+    [
+        pytest.param(
+            containers({"x.com/g": "1"}, {"x.com/g": "2", "cpu": "1"}),
+            {"container-0-request-0": 1, "container-1-request-1": 2},
+            [("c0", "container-0-request-0"), ("c1", "container-1-request-1")],
+            id="two-containers",
+        ),
+        pytest.param(
+            containers({"x.com/g": "2"}, {"x.com/g": "1"}, init=1),
+            {"container-0-request-0": 1, "container-1-request-0": 1},
+            [("c1", "container-1-request-0"), ("c0", "container-1-request-0"), ("c0", "container-0-request-0")],
+            id="an-init-container-uses-what-the-others-get-and-one-more",
+        ),
+        pytest.param(
+            containers({"x.com/g": "1"}, {"x.com/g": "3"}, {}, init=2),
+            {"container-1-request-0": 3},
+            [("c0", "container-1-request-0"), ("c1", "container-1-request-0")],
+            id="init-containers-one-after-the-other",
+        ),
+    ],
+)  # fmt: skip
+def test_containers_share_requests_as_they_share_time(
+    p: PodInfo, requests: dict[str, int], mappings: list[tuple[str, str]]
+) -> None:
+    made, mapped = requests_of(p, {"x.com/g": "gpu"})
+    assert {r["name"]: r["exactly"]["count"] for r in made} == requests
+    assert [(m["containerName"], m["requestName"]) for m in mapped] == mappings
+
+
+def test_a_node_that_has_the_resource_itself_needs_no_devices() -> None:
+    cache = cluster({"b": [{"name": "d0"}]}, gpu={"extendedResourceName": "x.com/g"})
+    p = containers({"x.com/g": "1"})
+    plugin = node("a", more={"x.com/g": "1"})
+    claims = read(p, cache)
+    assert isinstance(claims, PodClaims)
+    assert [n.name for n in cycle_of(p, [plugin, node("b"), node("c")], claims, cache).feasible()] == ["a", "b"]
+    assert "a" not in claims.offers
+    offer = claims.offers["b"]
+    assert offer.extended is not None
+    assert offer.extended["spec"]["devices"]["requests"][0]["name"] == "container-0-request-0"
+    implicit = containers({"deviceclass.resource.kubernetes.io/any": "1"})
+    assert feasible(implicit, cache, node("b"), node("c")) == ["b"]
+
+
+def test_rejections_name_the_plugin_that_decides_what_may_help() -> None:
+    cycle = cycle_of(pod("p", cpu="9"), [node("a"), node("b", unschedulable=True)])
+    cycle.feasible()
+    assert Diagnosis(2, cycle.rejected).plugins == {Plugin.FIT, Plugin.NODE_UNSCHEDULABLE}
+    assert str(Diagnosis(0)) == "no nodes available to schedule pods"
