@@ -17,7 +17,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store, keeper, recovery, rows
+from dra_kubeletplugin.claims import Record, State, Store, folder, keeper, recovery, rows
 from dra_kubeletplugin.claims.judge import RECOVER
 from dra_kubeletplugin.errors import (
     DeviceHeldError,
@@ -270,7 +270,7 @@ async def test_a_copy_that_gets_no_name_loses_nothing_and_the_next_one_is_whole(
         await second.all()
         remove(tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(*((keeper, step) if step == "sync_file" else (Path, step)), fails)
+            patch.setattr(*((folder, step) if step == "sync_file" else (Path, step)), fails)
             with pytest.raises(RecordsError, match="the disk is full"):
                 await add(first, a_record("b", "d-1"))
         await add(second, a_record("c", "d-2"))
