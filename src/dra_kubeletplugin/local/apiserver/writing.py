@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -282,9 +283,10 @@ class Writer:
     def _no_new_finalizers(target: Target, meta: JSON, before: JSON) -> None:
         added = [f for f in meta.get("finalizers") or () if f not in (before.get("finalizers") or ())]
         if before.get("deletionTimestamp") and added:
-            message = f"Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers {added}"
-            cause = ("FieldValueForbidden", "metadata.finalizers", message)
-            raise invalid(target.kind.kind, target.kind.group, target.name, [cause])
+            listed = ", ".join(json.dumps(f) for f in added)
+            why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
+            cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
+            raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])  # both sets of rules say it
 
     # --- keeping --------------------------------------------------------------------------------
 
