@@ -211,7 +211,8 @@ class ApiServer:
         if request.method in {"GET", "HEAD"}:
             found = self._discovery.answer(request.path, self.faults.served)
             if found is None:
-                found = self._openapi.answer(request.path, self.faults.served)
+                accept = request.headers.get("accept", "")
+                found = self._openapi.answer(request.path, self.faults.served, accept)
             if found is not None:
                 return json_response(found)
         return await self._resource(request, user)
