@@ -551,3 +551,12 @@ async def test_types_are_published_as_json_and_who_reads_protobuf_only_is_told(c
     assert (answer.status, "--validate=false" in answer.message) == (406, True)
     document = (await curl("GET", "/openapi/v2", headers={"Accept": "application/json"})).json
     assert "io.k8s.api.resource.v1.DeviceClass" in document["definitions"]
+
+
+async def test_generations_are_counted_where_kubernetes_counts_them(curl: Curl) -> None:
+    made = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
+    assert made["metadata"]["generation"] == 1
+    await curl("PATCH", f"{APPS}/deployments/d/status", {"status": {"replicas": 1}}, MERGE)
+    changed = await curl("PATCH", f"{APPS}/deployments/d", {"spec": {"replicas": 3}}, MERGE)
+    assert changed.json["metadata"]["generation"] == 2
+    assert "generation" not in (await curl.make(f"{CORE}/configmaps", {"metadata": {"name": "c"}}))["metadata"]

@@ -194,7 +194,8 @@ class Writer:
         if self.storage.get(target.storage, target.namespace, named) is not None:
             raise already_exists(target, named)
         self.quotas.admit(target, obj, None)
-        obj["metadata"] = new_metadata({**obj["metadata"], "name": named})
+        counts = target.kind.counts_generations
+        obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
         self._manage(obj, managed or managing.updated(request, target, None, obj))
         return Written(self._keep(target, obj, None, dry=dry), 201)
 
@@ -268,7 +269,7 @@ class Writer:
         self._no_new_finalizers(target, meta, before)
         obj = strategy.stored(target.kind, obj)
         meta = obj["metadata"]
-        if obj.get("spec") != old.get("spec"):
+        if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
         if same_object(obj, old):
             return Written(old, 200)
