@@ -479,3 +479,67 @@ async def test_all_of_a_namespace_and_what_is_published_of_types(curl: Curl) -> 
     assert spec["resourceClaims"]["items"]["$ref"] in {
         f"#/components/schemas/{name}" for name in document["components"]["schemas"]
     }
+
+
+async def test_limits_of_a_namespace_fill_in_and_refuse(curl: Curl) -> None:
+    item = {"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"}, "max": {"cpu": "2"}}
+    await curl.make(f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [item]}})
+    made = await curl.make(f"{CORE}/pods", pod("p"))
+    assert made["spec"]["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}
+    greedy = pod("q", containers=[{"name": "c", "image": "i", "resources": {"limits": {"cpu": "3"}}}])
+    answer = await curl("POST", f"{CORE}/pods", greedy)
+    assert (answer.status, "maximum cpu usage per Container is 2, but limit is 3" in answer.message) == (403, True)
+
+
+async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: Curl) -> None:
+    group = "/apis/admissionregistration.k8s.io/v1"
+    spec = {"policyName": "p", "validationActions": ["Deny"]}
+    made = await curl("POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec})
+    assert "does not evaluate them" in made.headers["Warning"]
+    ruled = definition()
+    schema = ruled["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["x-kubernetes-validations"] = [{"rule": "self.spec.size < 5"}]
+    made = await curl("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", ruled)
+    assert "x-kubernetes-validations" in made.headers["Warning"]
+    assert "Warning" not in (await curl("POST", f"{CORE}/configmaps", {"metadata": {"name": "c"}})).headers
+
+
+async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_their_class(curl: Curl) -> None:
+    classes = "/apis/resource.k8s.io/v1/deviceclasses"
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    await curl.make(classes, {"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}})
+    hard = {
+        "gpu.deviceclass.resource.k8s.io/devices": "3",
+        "requests.example.com/gpu": "5",
+        "requests.deviceclass.resource.kubernetes.io/gpu": "5",
+        "count/pods": "1",
+    }
+    await curl.make(f"{CORE}/resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": hard}})
+
+    def claim(name: str, **exactly: Any) -> JSON:
+        request = {"name": "r", "exactly": {"deviceClassName": "gpu", **exactly}}
+        return {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
+
+    async def used() -> JSON:
+        return dict((await curl("GET", f"{CORE}/resourcequotas/q")).json["status"]["used"])
+
+    await curl.make(claims, claim("a", count=2))
+    assert await used() == {**dict.fromkeys(list(hard)[:3], "2"), "count/pods": "0"}
+    refused = await curl("POST", claims, claim("b", allocationMode="All"))
+    assert refused.message == (
+        'resourceclaims.resource.k8s.io "b" is forbidden: exceeded quota: q, requested: '
+        "gpu.deviceclass.resource.k8s.io/devices=32,requests.deviceclass.resource.kubernetes.io/gpu=32,"
+        "requests.example.com/gpu=32, used: gpu.deviceclass.resource.k8s.io/devices=2,"
+        "requests.deviceclass.resource.kubernetes.io/gpu=2,requests.example.com/gpu=2, limited: "
+        "gpu.deviceclass.resource.k8s.io/devices=3,requests.deviceclass.resource.kubernetes.io/gpu=5,requests.example.com/gpu=5"
+    )
+    limited = {"resources": {"limits": {"example.com/gpu": "4"}}}
+    asking = pod("p", containers=[{"name": "c", "image": "i", **limited}])
+    assert (
+        "exceeded quota: q, requested: requests.example.com/gpu=4"
+        in (await curl("POST", f"{CORE}/pods", asking)).message
+    )
+    await curl("DELETE", f"{claims}/a")
+    await curl.make(f"{CORE}/pods", asking)
+    assert (await used())["requests.example.com/gpu"] == "4"
+    assert "count/pods=1" in (await curl("POST", f"{CORE}/pods", pod("q"))).message
