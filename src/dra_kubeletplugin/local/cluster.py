@@ -31,6 +31,7 @@ from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
 JSON = dict[str, Any]
+_LOOK = 0.01  # seconds between looks at what is waited for
 RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
@@ -206,18 +207,19 @@ class LocalCluster:
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    found = await check()
-                    if found:
+                    if found := await check():
                         return found
-                    changed = self.api.storage._woken
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(0.1):
-                            await changed.wait()
+                    await asyncio.sleep(_LOOK)
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g}s for {what}") from None
 
     async def pod(self, name: str, namespace: str = "default") -> JSON | None:
-        return self.api.storage.get("pods", namespace, name)
+        try:
+            return await self.client.get(PODS, name, namespace)
+        except ApiError as e:
+            if e.status == 404:
+                return None
+            raise
 
     async def wait_running(self, name: str, namespace: str = "default", timeout: float = 20.0) -> JSON:
         async def check() -> JSON | None:
@@ -227,7 +229,8 @@ class LocalCluster:
         try:
             found: JSON = await self.wait(f"pod {name} to run", check, timeout)
         except TimeoutError as e:
-            raise TimeoutError(f"{e}; events: {self.events(name)}") from None
+            told = f"; events: {self.events(name)}" if self.has_own_api else ""
+            raise TimeoutError(f"{e}{told}") from None
         return found
 
     async def delete_pod(self, name: str, namespace: str = "default", timeout: float = 20.0) -> None:
@@ -238,6 +241,8 @@ class LocalCluster:
             return await self.pod(name, namespace) is None
 
         await self.wait(f"pod {name} to go", check, timeout)
+
+    # The next three read the memory of the local API server; where another one takes its place they raise as `api` does.
 
     def events(self, name: str = "") -> list[str]:
         """Events as ``reason: message``, about one object or all, oldest first."""
