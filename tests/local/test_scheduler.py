@@ -250,6 +250,14 @@ async def test_a_server_that_is_away_for_a_while_loses_no_pod(cluster: LocalClus
     assert len(set(results)) == 4
 
 
+async def test_each_reason_is_told_however_many_there_were(cluster: LocalCluster) -> None:
+    await cluster.apply(pod("p", cpu="9"))
+    for i in range(12):
+        await told(cluster, "p", f"0/{i + 1} nodes are available: {i + 1} Insufficient cpu.")
+        await cluster.apply(node(f"small-{i}"))
+    assert not any("combined" in e for e in cluster.events("p"))
+
+
 # --- objects that are no such objects ---------------------------------------------------------
 
 SPEC = {

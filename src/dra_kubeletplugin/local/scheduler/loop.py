@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
@@ -32,6 +33,7 @@ from .status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
+T = TypeVar("T")
 _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
@@ -43,7 +45,7 @@ class Scheduler:
         self.binding_timeout = binding_timeout
         self.cache = Cache()
         self.queue = SchedulingQueue(self._gate, self._uses)
-        self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER)
+        self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER, combine=False)
         self.reporter = Reporter(client, self.events)
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
         self.informers = Informers(
@@ -190,7 +192,7 @@ class Scheduler:
         cycle = Cycle(pod, snapshot, claims, allocations)
         self._searched, self._search = pod.uid, allocations
         try:
-            feasible = await _aside(cycle)
+            feasible = await _aside(cycle, Cycle.feasible)
         except SchedulerError as e:
             await self._failed(entry, e)
             return
@@ -215,7 +217,7 @@ class Scheduler:
         """PostFilter."""
         diagnosis = Diagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
         freed = await self.binder.make_room(cycle.pod, cycle.claims)
-        verdict = await asyncio.to_thread(preempt, cycle)
+        verdict = await _aside(cycle, preempt)
         nominated = None
         if isinstance(verdict, Victims):
             nominated = verdict.node
@@ -300,12 +302,12 @@ class Scheduler:
         await self._failed(entry, error)
 
 
-async def _aside(cycle: Cycle) -> list[NodeInfo]:
+async def _aside(cycle: Cycle, look: Callable[[Cycle], T]) -> T:
     """In a thread where devices are searched for: that may take up to its time limit, unless nobody waits for it any more."""
     if not cycle.claims.claims:
-        return cycle.feasible()
+        return look(cycle)
     try:
-        return await asyncio.to_thread(cycle.feasible)
+        return await asyncio.to_thread(look, cycle)
     except asyncio.CancelledError:
         cycle.allocations.cancel()
         raise
