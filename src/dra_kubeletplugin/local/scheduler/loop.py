@@ -119,11 +119,11 @@ class Scheduler:
             self.events.event(change.object, "Pod", "Warning", "FailedScheduling", text)
             return
         if info.node:
-            before = podinfo.read(change.before) if change.before else None
             self._pods.pop(uid, None)
             if uid not in self._binding:
                 self.queue.remove(uid)
             self.cache.place(info, info.node)
+            before = podinfo.read(change.before) if change.before else None
             self._move(changes.of_placed_pod(before, info))
             return
         if (info.spec.get("schedulerName") or podinfo.DEFAULT_SCHEDULER) != podinfo.DEFAULT_SCHEDULER:
@@ -171,12 +171,12 @@ class Scheduler:
     # --- one pod --------------------------------------------------------------------------------
 
     async def _schedule(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
-        pod = entry.info
-        if pod.terminating or self.cache.is_placed(pod.uid):
-            self.queue.done(pod.uid)
-            return
         if not entry.failures:
             await self._arriving.wait()
+        pod = entry.info
+        if pod.terminating or self.cache.is_placed(pod.uid) or pod.uid not in self._pods:
+            self.queue.done(pod.uid)
+            return
         snapshot = self.cache.snapshot()
         if not snapshot.nodes:
             await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
