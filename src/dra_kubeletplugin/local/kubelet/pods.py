@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...resources.defaults import now
 from ..events import EventRecorder
 from ..informer import CLAIMS, POD_CLAIM_NAME, PODS, is_finished, words_of
 from ..runtime.interface import ContainerError, ContainerRuntime, ContainerStatus, Mount, Role, Sandbox, State
+from .admission import Refusal
 from .claims import ClaimManager, PrepareError
 from .containers import ConfigError, config_of, requests_of, roles
 from .pod_status import Phase, Seen, Waiting, phase_of, restarts, status_of
@@ -51,6 +53,7 @@ class PodSync:
     Args:
         look_in: has a pod looked at after some seconds.
         health: answers ``allocatedResourcesStatus`` of a pod's container.
+        admits: says why the node does not take a pod, None where it does.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class PodSync:
         timers: Timers,
         look_in: Callable[[str, float], None],
         health: Callable[[JSON, Mapping[str, Any], Mapping[str, str]], list[JSON]],
+        admits: Callable[[JSON], Awaitable[Refusal | None]],
     ) -> None:
         self.client = client
         self.manager = manager
@@ -72,6 +76,7 @@ class PodSync:
         self.timers = timers
         self.look_in = look_in
         self.health = health
+        self.admits = admits
         self._states: dict[str, PodState] = {}
 
     async def sync(self, uid: str, pod: JSON | None) -> None:
@@ -103,6 +108,9 @@ class PodSync:
         uid = pod["metadata"]["uid"]
         statuses = self.runtime.statuses(uid)
         if not statuses and not state.prepared:
+            if refused := await self.admits(pod):
+                await self._refuse(pod, refused)
+                return
             await self._prepare(pod, state)
         if state.volumes is None:
             await self._make_volumes(pod, state)
@@ -117,6 +125,18 @@ class PodSync:
         await self._tell(pod, state, Phase.RUNNING)  # it has finished once its devices are free
         await self._unprepare(uid)
         await self._tell(pod, state, phase)
+
+    async def _refuse(self, pod: JSON, refused: Refusal) -> None:
+        """The pod has failed, and is not tried again."""
+        meta = pod["metadata"]
+        status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
+        body = {"metadata": {"uid": meta["uid"]}, "status": {**status, "startTime": now()}}
+        try:
+            await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+        except ApiError as e:
+            if e.status != 404:
+                raise
+        self.events.warn(pod, "Pod", refused.reason, refused.message)
 
     async def _prepare(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
