@@ -12,7 +12,14 @@ TOLD = "bench.json"  # below the kubelet's root
 ANSWERED = "bench.answered"  # when the driver had listed its devices, on the clock that all processes share
 
 
-class Idle(Driver):
+class _Answers(Driver):
+    """Gives a container its devices' names."""
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"DEVICE": d.name})) for d in claim.devices]
+
+
+class Idle(_Answers):
     """A hundred and twenty-eight devices."""
 
     name = "idle.example.com"
@@ -20,11 +27,8 @@ class Idle(Driver):
     async def devices(self) -> list[Device]:
         return [Device(f"d-{i}", {"index": i}) for i in range(128)]
 
-    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(env={"DEVICE": d.name})) for d in claim.devices]
 
-
-class Many(Driver):
+class Many(_Answers):
     """As many devices as a node may have, with attributes like those of graphics cards."""
 
     name = "many.example.com"
@@ -33,7 +37,7 @@ class Many(Driver):
         return [Device(f"d-{i}", {f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)]
 
 
-class Told(Driver):
+class Told(_Answers):
     """As many devices as a file says, which is looked at every few milliseconds: a vendor's event, from a thread."""
 
     name = "told.example.com"

@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin.cli.dev import Session, session
 from dra_kubeletplugin.cli.inspect import host_root, tree
-from dra_kubeletplugin.cli.run import settings_for
 from dra_kubeletplugin.cli.style import Style
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.host import Host, PciFunction
-from dra_kubeletplugin.local.runtime.oci import Podman
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.runtime import runc_runtime
+from dra_kubeletplugin.local.runtime.interface import ContainerError, LogOptions
+from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.testing import plugin_on
 
 HERE = Path(__file__).parent
 STYLE = Style.of(sys.stdout)
-CDI_ROOT = Path("/var/run/cdi")
-COMMAND = [
-    "/bin/sh",
-    "-c",
-    'env | grep PCI_ | sort; for d in /run/pci/*; do echo "$d: $(ls $d | grep -c .) files, vendor $(cat $d/vendor)"; done',
-]
+LAST_LINE = b"that is all\n"  # of the container, see pod.yaml
 
 
 def say(number: int, text: str) -> None:
@@ -49,19 +45,24 @@ async def main(description: str | None = None) -> int:
     if not usable and not description:
         description = str(HERE / "hosts/two-sockets.yaml")
         print(STYLE.yellow("This machine shows no PCI function that could be given away."))
-    podman, why_not = Podman.find()
     if description:
         print(STYLE.yellow(f"A described host is used: {description}"))
-        podman, why_not = None, "a described host's folders are of no use to a container"
-    if podman and not os.access(CDI_ROOT.parent, os.W_OK):
-        podman, why_not = None, f"{CDI_ROOT} cannot be written"
-    settings = settings_for(Pci, {"log_level": "error", "kubeconfig": ""})
-    with host_root(description, settings.sysfs_root) as sysfs:
+    runtimes, why_not = None, "a described host's folders are of no use to a container"
+    if not description:
+        try:
+            runtimes, why_not = await runc_runtime.factory(), ""
+        except ContainerError as e:
+            why_not = str(e)
+    with host_root(description, Path("/sys")) as sysfs:
         say(1, "Local cluster and driver start")
-        async with session(Pci, settings, sysfs=sysfs, cdi_root=CDI_ROOT if podman else None) as s:
-            show(f"API server {s.cluster.api.public_url}, kubelet root {s.cluster.node.kubelet_root}")
-            show(f"driver {settings.driver_name} registered with the kubelet in {time.monotonic() - started:.2f} s")
-            story = Story(s, podman, why_not)
+        async with (
+            LocalCluster(runtimes=runtimes) as cluster,
+            plugin_on(cluster, Pci, cluster.node.name, sysfs_root=sysfs, log_level="error") as plugin,
+        ):
+            cluster.node.runtime.dev = plugin.host.dev
+            show(f"API server {cluster.api.public_url}, kubelet root {cluster.node.kubelet_root}")
+            show(f"driver {Pci.name} registered with the kubelet in {time.monotonic() - started:.2f} s")
+            story = Story(cluster, plugin, why_not)
             found = Host(sysfs).pci()
             for step in (lambda: story.hardware(found), story.claim, story.container, story.clean_up):
                 await step()
@@ -77,24 +78,22 @@ async def main(description: str | None = None) -> int:
 class Story:
     """The numbered steps after the start."""
 
-    def __init__(self, s: Session, podman: Podman | None, why_not: str) -> None:
-        self.s = s
-        self.cluster = s.cluster
-        self.podman = podman
-        self.why_not = why_not
-        self.cdi_ids: list[str] = []
+    def __init__(self, cluster: LocalCluster, plugin: Plugin, why_not: str) -> None:
+        self.cluster = cluster
+        self.plugin = plugin
+        self.why_not = why_not  # containers do not really run
 
     async def hardware(self, functions: list[PciFunction]) -> None:
         say(2, "What this machine has, and what is published of it")
-        published = {d.data.address: d for d in self.s.plugin.inventory if isinstance(d.data, PciFunction)}
+        published = {d.data.address: d for d in self.plugin.inventory if isinstance(d.data, PciFunction)}
         notes = {a: STYLE.green(f"published as {d.name}") for a, d in published.items()}
-        driver: Any = self.s.plugin.driver
+        driver: Any = self.plugin.driver
         withheld = driver.withheld
         notes |= {
             a: STYLE.yellow(f"kept for the host: it carries {why}") for a, why in withheld.items() if a not in notes
         }
         show("\n".join(tree(functions, notes, STYLE)))
-        for sl in self.cluster.slices(self.s.plugin.settings.driver_name):
+        for sl in self.cluster.slices(self.plugin.settings.driver_name):
             spec = sl["spec"]
             pool = spec["pool"]
             print()
@@ -122,41 +121,38 @@ class Story:
             + ", ".join(f"{r['pool']}/{r['device']}" for r in results)
         )
         uid = claim["metadata"]["uid"]
-        path = self.s.plugin.claims.files.specs.path(uid)
-        show(f"prepared through {self.s.plugin.paths.dra}")
+        path = self.plugin.claims.files.specs.path(uid)
+        show(f"prepared through {self.plugin.paths.dra}")
         show(f"CDI spec {path}:")
         show(json.dumps(json.loads(path.read_text()), indent=2), 5)
-        self.cdi_ids = [i for d in (await self.s.plugin.claims.store.get(uid)).devices for i in d["cdi"]]
 
     async def container(self) -> None:
         say(4, "What the container gets")
-        if self.podman is None:
+        pod = await self.cluster.pod("pci-demo")
+        runtime, uid = self.cluster.node.runtime, pod["metadata"]["uid"]
+        if self.why_not:
             show(STYLE.yellow(f"No real container is run: {self.why_not}. The OCI spec after injection:"))
-            pod = await self.cluster.pod("pci-demo")
-            spec = self.cluster.node.runtime.spec(pod["metadata"]["uid"], "main")
+            spec = runtime.spec(uid, "main")
             shown = {"process": {"env": spec["process"]["env"]}, "mounts": spec["mounts"]}
             shown["linux"] = {"devices": spec["linux"].get("devices", [])}
             show(json.dumps(shown, indent=2), 5)
             return
-        rootfs = Podman.make_rootfs(self.cluster.state / "rootfs")
-        show("podman run --runtime runc " + " ".join(f"--device {i}" for i in self.cdi_ids) + " --rootfs ...")
-        try:
-            code, out = await self.podman.run(rootfs, self.cdi_ids, COMMAND)
-        except TimeoutError:
-            code, out = 1, "podman did not end within a minute"
-        show("seen from inside the container:")
-        show(STYLE.cyan(out), 5)
-        if code:
-            raise SystemExit(f"podman failed with exit code {code}")
+        show(f"seen from inside the container, which {runtime.version} runs (`kubectl logs pci-demo`):")
+        out = b""
+        async for part in runtime.logs(uid, "main", LogOptions(follow=True)):
+            out += part
+            if out.endswith(LAST_LINE):
+                break
+        show(STYLE.cyan(out.decode()), 5)
 
     async def clean_up(self) -> None:
         say(5, "The pod is deleted, and nothing is left")
         await self.cluster.delete_pod("pci-demo")
         await self._until("the claim to go", lambda: not self.cluster.claims())
         checks = {
-            "CDI files": self.s.plugin.claims.files.specs.uids(),
-            "records": await self.s.plugin.claims.store.all(),
-            "devices held": [d for _, d in await self.s.plugin.claims.store.held()],
+            "CDI files": self.plugin.claims.files.specs.uids(),
+            "records": await self.plugin.claims.store.all(),
+            "devices held": [d for _, d in await self.plugin.claims.store.held()],
             "claims": self.cluster.claims(),
         }
         for what, left in checks.items():

@@ -15,6 +15,7 @@ import msgspec
 from .diagnosis import Diagnosis, HealthPolicy
 from .driver import Health, Role
 from .errors import DriverError, describe, printable
+from .observe.log import tell_some
 from .publishable import answered, decoded, taint_fault
 from .resources.gates import Gate
 from .resources.nodes import Where
@@ -159,8 +160,17 @@ class Inventory:
 
     def _taints(self, stock: Stock) -> dict[str, JSON]:
         """The taints for bad health, by device."""
-        bad = ((k, d) for k, d in self._diagnoses.items() if d.fault is not None and k.pool == stock.name)
-        return {k.device: taint for k, d in bad if (taint := self._taint(d)) is not None}
+        made: dict[Taint | None, JSON | None] = {}  # thousands have the same
+        out = {}
+        for key, diagnosis in self._diagnoses.items():
+            if diagnosis.fault is None or key.pool != stock.name:
+                continue
+            given = diagnosis.fault.taint
+            if given not in made:
+                made[given] = self._taint(diagnosis)
+            if (taint := made[given]) is not None:
+                out[key.device] = taint
+        return out
 
     def _taint(self, diagnosis: Diagnosis | None) -> JSON | None:
         return self._policy.taint_for(diagnosis.fault) if diagnosis and diagnosis.fault else None
@@ -203,14 +213,15 @@ class Inventory:
                 rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}), now)
                 if rest.gone:
                     stocks[name] = rest
-        for name, stock in stocks.items():  # the server may have refused, or others forgiven, while this was made
-            if (present := self._stocks.get(name)) is not None and present.refused != stock.refused:
-                stocks[name] = checked(replace(stock, refused=present.refused))
         changed = (
             not self.known
             or list(stocks) != list(self._stocks)
             or any(not s.same(self._stocks[n]) for n, s in stocks.items())
         )
+        await self._warm(stocks, self.gates_off)
+        for name, stock in stocks.items():  # the server may have refused, or others forgiven, while this was made
+            if (present := self._stocks.get(name)) is not None and present.refused != stock.refused:
+                stocks[name] = checked(replace(stock, refused=present.refused))
         self.known = True
         self._stocks = stocks
         self._diagnoses = {k: d for k, d in self._diagnoses.items() if self._entry(k)}
@@ -244,6 +255,7 @@ class Inventory:
     async def set_gates_off(self, off: frozenset[Gate]) -> None:
         """What the API server drops now."""
         if off != self.gates_off:
+            await self._warm(self._stocks, off)
             self.gates_off = off
             self._leave_out()
             await self._tell(published=True)
@@ -268,12 +280,17 @@ class Inventory:
                 faults |= stock.withheld(self._taints(stock), self.gates_off)
             for name, fault in faults.items():
                 out[self.shown(stock.name, name) if name else f"pool {printable(stock.name)}"] = fault
-        for name, fault in out.items():
-            if self.left_out.get(name) != fault:
-                log.error("%s is not published: %s", name, fault)
-        for name in self.left_out.keys() - out.keys():
-            log.info("%s is left out no longer", name)
+        news = [(name, fault) for name, fault in out.items() if self.left_out.get(name) != fault]
+        tell_some(log, logging.ERROR, "%s", news, lambda n: f"{n[0]} is not published: {n[1]}")
+        tell_some(log, logging.INFO, "%s is left out no longer", [n for n in self.left_out if n not in out])
         self.left_out = out
+
+    async def _warm(self, stocks: Mapping[str, Stock], off: frozenset[Gate]) -> None:
+        """What thousands of devices are sent as is made with turns for others, before anybody needs it."""
+        for stock in list(stocks.values()):
+            await asyncio.sleep(0)
+            if not stock.fault:
+                await stock.warm(self._taints(stock), off)
 
     def _entry(self, key: DeviceKey) -> Entry | None:
         stock = self._stocks.get(key.pool)
@@ -342,21 +359,30 @@ class Inventory:
             found[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
-        fresh = {k: d for k, d in found.items() if self._entry(k)}  # others had their turn
         self._tell_strangers(told.keys())
+        await asyncio.sleep(0)
+        fresh = {k: d for k, d in found.items() if self._entry(k)}  # others had their turn
+        fell: list[tuple[DeviceKey, Health]] = []
+        rose: list[DeviceKey] = []
         turned = False
         for key, now in fresh.items():
             was = self._diagnoses.get(key)
-            shown = self.shown(key.pool, key.device)
             if now.fault and not (was and was.fault):
-                log.warning("device %s is unhealthy: %s", shown, now.fault.message or "no reason given")
+                fell.append((key, now.fault))
             elif was and was.fault and not now.fault:
-                log.info("device %s is healthy again", shown)
+                rose.append(key)
             turned = turned or self._taint(was) != self._taint(now)
+        tell_some(log, logging.WARNING, "device %s", fell, lambda f: self._ill(*f))
+        tell_some(log, logging.INFO, "device %s is healthy again", rose, lambda key: self.shown(*key))
         self._diagnoses, self._reported_at = fresh, at
+        if turned:
+            await self._warm(self._stocks, self.gates_off)
         if turned and self.gates_off:
             self._leave_out()
         await self._tell(published=turned)
+
+    def _ill(self, key: DeviceKey, fault: Health) -> str:
+        return f"{self.shown(*key)} is unhealthy: {fault.message or 'no reason given'}"
 
     def _taintable(self, told: dict[str, Health]) -> dict[str, Health]:
         """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""

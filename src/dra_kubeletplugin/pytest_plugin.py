@@ -13,10 +13,12 @@
         pod = await node.run_pod.aio(parameters={"image": "a.bit"})
 
 ``@pytest.mark.dra(...)`` says it for a test, a class or a module: ``driver`` (a class, or as `dra run` takes it), ``host``,
-``nodes`` (their names), ``environment`` (variables that the driver reads), ``process`` (gives the driver one of its own, which
-``node.kill()`` can kill), and any field of :class:`Settings`. The cluster lives in a thread of its own, so no test needs an event
-loop, and those that have one may use any. With ``KUBEBUILDER_ASSETS`` (a folder with etcd and kube-apiserver, as envtest takes
-it) a real API server stands in for the local one.
+``nodes`` (their names), ``timers`` (of the kubelets), ``environment`` (variables that the driver reads), ``process`` (gives the
+driver one of its own, which ``node.kill()`` can kill), and any field of :class:`Settings`.
+
+The cluster lives in a thread of its own, so no test needs an event loop, and those that have one may use any. With
+``KUBEBUILDER_ASSETS`` (a folder with etcd and kube-apiserver, as envtest takes it) a real API server stands in for the local
+one.
 
 Nothing but pytest is imported before a fixture is used.
 """
@@ -33,6 +35,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .driver import Driver
+    from .local.kubelet import Timers
     from .testing.handles import Api, Cluster, Kubelet, Node
     from .testing.thread import LoopThread
 
@@ -47,6 +50,7 @@ class _Wanted:
     driver: type[Driver] | str
     host: Any
     nodes: tuple[str, ...]
+    timers: Timers | None
     environment: dict[str, str]
     process: bool
     settings: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +70,7 @@ class _Wanted:
             _driver_path(driver, here) if isinstance(driver, str) else driver,
             _host_path(host, here) if isinstance(host, str) else host,
             tuple(given.pop("nodes", ("node-1",))),
+            given.pop("timers", None),
             given.pop("environment", {}),
             given.pop("process", False),
             given,
@@ -88,7 +93,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "dra(driver, host, nodes, environment, process, **settings): the driver and the cluster of a test"
+        "markers",
+        "dra(driver, host, nodes, timers, environment, process, **settings): the driver and the cluster of a test",
     )
 
 
@@ -126,8 +132,10 @@ def local_cluster(
     from .testing.handles import Cluster
     from .testing.thread import Scope
 
+    wanted = _Wanted.of(request)
+
     async def made() -> LocalCluster:
-        return LocalCluster(_Wanted.of(request).nodes, kubeconfig=_dra_server)
+        return LocalCluster(wanted.nodes, kubeconfig=_dra_server, timers=wanted.timers)
 
     inner = _dra_thread.run(made())
     with Scope(_dra_thread, inner, "the local cluster") as cluster:

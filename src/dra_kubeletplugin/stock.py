@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from .errors import DraError, printable
+from .observe.log import tell_some
 from .publishable import (
     Answered,
     Judged,
@@ -44,6 +45,15 @@ class Entry:
     gone_at: float = 0.0  # unix seconds since when a device that is in use is missing
 
 
+class _Made(NamedTuple):
+    """A device as it is sent with a taint of ours, while gates are ``off``; or why it is not."""
+
+    judged: Judged
+    taint: JSON | None
+    off: frozenset[Gate]
+    result: Parcel | str
+
+
 class PoolContent(NamedTuple):
     """A pool as it should be in slices."""
 
@@ -68,6 +78,8 @@ class Stock:
     refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
+    made: dict[str, _Made] = field(default_factory=dict, compare=False, repr=False)
+    """What was made of devices that are sent otherwise than the driver said, so that it is made once."""
 
     def find(self, name: str) -> Entry | None:
         return self.entries.get(name) or self.gone.get(name)
@@ -94,16 +106,8 @@ class Stock:
         if not taints and not off and not self.gone:  # as nearly always, and quickly for thousands
             plain = [e.judged.parcel(n) for n, e in self.entries.items() if n not in self.left_out]
             return PoolContent(self.name, self.nodes, self.per_device, plain, sets)
-        out = []
-        for name, entry in self._whole():
-            changed = self._changed(name, entry, taints)
-            if off and (changed is not None or not entry.judged.gates.isdisjoint(off)):
-                found = without(changed or entry.judged.json, off)
-                if not isinstance(found, str):
-                    out.append(parcel(found))
-            else:
-                out.append(entry.judged.parcel(name) if changed is None else parcel(changed))
-        return PoolContent(self.name, self.nodes, self.per_device, out, sets)
+        found = [self._sent(name, entry, taints, off) for name, entry in self._whole()]
+        return PoolContent(self.name, self.nodes, self.per_device, [f for f in found if not isinstance(f, str)], sets)
 
     def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
         """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
@@ -112,23 +116,24 @@ class Stock:
             return {
                 "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
             }
-        out = {}
-        for name, entry in self._whole():
-            changed = self._changed(name, entry, taints)
-            if changed is not None or not entry.judged.gates.isdisjoint(off):
-                found = without(changed or entry.judged.json, off)
-                if isinstance(found, str):
-                    out[name] = found
-        return out
+        found = ((name, self._sent(name, entry, taints, off)) for name, entry in self._whole())
+        return {name: f for name, f in found if isinstance(f, str)}
+
+    async def warm(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> None:
+        """Makes what :meth:`content` and :meth:`withheld` need, with turns for others in between; they are quick then."""
+        for i, (name, entry) in enumerate(list(self._whole())):
+            self._sent(name, entry, taints, off)
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
 
     def samples(self, taints: Mapping[str, JSON]) -> Mapping[frozenset[Gate], JSON]:
         """For each set of gates that some device depends on as it would be sent, whatever is off, one such device."""
         out: dict[frozenset[Gate], JSON] = {}
         for name, entry in self._whole():
-            changed = self._changed(name, entry, taints)
-            gates = entry.judged.gates if changed is None else entry.judged.gates | {Gate.TAINTS}
+            taint = self._taint(name, taints)
+            gates = entry.judged.gates if taint is None else entry.judged.gates | {Gate.TAINTS}
             if gates and gates not in out:
-                out[gates] = changed or entry.judged.json
+                out[gates] = entry.judged.json if taint is None else tainted(entry.judged.json, taint)
         return out
 
     def _whole(self) -> Iterator[tuple[str, Entry]]:
@@ -138,11 +143,23 @@ class Stock:
                 if name not in self.left_out:
                     yield name, entry
 
-    def _changed(self, name: str, entry: Entry, taints: Mapping[str, JSON]) -> JSON | None:
-        """A device with a taint of ours; None where it has none."""
-        if name in self.gone:
-            return tainted(entry.judged.json, _GONE)
-        return tainted(entry.judged.json, taints[name]) if name in taints else None
+    def _taint(self, name: str, taints: Mapping[str, JSON]) -> JSON | None:
+        """The taint of ours that a device has."""
+        return _GONE if name in self.gone else taints.get(name)
+
+    def _sent(self, name: str, entry: Entry, taints: Mapping[str, JSON], off: Collection[Gate]) -> Parcel | str:
+        """A device as it is published, or why it is not."""
+        judged, taint = entry.judged, self._taint(name, taints)
+        if taint is None and (not off or judged.gates.isdisjoint(off)):
+            return judged.parcel(name)
+        known = self.made.get(name)
+        if known is not None and known.judged is judged and known.taint == taint and known.off == off:
+            return known.result
+        device = judged.json if taint is None else tainted(judged.json, taint)
+        found = without(device, off)
+        result = found if isinstance(found, str) else parcel(found)
+        self.made[name] = _Made(judged, taint, frozenset(off), result)
+        return result
 
     def same(self, other: Stock) -> bool:
         """Whether both are published alike, before health and the server's word. Order counts."""
@@ -183,14 +200,17 @@ async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | No
                 log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
             else:
                 sets_before = {**told, **sets_before}
-    for name in gone.keys() - before.gone.keys():
-        log.warning("device %s vanished while a claim uses it: it stays published with a taint", printable(name))
+    vanished_now = [n for n in gone if n not in before.gone]
+    tell_some(
+        log, logging.WARNING, "device %s vanished while a claim uses it: it stays published with a taint", vanished_now
+    )
     sets = {n: judge_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
     for entry in gone.values():
         for name in entry.device.consumes_counters:
             if name not in sets and name in sets_before:
                 sets[name] = sets_before[name]
-    return checked(Stock(pool.name, pool.nodes, per_device, pool.fault, entries, gone, sets, before.refused))
+    made = {n: m for n, m in before.made.items() if n in entries or n in gone}
+    return checked(Stock(pool.name, pool.nodes, per_device, pool.fault, entries, gone, sets, before.refused, made=made))
 
 
 def checked(stock: Stock) -> Stock:
@@ -206,9 +226,7 @@ def checked(stock: Stock) -> Stock:
             fault = f"refused by the API server: {refused[name][1]}"
         if fault:
             out[name] = fault
-    return Stock(
-        stock.name, stock.nodes, stock.per_device, stock.fault, stock.entries, stock.gone, stock.sets, refused, out
-    )
+    return replace(stock, refused=refused, left_out=out)
 
 
 def _entry(device: Device, nodes: Nodes, per_device: bool, before: Entry | None) -> Entry:

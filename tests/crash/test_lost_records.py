@@ -299,6 +299,38 @@ async def test_a_log_that_is_removed_alone_is_noticed_by_who_has_it_and_waited_f
     check_sound(tmp_path)
 
 
+async def test_of_two_claims_with_one_device_the_later_has_it_where_the_log_of_the_end_of_the_other_is_lost(
+    tmp_path: Path,
+) -> None:
+    """The plugin is killed, and its log removed: the file is as it was when it was last written back."""
+    killed = open_store(tmp_path)
+    await recovered(killed)
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    ended, kept, here = (with_file(tmp_path, u, d) for u, d in (("ended", "d-0"), ("kept", "d-1"), ("here", "d-2")))
+    for record in (ended, kept, here):
+        await add(killed, record)
+    assert killed._db
+    killed._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    copy = (tmp_path / "records.db").read_bytes()
+    await killed.do(lambda db: rows.delete(db, ended.fence))
+    specs.remove("ended")
+    specs.remove_note("ended")
+    await add(killed, with_file(tmp_path, "later", "d-0"))
+    with_file(
+        tmp_path, "twice", "d-2"
+    )  # two that are prepared, whatever went wrong: both are told, one keeps the device
+    await die(killed)
+    remove(tmp_path)
+    (tmp_path / "records.db").write_bytes(copy)
+    async with instance(tmp_path) as store:
+        assert {r.uid for r in await store.all()} == {"later", "kept", "here", "twice"}
+        for device, holder in (("d-0", "later"), ("d-1", "kept"), ("d-2", "here")):
+            with pytest.raises(rows.HeldByError, match=holder):
+                await add(store, a_record("thief", device))
+        assert await store.recovering()
+        assert any("two claims have one device" in line for line in store.keeper.report)
+
+
 @pytest.mark.parametrize("parts", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids=" ".join)
 async def test_who_opens_a_file_whose_log_is_removed_at_that_moment_neither_writes_nor_takes_it_for_damaged(
     tmp_path: Path, parts: Sequence[str], monkeypatch: pytest.MonkeyPatch

@@ -238,6 +238,16 @@ async def test_user_groups_capabilities_and_root_follow_the_security_context(
     assert "CapBnd:\t0000000000002000" in told and "NoNewPrivs:\t1" in told
 
 
+async def test_a_user_without_rights_may_use_the_image_whatever_our_umask_is(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    before = os.umask(0o077)
+    try:
+        assert await output(runtime, tmp_path, "ls /bin/sh; echo x > /tmp/x; cat /tmp/x", user=1000) == "/bin/sh\nx\n"
+    finally:
+        os.umask(before)
+
+
 async def test_a_command_runs_in_the_container_with_input_output_and_its_own_code(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
@@ -306,6 +316,41 @@ async def test_a_described_device_is_no_device_of_this_machine(tmp_path: Path) -
         assert runtime.spec("u1", "main")["linux"]["devices"][0]["major"] == 8
     finally:
         await runtime.close()
+
+
+@pytest.mark.podman
+async def test_podman_injects_the_same_as_we_do(runtime: RuncRuntime, tmp_path: Path) -> None:
+    """An outside witness: it reads CDI files with the Go library, from the machine's own folder only."""
+    (tmp_path / "data").mkdir()
+    kind = f"example.com/witness-{os.getpid()}"
+    edits = {
+        "env": ["GPU=zero", "SAID=by a device"],
+        "deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/zero", "fileMode": 0o640, "uid": 3, "gid": 4}],
+        "mounts": [{"hostPath": str(tmp_path / "data"), "containerPath": "/data", "options": ["ro", "bind"]}],
+    }
+    spec = {"cdiVersion": "0.5.0", "kind": kind, "devices": [{"name": "zero", "containerEdits": edits}]}
+    (tmp_path / "cdi/witness.json").write_text(json.dumps(spec))
+    script = "env | grep -E 'GPU|SAID'; ls -ln /dev/gpu0; head -c 2 /dev/gpu0 | od -An -tx1; touch /data/x"
+    ours = await output(runtime, tmp_path, script, cdi_devices=[f"{kind}=zero"])
+    shared = Path(f"/var/run/cdi/witness-{os.getpid()}.json")
+    shared.parent.mkdir(exist_ok=True)
+    shared.write_text(json.dumps(spec))
+    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    argv = ["podman", "run", "--rm", "--runtime", "runc", "--network=none", *limits, "--device", f"{kind}=zero"]
+    try:
+        theirs = subprocess.run(
+            [*argv, "--rootfs", str(tmp_path / "images/busybox"), "sh", "-c", script],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False, text=True,
+        )  # fmt: skip
+    finally:
+        shared.unlink()
+
+    def told(text: str) -> list[str]:
+        return sorted(
+            " ".join(w for w in line.split() if ":" not in w or "touch" in line) for line in text.splitlines()
+        )
+
+    assert told(ours) == told(theirs.stdout)
 
 
 KILLED = """

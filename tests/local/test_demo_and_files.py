@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dra_kubeletplugin import errors, settings
-from dra_kubeletplugin.local.runtime.oci import Podman
+from dra_kubeletplugin.local.runtime import runc
 from dra_kubeletplugin.observe import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +39,7 @@ def test_the_demo_tells_the_whole_story_and_leaves_nothing() -> None:
         "All done",
     ):
         assert words in done.stdout
-    podman, _ = Podman.find()
-    assert ("seen from inside the container" if podman else "No real container is run") in done.stdout
+    assert ("No real container is run" if runc.missing() else "seen from inside the container") in done.stdout
 
 
 def test_the_demo_says_when_it_uses_a_described_host_and_shows_vfio_on_it() -> None:
@@ -51,8 +50,8 @@ def test_the_demo_says_when_it_uses_a_described_host_and_shows_vfio_on_it() -> N
     assert "CDI files: none" in done.stdout
 
 
-@pytest.mark.podman
-def test_the_demo_runs_a_real_container_where_podman_is() -> None:
+@pytest.mark.runc
+def test_the_demo_runs_a_real_container_where_runc_is() -> None:
     done = run("drivers/pci/demo.py")
     assert "_MODE=info" in done.stdout.partition("seen from inside the container")[2], done.stdout + done.stderr
 

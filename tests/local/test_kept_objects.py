@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -103,9 +104,10 @@ async def test_watches_of_an_earlier_life_are_told_to_list_again(tmp_path: Path)
     await server.start()
     try:
         async with KubeClient(server.config) as client:
-            old = [e async for e in client.watch(MAPS, "2", "default")]
-            assert [e["type"] for e in old] == ["ERROR"]
-            assert old[0]["object"]["code"] == 410
+            query = {"watch": "1", "resourceVersion": "2"}
+            async with client.stream(MAPS.path("default"), query, 5, lambda: None) as lines:
+                old = [json.loads(line) async for line in lines]
+            assert [(e["type"], e["object"]["code"]) for e in old] == [("ERROR", 410)]
     finally:
         await server.close()
         journal.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pty
 from collections.abc import AsyncIterator
@@ -12,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.runtime.images import Images
-from dra_kubeletplugin.local.runtime.interface import ContainerConfig, ContainerRuntime, Role, Sandbox
-from dra_kubeletplugin.local.runtime.runc import Runc
-from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.informer import PODS
+from dra_kubeletplugin.local.runtime.runc_runtime import factory
 
 pytestmark = [pytest.mark.runc, pytest.mark.kubectl]
 
@@ -44,56 +41,39 @@ SCRIPT = "echo out; echo err >&2; trap 'exit 0' TERM; while :; do sleep 0.02; do
 
 
 @pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[RuncRuntime]:
-    runc = await Runc.find(tmp_path / "runc")
-    made = RuncRuntime(tmp_path / "containers", Images({}, tmp_path / "images"), [], runc)
-    yield made
-    await made.close()
+async def cluster() -> AsyncIterator[LocalCluster]:
+    """A pod ``pod`` with a container ``main`` that runs, and ``other`` whose image is not there."""
+    containers = [
+        {"name": "main", "image": "busybox", "command": ["sh", "-c", SCRIPT]},
+        {"name": "other", "image": "nowhere"},
+    ]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": containers}}
+    async with LocalCluster(runtimes=await factory()) as made:
+        await made.apply(pod)
+
+        async def known() -> bool:
+            statuses = (await made.client.get(PODS, "pod", "default")).get("status", {}).get("containerStatuses") or []
+            return [next(iter(s["state"])) for s in statuses] == ["running", "waiting"]
+
+        await made.wait("the containers", known)
+        yield made
 
 
 @pytest.fixture
-async def kubectl(runtime: RuncRuntime, tmp_path: Path) -> AsyncIterator[Kubectl]:
-    """A pod ``pod`` with a container ``main`` that runs, and ``other`` that does not."""
-    runtimes: dict[str, ContainerRuntime] = {"node-1": runtime}
-    server = ApiServer(runtime_of=runtimes.get)
-    url = await server.start()
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    containers = [{"name": "main", "image": "busybox"}, {"name": "other", "image": "busybox"}]
-    status = {
-        "phase": "Running",
-        "containerStatuses": [{"name": "other", "state": {"waiting": {"reason": "CreateContainerError"}}}],
-    }
-    server.storage.put(
-        "pods",
-        {
-            "metadata": {"name": "pod", "namespace": "default", "uid": "u1"},
-            "spec": {"nodeName": "node-1", "containers": containers},
-            "status": status,
-        },
-    )
-    sandbox = Sandbox("default", "pod", "u1", "pod", tmp_path / "pod")
-    await runtime.start(sandbox, ContainerConfig("main", Role.MAIN, 0, "busybox", ("sh", "-c", SCRIPT)))
-    yield Kubectl(tmp_path / "kubeconfig")
-    await server.close()
+def kubectl(cluster: LocalCluster) -> Kubectl:
+    return Kubectl(cluster.kubeconfig)
 
 
 async def test_logs_are_those_of_the_container_and_following_ends_with_it(
-    kubectl: Kubectl, runtime: RuncRuntime
+    kubectl: Kubectl, cluster: LocalCluster
 ) -> None:
     following = asyncio.create_task(kubectl("logs", "pod", "-c", "main", "-f"))
     while sorted((await kubectl("logs", "pod", "-c", "main"))[1].split()) != ["err", "out"]:
         await asyncio.sleep(0.02)
     assert (await kubectl("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
     assert not following.done()
-    await runtime.stop("u1", "main", 20)
+    (uid,) = cluster.node.runtime.pods()
+    await cluster.node.runtime.stop(uid, "main", 20)
     code, out, _ = await following
     assert (code, sorted(out.split())) == (0, ["err", "out"])
 
@@ -101,7 +81,7 @@ async def test_logs_are_those_of_the_container_and_following_ends_with_it(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["-c", "other"], 'container "other" in pod "pod" is waiting to start: CreateContainerError'),
+        (["-c", "other"], 'container "other" in pod "pod" is waiting to start: ErrImagePull'),
         (["-c", "main", "--previous"], 'previous terminated container "main" in pod "pod" not found'),
         (["-c", "nobody"], "container nobody is not valid for pod pod"),
     ],
@@ -150,7 +130,7 @@ async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
     assert "/dev/pts/" in shown and "got word" in shown
 
 
-async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl, runtime: RuncRuntime) -> None:
+async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
     process = await asyncio.create_subprocess_exec(
         *kubectl.argv("exec", "pod", "-c", "main", "--", "sh", "-c", "echo begun; exec sleep 7531"),
         stdout=asyncio.subprocess.PIPE,

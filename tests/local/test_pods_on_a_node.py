@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from dra_kubeletplugin._proto import podresources_v1_pb2 as pb
+from dra_kubeletplugin._proto import podresources_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.local.kubelet import Timers
@@ -162,6 +165,31 @@ async def test_a_cdi_device_that_resolves_to_nothing_is_told_and_prepare_is_not_
         assert "GPU=late" in env
 
 
+async def test_a_monitoring_agent_learns_which_container_has_which_devices(room: Room) -> None:
+    """The PodResources socket: List and Get."""
+    plugin = room.plugin()
+    plugin.share_ids = ("one",)
+    async with plugin:
+        await room.run()
+        found = await room.runs()
+        path = room.cluster.node.kubelet_root / "pod-resources" / "kubelet.sock"
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            stub = pb_grpc.PodResourcesListerStub(channel)
+            [listed] = (await stub.List(pb.ListPodResourcesRequest())).pod_resources
+            asked = pb.GetPodResourcesRequest(pod_name="p", pod_namespace="default")
+            assert (await stub.Get(asked)).pod_resources == listed
+            [container] = listed.containers
+            [resource] = container.dynamic_resources
+            [device] = resource.claim_resources
+            assert (listed.name, container.name, resource.claim_name) == ("p", "main", "p-c")
+            told = (device.driver_name, device.pool_name, device.device_name, device.share_id)
+            assert told == (plugin.driver, "node-1", "d0", "one")
+            end(room, found)
+            await phase(room, "Succeeded")
+            with pytest.raises(grpc.aio.AioRpcError, match="pod q in namespace default not found"):
+                await stub.Get(pb.GetPodResourcesRequest(pod_name="q", pod_namespace="default"))
+
+
 # --- containers -------------------------------------------------------------------------------------
 
 
@@ -255,7 +283,13 @@ async def test_environment_and_volumes_come_from_where_the_manifest_says(room: R
         {"name": "BOTH", "value": "$(POD)-$(KEY)-$(NONE)-$$(POD)"},
         {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}}},
     ]
-    container = {"name": "main", "image": "i", "env": env, "envFrom": [{"configMapRef": {"name": "cm"}}]}
+    container = {
+        "name": "main",
+        "image": "i",
+        "command": ["sleep", "infinity"],
+        "env": env,
+        "envFrom": [{"configMapRef": {"name": "cm"}}],
+    }
     container |= {"resources": {"limits": {"cpu": "1500m"}}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     await room.cluster.apply(config)
     await bound(room, containers=[container], volumes=[{"name": "v", "configMap": {"name": "cm"}}])

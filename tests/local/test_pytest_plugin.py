@@ -83,7 +83,7 @@ def author(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
     """A pytest without pytest-asyncio, where no arguments are given."""
     return author.runpytest_subprocess(
-        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=60
+        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=110
     )
 
 
@@ -105,7 +105,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
         import pytest
-        from dra_kubeletplugin.testing import FaultError
+        from dra_kubeletplugin.testing import FaultError, PodError
 
         FUNCTION = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
@@ -134,6 +134,16 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             node.reboot()
             node.delete_pod()
             assert not any(node.leftovers().values())
+
+        def test_containers(node, api):
+            node.run_pod("good")
+            node.run_pod("bad")
+            node.end("good")
+            assert api.wait_finished("good")["status"]["phase"] == "Succeeded"
+            node.end("bad", exit_code=3)
+            with pytest.raises(PodError, match="pod bad failed"):
+                api.wait_finished("bad")
+            api.wait("both claims to be unprepared", lambda: not any(node.leftovers().values()))
 
         def test_servers(node, api):
             api.conflict(2)
@@ -170,7 +180,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             api.wait_running("late")
         """
     )
-    run(author).assert_outcomes(passed=6)
+    run(author).assert_outcomes(passed=7)
 
 
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
@@ -224,6 +234,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
         """
         import pytest
         from driver import Fpga
+        from dra_kubeletplugin.testing import Timers
 
         class Other(Fpga):
             name = "other.example.com"
@@ -233,6 +244,11 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
         def test_module(node, local_cluster):
             assert (node.driver.name, local_cluster.nodes) == ("other.example.com", ["a", "b"])
             assert node.driver.settings.health_interval == 0.5
+
+        @pytest.mark.dra(timers=Timers(wipe=0.1))
+        def test_timers(node, api):
+            node.stop()
+            api.wait("the kubelet to wipe the slices", lambda: not api.slices(), 10)
 
         @pytest.mark.dra(driver=Fpga, host={"functions": []})
         def test_nearest(node, api, local_cluster):
@@ -244,7 +260,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
                 assert {s["spec"]["nodeName"] for s in api.slices()} == {"a", "b"}
         """
     )
-    run(author).assert_outcomes(passed=3)
+    run(author).assert_outcomes(passed=4)
 
 
 def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester) -> None:
@@ -278,4 +294,4 @@ def test_an_installed_package_needs_no_word_in_pytest_s_settings(
     (info / "entry_points.txt").write_text("[pytest11]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT / 'src'}")
     author.makepyfile("def test_it(local_cluster): assert local_cluster.kubeconfig.is_file()")
-    author.runpytest_subprocess("-p", "no:asyncio", timeout=60).assert_outcomes(passed=1)
+    author.runpytest_subprocess("-p", "no:asyncio", timeout=110).assert_outcomes(passed=1)

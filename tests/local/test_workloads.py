@@ -22,7 +22,7 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 
 
 def workload(api: str, kind: str, name: str, *, image: str = "one", restart: str = "Always", **spec: Any) -> JSON:
-    containers = [{"name": "main", "image": image}]
+    containers = [{"name": "main", "image": image, "command": ["sleep", "infinity"]}]
     template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": containers, "restartPolicy": restart}}
     selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
     return {

@@ -197,3 +197,15 @@ async def test_a_follower_sees_what_is_written_later_and_ends_with_the_container
     assert await next_part == b"second\nthird\n"
     log.close()
     assert [part async for part in following] == []
+
+
+@pytest.mark.skipif(not Path("/bin/busybox").is_file(), reason="needs a static /bin/busybox")
+async def test_pods_that_start_at_once_share_one_image_whole(tmp_path: Path) -> None:
+    (tmp_path / "layout").mkdir()
+    data = [layer({f"files/{i}": str(i) for i in range(300)})]
+    images = Images({"app": layout(tmp_path / "layout", data, {})}, tmp_path / "cache")
+    names = ["busybox", "app"] * 8
+    found = await asyncio.gather(*(asyncio.to_thread(images.find, name) for name in names))
+    assert len({id(image) for image in found[1::2]}) == 1
+    assert (found[0].root / "bin/sh").exists()
+    assert len(list((found[1].root / "files").iterdir())) == 300

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from dra_kubeletplugin.diagnosis import HealthPolicy
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.inventory import GONE, Inventory
 from dra_kubeletplugin.kubelet import HealthService
+from dra_kubeletplugin.resources.gates import Gate
 from dra_kubeletplugin.resources.nodes import Where
 from dra_kubeletplugin.resources.slice_rules import validate_device
 
@@ -623,3 +626,47 @@ async def test_the_name_of_a_pool_may_be_of_a_class_derived_from_text() -> None:
     await inventory.update([Pool(Name("node"), [Device("d")])])
     (content,) = inventory.contents()
     assert type(content.name) is str
+
+
+async def test_8192_devices_fall_ill_lose_gates_and_vanish_without_holding_the_loop_for_50_ms(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Counted is the work of this thread alone."""
+    attributes = {**{f"a{k}": f"value {k}" for k in range(8)}, "listed": ["a", "b"]}
+    devices = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
+    inventory, longest = Inventory("node", HealthPolicy(taint=UNHEALTHY)), {"": 0.0}
+    now = ""
+
+    async def tick() -> None:
+        while True:
+            began, at = time.thread_time(), now
+            await asyncio.sleep(0)
+            longest[at] = max(longest.get(at, 0.0), time.thread_time() - began)
+
+    async def contents() -> None:
+        assert len(inventory.contents()[0].devices) == 8192
+
+    fault = dict.fromkeys((d.name for d in devices), Health(False, "too hot"))
+    gc.collect()
+    gc.freeze()  # what the other tests left is not looked through now
+    ticking = asyncio.create_task(tick())
+    try:
+        for what, step in (
+            ("the first look", lambda: inventory.update(node(devices))),
+            ("a gate that is off", lambda: inventory.set_gates_off(frozenset({Gate.LISTS}))),
+            ("what is published then", contents),
+            ("the same look again", lambda: inventory.update(node(devices))),
+            ("all are ill", lambda: inventory.set_health(fault, 1.0)),
+            ("what is published of the ill", contents),
+            ("all vanish in use", lambda: inventory.update(node([]), used=None)),
+            ("what is published of what vanished", contents),
+        ):
+            now = what
+            await step()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    finally:
+        ticking.cancel()
+        gc.unfreeze()
+    assert {what: took for what, took in longest.items() if took >= 0.05} == {}
+    assert len(caplog.records) < 100, "thousands of lines would hold up all else"

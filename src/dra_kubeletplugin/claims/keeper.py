@@ -228,7 +228,8 @@ class Keeper:
             if outdated:  # who had the newer one is dead, and it is gone
                 rows.clear_meta(new, _COPIED)
                 rows.set_meta(new, RECOVER, "pending")
-                self._conflicts(overrule(new, self.specs.driver, from_files(self.specs, {})))
+                noted = from_files(self.specs, {})
+                self._conflicts(overrule(new, self.specs.driver, noted, {r.uid for r in noted}))
 
         try:
             self._publish(copy, generation)
@@ -390,24 +391,25 @@ class Keeper:
 
         A record is there before its file is, and goes after it, so a file alone is never in order.
         """
-        if not self._without_row(db):
+        if not self._without_row(db)[0]:
             return
         with transaction(db):
-            lost = self._without_row(db)  # once more, now that no claim can begin or end
-            self._conflicts(fill(db, self.specs.driver, Findings(), lost))
+            lost, noted = self._without_row(db)  # once more, now that no claim can begin or end
+            self._conflicts(overrule(db, self.specs.driver, lost, noted))
             if lost:
                 rows.set_meta(db, RECOVER, "pending")
         if lost:
             self._tell(f"{len(lost)} records were lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}")
 
-    def _without_row(self, db: sqlite3.Connection) -> list[Record]:
+    def _without_row(self, db: sqlite3.Connection) -> tuple[list[Record], set[str]]:
+        """What notes tell of claims that have no row, and which claims have files."""
         try:
             files = self.specs.uids()  # before the rows: a claim that ends in between has lost its file by then
         except OSError:
-            return []  # reconciling says so
+            return [], set()  # reconciling says so
         known = rows.uids(db)
         found = [record_of(self.specs, uid) for uid in files if uid not in known]
-        return [r for r in found if r is not None and r.boot_id == self.boot_id]
+        return [r for r in found if r is not None and r.boot_id == self.boot_id], set(files)
 
     def _unmerged(self) -> list[Path]:
         return sorted(

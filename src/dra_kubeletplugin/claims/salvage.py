@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -148,17 +148,19 @@ def clone(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
     target.execute(f"PRAGMA user_version = {source.execute('PRAGMA user_version').fetchone()[0]}")
 
 
-def overrule(db: sqlite3.Connection, driver: str, records: Sequence[Record]) -> list[str]:
-    """Inside a transaction: what notes tell takes the place of what an outdated copy says of their claims and devices.
+def overrule(db: sqlite3.Connection, driver: str, records: Sequence[Record], noted: Container[str]) -> list[str]:
+    """Inside a transaction: what notes tell takes the place of what an older state of the database says.
 
-    Answers as :func:`fill` does.
+    Of two claims with one device the one that was prepared later has it, where the other has no note: it ended before. ``noted``
+    are the claims that have one. Answers as :func:`fill` does.
     """
     newer = [record for record in records if not _is_as_new(rows.read(db, record.uid), record)]
-    told = {record.uid for record in records}
     for record in newer:
-        holders = {uid for hold in record.holds() for uid in rows.holders(db, driver, hold)}
-        for uid in {record.uid, *(holders - told)}:
-            rows.forget(db, uid)
+        rows.forget(db, record.uid)
+        for uid in {uid for hold in record.holds() for uid in rows.holders(db, driver, hold)}:
+            row = rows.read(db, uid)
+            if uid not in noted and isinstance(row, Record) and row.created < record.created:
+                rows.forget(db, uid)
     return [sentence for record in newer for sentence in _add(db, driver, record)]
 
 

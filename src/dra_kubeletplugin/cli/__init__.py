@@ -12,6 +12,12 @@ from ..errors import DraError, SettingsError
 from ..settings import NODE_ONLY, ControllerSettings
 from .options import Parser, add_settings, given
 
+DEV_VERBS = (
+    "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
+    "serve", "conflict", "throttle", "slow", "away", "end", "stop",
+)  # fmt: skip
+DEV_PLACES = frozenset({"kubeconfig", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
+"""Settings that `dra dev` decides itself."""
 HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
 
 
@@ -29,26 +35,12 @@ def parser() -> Parser:
     )
     controller.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     add_settings(controller, ControllerSettings, NODE_ONLY)
-    dev = commands.add_parser(
+    _add_dev(commands.add_parser(
         "dev",
-        help="a local cluster with a driver",
-        description="Starts a whole cluster in one process, with the driver in it.",
-    )
-    dev.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
-    dev.add_argument("--host", metavar="HOST", help=HOST)
-    dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
-    dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
-    dev.add_argument(
-        "--api-cert", metavar="FILE", help="certificate for HTTPS, with --api-key; plain HTTP when left out"
-    )
-    dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
-    dev.add_argument(
-        "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
-    )
-    dev.add_argument(
-        "--controller", action="store_true", help="run the driver's controller too, as `dra controller` does"
-    )
-    add_settings(dev)
+        help="a local cluster with drivers, and verbs for what happens to it",
+        description="Starts a whole cluster in one process, with drivers on its nodes, or says what happens to one that runs.",
+        epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(DEV_VERBS),
+    ))  # fmt: skip
     claims = commands.add_parser(
         "claims",
         help="list or forget records of prepared claims",
@@ -90,10 +82,56 @@ def parser() -> Parser:
     return out
 
 
+def _add_dev(dev: argparse.ArgumentParser) -> None:
+    dev.add_argument(
+        "drivers",
+        metavar="DRIVER",
+        nargs="*",
+        help="path to a file, or module:Class; none: start one of any language yourself",
+    )
+    dev.add_argument(
+        "--nodes", metavar="N", type=int, default=1, help="how many nodes, node-1 and up; every driver is on each"
+    )
+    dev.add_argument(
+        "--host",
+        metavar="HOST",
+        dest="hosts",
+        action="append",
+        default=[],
+        help=HOST + "; once for all nodes, or once for each",
+    )
+    dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
+    dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
+    dev.add_argument(
+        "--api-cert", metavar="FILE", help="certificate for HTTPS, with --api-key; plain HTTP when left out"
+    )
+    dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
+    dev.add_argument(
+        "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
+    )
+    dev.add_argument(
+        "--controller", action="store_true", help="run the drivers' controllers too, as `dra controller` does"
+    )
+    dev.add_argument(
+        "--containers", action="store_true", help="really run containers, by runc; simulated when left out"
+    )
+    dev.add_argument(
+        "--image", metavar="NAME=FOLDER", dest="images", action="append", default=[],
+        help="a root folder or OCI layout for an image of --containers, * for all others; busybox is there without",
+    )  # fmt: skip
+    dev.add_argument("--no-reload", action="store_true", help="go on with a driver whose file changes")
+    add_settings(dev, without=DEV_PLACES)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and answers its exit code: 0, 1 for a failure, 2 for what the user has to correct; ``run`` has its own."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["dev"] and words[1:2] and words[1] in DEV_VERBS:
+        from . import dev_verbs
+
+        return dev_verbs.main(words[1:])
     parse = parser()
-    args = parse.parse_args(argv)
+    args = parse.parse_args(words)
     if args.version:
         from importlib.metadata import version  # loads e-mail parsers
 

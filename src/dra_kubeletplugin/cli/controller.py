@@ -6,7 +6,7 @@ Exit codes are those of ``dra run``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from ..controller import Controller
@@ -16,8 +16,21 @@ from .serving import FAILED, serve
 from .stopping import Stop
 
 
-def controller(target: str, options: Mapping[str, Any]) -> NoReturn:
-    """Ends the process.
+async def cut_when_lost(process: Controller, stop: Stop) -> None:
+    """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too."""
+    try:
+        await process.elector.lost.wait()
+    finally:
+        if process.elector.lost.is_set():
+            stop.cut_ending(FAILED, process.times.slack)
+
+
+def controller(
+    target: str,
+    options: Mapping[str, Any],
+    beside: Callable[[Controller, Stop], Awaitable[object]] = cut_when_lost,
+) -> NoReturn:
+    """Ends the process. ``beside`` runs while the controller serves.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
@@ -27,13 +40,4 @@ def controller(target: str, options: Mapping[str, Any]) -> NoReturn:
     settings = load(options, None, ControllerSettings)
     if not settings.driver_name:
         settings = dataclasses.replace(settings, driver_name=driver.name)
-    serve(lambda: Controller(make(driver, Role.CONTROLLER), settings), settings, stop, _cut_when_lost)
-
-
-async def _cut_when_lost(process: Controller, stop: Stop) -> None:
-    """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too."""
-    try:
-        await process.elector.lost.wait()
-    finally:
-        if process.elector.lost.is_set():
-            stop.cut_ending(FAILED, process.times.slack)
+    serve(lambda: Controller(make(driver, Role.CONTROLLER), settings), settings, stop, beside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from ..driver import Driver, load_driver, make
@@ -20,8 +20,16 @@ def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
     return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
-def run(target: str | type[Driver], options: Mapping[str, Any]) -> NoReturn:
-    """Ends the process.
+async def tidy(plugin: Plugin, stop: Stop) -> None:
+    """An idle plugin is small: what starting and bursts needed goes back to the machine."""
+    await plugin.ready()
+    await keep_trimmed()
+
+
+def run(
+    target: str | type[Driver], options: Mapping[str, Any], beside: Callable[[Plugin, Stop], Awaitable[object]] = tidy
+) -> NoReturn:
+    """Ends the process. ``beside`` runs while the plugin serves.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
@@ -29,10 +37,4 @@ def run(target: str | type[Driver], options: Mapping[str, Any]) -> NoReturn:
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
     settings = settings_for(driver, options)
-    serve(lambda: Plugin(make(driver), settings), settings, stop, _tidy)
-
-
-async def _tidy(plugin: Plugin, stop: Stop) -> None:
-    """An idle plugin is small: what starting and bursts needed goes back to the machine."""
-    await plugin.ready()
-    await keep_trimmed()
+    serve(lambda: Plugin(make(driver), settings), settings, stop, beside)

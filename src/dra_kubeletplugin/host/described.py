@@ -25,7 +25,7 @@ from .parts import Function, Machine
 from .places import Faults
 
 __all__ = [
-    "add_device_node", "add_function", "build", "device_numbers", "find", "is_described", "load", "machines", "reboot",
+    "add_device_node", "add_function", "build", "device_numbers", "find", "function", "is_described", "load", "machines", "reboot",
     "remove_function", "write",
 ]  # fmt: skip
 
@@ -138,6 +138,12 @@ def add_function(root: Path, given: Mapping[str, Any]) -> None:
     with _laid_out(root):
         _plug(root, root / "devices" / machine.folder(function), function, machine)
         _enable(root, function)
+
+
+def function(root: Path, address: str) -> Mapping[str, Any] | None:
+    """How a function that is there was described, for :func:`add_function`; None for a virtual one, which its parent makes."""
+    folder = root / "bus/pci/devices" / address
+    return None if (folder / "physfn").is_symlink() else _told(folder.resolve()).given()
 
 
 def remove_function(root: Path, address: str) -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
 from .informer import PODS
 from .kubelet import Kubelet, Timers
+from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
 from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
 JSON = dict[str, Any]
+_LOOK = 0.01  # seconds between looks at what is waited for
+RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Node:
     name: str
     root: Path
     kubelet: Kubelet
-    runtime: SimulatedRuntime
+    runtime: ContainerRuntime
     cdi_root: Path
 
     @property
@@ -59,6 +62,7 @@ class LocalCluster:
         kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
         cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
         timers: of the kubelets.
+        runtimes: makes a node's runtime from its name, a folder of its own and the folders of CDI specs; simulated when left out.
         binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
     """
 
@@ -72,14 +76,15 @@ class LocalCluster:
         kubeconfig: Path | None = None,
         cdi_root: Path | None = None,
         timers: Timers | None = None,
+        runtimes: RuntimeFactory | None = None,
         binding_timeout: float = BINDING_TIMEOUT,
     ) -> None:
         self._names = nodes
         self._keep = state is not None
-        # Sockets live below it, so it is short, whatever TMPDIR says.
-        self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp" if Path("/tmp").is_dir() else None))
+        self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
         self._cdi_root = cdi_root
         self._timers = timers
+        self._runtimes = runtimes or _simulated
         self._binding_timeout = binding_timeout
         self._given = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
@@ -127,8 +132,8 @@ class LocalCluster:
         if self._keep:
             storage, self._journal = open_storage(self.state / "objects.jsonl")
         if own:
-            return ApiServer(address, tls, storage)
-        return ApiServer(storage=storage, front=(address, tls))
+            return ApiServer(address, tls, storage, runtime_of=self._runtime_of)
+        return ApiServer(storage=storage, front=(address, tls), runtime_of=self._runtime_of)
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
@@ -137,10 +142,13 @@ class LocalCluster:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
-        runtime = SimulatedRuntime(root / "containers", (cdi,))
+        runtime = self._runtimes(name, root / "containers", (cdi,))
         kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
         self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
+
+    def _runtime_of(self, node: str) -> ContainerRuntime | None:
+        return found.runtime if (found := self.nodes.get(node)) else None
 
     def _clean_up(self) -> None:
         if self._journal is not None:
@@ -199,18 +207,19 @@ class LocalCluster:
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    found = await check()
-                    if found:
+                    if found := await check():
                         return found
-                    changed = self.api.storage._woken
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(0.1):
-                            await changed.wait()
+                    await asyncio.sleep(_LOOK)
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g}s for {what}") from None
 
     async def pod(self, name: str, namespace: str = "default") -> JSON | None:
-        return self.api.storage.get("pods", namespace, name)
+        try:
+            return await self.client.get(PODS, name, namespace)
+        except ApiError as e:
+            if e.status == 404:
+                return None
+            raise
 
     async def wait_running(self, name: str, namespace: str = "default", timeout: float = 20.0) -> JSON:
         async def check() -> JSON | None:
@@ -220,7 +229,8 @@ class LocalCluster:
         try:
             found: JSON = await self.wait(f"pod {name} to run", check, timeout)
         except TimeoutError as e:
-            raise TimeoutError(f"{e}; events: {self.events(name)}") from None
+            told = f"; events: {self.events(name)}" if self.has_own_api else ""
+            raise TimeoutError(f"{e}{told}") from None
         return found
 
     async def delete_pod(self, name: str, namespace: str = "default", timeout: float = 20.0) -> None:
@@ -231,6 +241,8 @@ class LocalCluster:
             return await self.pod(name, namespace) is None
 
         await self.wait(f"pod {name} to go", check, timeout)
+
+    # The next three read the memory of the local API server; where another one takes its place they raise as `api` does.
 
     def events(self, name: str = "") -> list[str]:
         """Events as ``reason: message``, about one object or all, oldest first."""
@@ -274,6 +286,11 @@ class LocalCluster:
             self.api.faults.down = False
 
 
+def state_root() -> Path:
+    """Where temporary state folders are made, ``dra-*``: sockets live in them, so it is short, whatever TMPDIR says."""
+    return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+
+
 def resource_of(doc: JSON) -> Resource:
     """Raises ``ValueError`` for a kind that the local cluster does not serve."""
     group, _, version = doc["apiVersion"].rpartition("/")
@@ -287,6 +304,10 @@ def load_yaml(path: Path) -> list[JSON]:
     import yaml
 
     return [d for d in yaml.safe_load_all(path.read_text()) if d]
+
+
+def _simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+    return SimulatedRuntime(folder, cdi_dirs)
 
 
 def _hosts(address: str) -> list[str]:
@@ -324,4 +345,4 @@ def _kubeconfig(url: str, certificate: Path, token: str) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-__all__ = ["LocalCluster", "Node", "load_yaml", "resource_of"]
+__all__ = ["LocalCluster", "Node", "load_yaml", "resource_of", "state_root"]

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import json
 import logging
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from ..errors import describe, printable
 
+T = TypeVar("T")
 _operation: contextvars.ContextVar[str] = contextvars.ContextVar("operation", default="")
 
 
@@ -84,3 +87,16 @@ def configure(format: str = "text", level: str = "info") -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+_SOME = 20  # lines of one kind at once
+
+
+def tell_some(
+    logger: logging.Logger, level: int, text: str, items: Collection[T], shown: Callable[[T], str] = printable
+) -> None:
+    """Logs ``text`` with each of the first items, and how many more there are: thousands of lines would hold up all else."""
+    for item in itertools.islice(items, _SOME):
+        logger.log(level, text, shown(item))
+    if len(items) > _SOME:
+        logger.log(level, text, f"(and {len(items) - _SOME} more)")

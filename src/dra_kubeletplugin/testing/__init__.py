@@ -8,6 +8,7 @@ async def test_a_pod_gets_its_fpga():
         assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
 """
 
+from ..local.kubelet import Timers
 from .api import AsyncApi, FaultError
 from .claims import (
     ClaimSpec,
@@ -42,6 +43,7 @@ __all__ = [
     "PodError",
     "Request",
     "SubRequest",
+    "Timers",
     "Toleration",
     "claim",
     "controller_on",

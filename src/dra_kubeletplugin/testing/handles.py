@@ -181,6 +181,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
     health = both(_Node.health)
     run_pod = both(_Node.run_pod)
     apply_pod = both(_Node.apply_pod)
+    end = both(_Node.end)
     claim_of = both(_Node.claim_of)
     allocated = both(_Node.allocated)
     delete_pod = both(_Node.delete_pod)

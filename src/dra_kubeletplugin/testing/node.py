@@ -9,7 +9,7 @@ import inspect
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_checkable
 
 from ..driver import Driver, Health, check, make
 from ..host import Host, described
@@ -24,6 +24,13 @@ from .running import InProcess, OwnProcess, Running
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)
+
+
+@runtime_checkable
+class _Ends(Protocol):
+    """A runtime whose containers only end when they are told to."""
+
+    def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None: ...
 
 
 class Leftovers(TypedDict):
@@ -212,6 +219,20 @@ class DriverNode(Generic[D]):
         config = [OpaqueConfig(self.settings.driver_name, parameters)] if parameters is not None else []
         spec = claim or ClaimSpec(request, config=config)
         await self.api.apply(pods.template(f"{name}-template", spec), pods.pod(name, templates=[f"{name}-template"]))
+
+    async def end(self, pod_name: str = "pod", container: str = "", *, exit_code: int = 0) -> None:
+        """The process of a container, of the first one where none is named, ends by itself.
+
+        Raises :class:`FaultError` where the container does not run, or really runs: then a command ends it.
+        """
+        pod = await self.api.get("Pod", pod_name)
+        if pod is None:
+            raise FaultError(f"there is no pod {pod_name}")
+        oci_of(self.cluster, pod, container)
+        runtime = self.cluster.nodes[pod["spec"]["nodeName"]].runtime
+        if not isinstance(runtime, _Ends):
+            raise FaultError("containers really run here: end one with a command in it")
+        runtime.end(pod["metadata"]["uid"], container or pod["spec"]["containers"][0]["name"], exit_code)
 
     async def claim_of(self, pod_name: str) -> JSON:
         """The claim that was made for a pod."""

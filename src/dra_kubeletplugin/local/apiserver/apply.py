@@ -101,6 +101,7 @@ class Rules:
         group, version, kind: of the objects that are handed in.
         ignored: paths that the request cannot write, whatever it says: the status, or all but the status.
         convert: an object of this kind in another version.
+        types: the kind's type in a version, where it is in no table.
     """
 
     group: str
@@ -108,13 +109,14 @@ class Rules:
     kind: str
     ignored: Sequence[Path]
     convert: Callable[[JSON, str], JSON]
+    types: Callable[[str], Type] | None = None
 
     @property
     def type(self) -> Type:
         return self.type_in(self.version)
 
     def type_in(self, version: str) -> Type:
-        return type_of(self.group, version, self.kind)
+        return self.types(version) if self.types else type_of(self.group, version, self.kind)
 
     @property
     def hidden(self) -> Sequence[Path]:

@@ -13,11 +13,13 @@ from .columns import AGE, NAME, Column, look, since
 from .kinds import Kind
 from .schemas import decoding, shapes
 from .schemas.decoding import DecodeError
+from .schemas.merging import Type, from_schema
 
 JSON = dict[str, Any]
 Schema = Mapping[str, Any]
 _ANYTHING: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 DEFINITIONS = "customresourcedefinitions.apiextensions.k8s.io"
+_TEXT: Schema = {"type": "string"}
 _ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 _META = {"apiVersion", "kind", "metadata"}
 
@@ -235,6 +237,13 @@ def _bounds(value: float, schema: Schema, path: str) -> list[FieldError]:
     if (most := schema.get("maximum")) is not None and value > most:
         out.append(invalid(path, value, f"{path} in body should be less than or equal to {most}"))
     return out
+
+
+def merge_type(kind: Kind, version: str) -> Type:
+    """How objects of a custom kind are merged: as their schema says, with the metadata that all objects have."""
+    schema = kind.schemas[version]
+    always = {"metadata": {"$ref": "apis.meta.v1.ObjectMeta"}, "apiVersion": _TEXT, "kind": _TEXT}
+    return from_schema({**schema, "properties": {**(schema.get("properties") or {}), **always}})
 
 
 def established(names: JSON, stored: list[str]) -> JSON:

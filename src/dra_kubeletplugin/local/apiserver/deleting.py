@@ -104,7 +104,7 @@ class Deleter:
         if not waits:
             return self.remove(target, obj), True
         if not same_object(obj, old):
-            obj = self.storage.put(target.storage, obj)
+            obj = self.storage.put(target.storage, obj, fresh=True)
         return self._after_mark(target, obj, policy)
 
     def _after_mark(self, target: Target, obj: JSON, policy: str) -> tuple[JSON, bool]:

@@ -20,12 +20,9 @@ _SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {  # verbs, and the kind wher
     "token": (["create"], {"group": "authentication.k8s.io", "version": "v1", "kind": "TokenRequest"}),
     "log": (["get"], {}),
     "finalize": (["update"], {}),
-    "ephemeralcontainers": (["get", "patch", "update"], {}),
-    "resize": (["get", "patch", "update"], {}),
     "exec": (["create", "get"], {"kind": "PodExecOptions"}),
     "attach": (["create", "get"], {"kind": "PodAttachOptions"}),
     "portforward": (["create", "get"], {"kind": "PodPortForwardOptions"}),
-    "proxy": (["create", "delete", "get", "patch", "update"], {"kind": "NodeProxyOptions"}),
 }
 _UNLISTED = {("ResourceClaim", "binding"), ("ResourceClaim", "driver")}  # words of RBAC only
 

@@ -97,10 +97,10 @@ _EVENT_FIELDS = (
 
 KINDS = (
     Kind("", _V1, "Namespace", "namespaces", False, ("ns",), True, subresources=("finalize",), selectable=("status.phase",)),
-    Kind("", _V1, "Node", "nodes", False, ("no",), True, subresources=("proxy",), selectable=("spec.unschedulable",)),
+    Kind("", _V1, "Node", "nodes", False, ("no",), True, selectable=("spec.unschedulable",)),
     Kind(
         "", _V1, "Pod", "pods", True, ("po",), True, graceful=True, categories=ALL,
-        subresources=("binding", "eviction", "log", "exec", "attach", "portforward", "ephemeralcontainers", "resize"),
+        subresources=("binding", "eviction", "log", "exec", "attach", "portforward"),
         selectable=(
             "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork",
             "status.phase", "status.podIP", "status.nominatedNodeName",

@@ -8,13 +8,13 @@ from typing import Any
 from ...observe.http import Request
 from ...resources import schema
 from ...resources.convert import convert
-from . import apply, strategy
+from . import apply, custom, strategy
 from .apply import Manager, Operation, Rules
 from .refusals import Refusal
 from .requests import Target
 from .schemas import typed
 from .schemas.field_paths import shown
-from .schemas.merging import MapOf, type_of
+from .schemas.merging import MapOf
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
@@ -128,7 +128,8 @@ def _rules(target: Target, version: str) -> Rules:
     def converted(obj: JSON, wanted: str) -> JSON:
         return convert(obj, wanted) if kind.structured else obj
 
-    return Rules(kind.group, version, kind.kind, ignored, converted)
+    types = (lambda wanted: custom.merge_type(kind, wanted)) if kind.custom else None
+    return Rules(kind.group, version, kind.kind, ignored, converted, types)
 
 
 def _empty(target: Target, *, stored: bool) -> JSON:
@@ -137,7 +138,7 @@ def _empty(target: Target, *, stored: bool) -> JSON:
     if kind.structured:
         out = schema.decode({}, kind.kind)
         return out if stored else strategy.outgoing(kind, target.version, out)
-    known = type_of(kind.group, target.version, kind.kind)
+    known = _rules(target, target.version).type
     structs = [k for k in ("spec", "status") if isinstance(known, MapOf) and k in known.fields]
     return {"apiVersion": kind.api_version(target.version), "kind": kind.kind, "metadata": {}} | {
         k: {} for k in structs

@@ -21,14 +21,11 @@ _FALSE = {"", "false", "0", "f", "F", "FALSE", "False"}
 
 @dataclass(frozen=True)
 class Target:
-    """``tail`` is what follows a subresource that passes requests on."""
-
     kind: Kind
     version: str
     namespace: str
     name: str
     sub: str
-    tail: str = ""
 
     @property
     def qualified(self) -> str:
@@ -63,9 +60,9 @@ def parse_path(path: str, registry: Registry) -> Target:
     tail = "/".join(rest[3:])
     if sub and not (sub == "status" and kind.status) and sub not in kind.subresources:
         raise no_resource()
-    if (tail and sub != "proxy") or (name and kind.namespaced and not namespace):
+    if tail or (name and kind.namespaced and not namespace):
         raise no_resource()
-    return Target(kind, version, namespace, name, sub, tail)
+    return Target(kind, version, namespace, name, sub)
 
 
 # --- options ----------------------------------------------------------------------------------------

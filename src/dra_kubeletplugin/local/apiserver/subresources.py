@@ -43,10 +43,6 @@ class Subresources:
         handler = found.get((request.method, target.sub))
         if handler is not None:
             return handler(request, target)
-        if target.sub == "proxy":
-            raise Refusal(
-                501, "NotImplemented", "the kubelets of the local cluster have no port of their own to pass this on to"
-            )
         raise not_allowed()
 
     # --- pods -----------------------------------------------------------------------------------
@@ -75,7 +71,7 @@ class Subresources:
         scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
         status["conditions"] = [*others, scheduled]
         if not dry_run(request):
-            self.storage.put(target.storage, pod)
+            self.storage.put(target.storage, pod, fresh=True)
         return success(201)
 
     def _evict(self, request: Request, target: Target) -> Response:

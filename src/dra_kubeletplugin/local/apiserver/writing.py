@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...observe.http import Request, Response
-from . import admission, bodies, managing, patch, strategy
+from . import admission, bodies, limits, managing, patch, strategy
 from .faults import Faults
 from .kinds import Registry
 from .quota import Quotas
@@ -25,6 +24,7 @@ from .requests import (
     not_found,
     same_object,
 )
+from .rules import unenforced
 from .storage import Storage
 
 JSON = dict[str, Any]
@@ -51,7 +51,6 @@ class Written:
 
     object: JSON
     code: int
-    warnings: list[str] = field(default_factory=list)
 
 
 class Writer:
@@ -104,7 +103,7 @@ class Writer:
             return self._answer(target, out, warnings)
         if old is None:
             raise not_found(target)
-        current = strategy.outgoing(target.kind, target.version, copy.deepcopy(old))
+        current = strategy.outgoing(target.kind, target.version, old)
         patched = patch.apply(kind, target, current, change)
         if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
             raise bad_request("the patch leaves no object with metadata")
@@ -186,6 +185,7 @@ class Writer:
         named = self._name(target, obj["metadata"])
         if target.storage == "pods":
             admission.set_priority(self.storage, target, obj)
+            limits.admit(self.storage, target, obj)
         self._validate(target, obj, None, namespace, status=False)
         if target.storage == "pods":
             admission.check_account(self.storage, target, obj)
@@ -304,7 +304,8 @@ class Writer:
 
     def _answer(self, target: Target, out: Written, warnings: Sequence[str]) -> Response:
         shown = strategy.outgoing(target.kind, target.version, out.object)
-        return json_response(shown, out.code, [*warnings, *out.warnings])
+        told = unenforced.warnings(target.kind, out.object) if not target.sub else ()
+        return json_response(shown, out.code, [*warnings, *told])
 
 
 def already_exists(target: Target, name: str) -> Refusal:

@@ -36,6 +36,7 @@ class ControllerManager:
             JobController,
             GarbageCollector,
             NodeLifecycle,
+            NodeLifecycle,
         )
         self.controllers: tuple[Controller, ...] = tuple(kind(client, self.informers) for kind in kinds)
 

@@ -43,6 +43,9 @@ class ClaimController(Controller):
         # (pod UID, name in the pod) → claim that we made, which our copies may not show yet
         self._made: dict[tuple[str, str], str] = {}
         self._gone: set[str] = set()  # UIDs of pods of whose deletion we heard
+        self._freed: set[str] = set()  # UIDs of claims that we deallocated and that are still protected
+        # Consumers of allocated claims, by the claim's UID, that lost their reservation: by the scheduler, say, which gave up.
+        self._unreserved: dict[str, list[JSON]] = {}
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
         informers.index(CLAIMS, "owner", _owners_of)
@@ -69,6 +72,13 @@ class ClaimController(Controller):
     def _claim_changed(self, change: Change) -> None:
         claim = change.object
         meta = claim["metadata"]
+        if change.gone:
+            self._freed.discard(meta["uid"])
+        reserved, before = _reserved(claim), _reserved(change.before or {})
+        if change.gone or reserved or not _is_allocated(claim):
+            self._unreserved.pop(meta["uid"], None)
+        elif before:
+            self._unreserved[meta["uid"]] = before
         self.queue.add(key_of(CLAIMS, claim))
         # A claim that was deleted may have to be made again, and an allocated one reserved for a pod bound by hand.
         for pod in self.informers.by(PODS, "claims", (meta["namespace"], meta["name"])):
@@ -193,8 +203,12 @@ class ClaimController(Controller):
                 await self._deallocate(claim)
             else:
                 await self.client.update(CLAIMS, {**claim, "status": fresh}, "status")
-        elif protected and meta.get("deletionTimestamp") and not kept:
+        elif protected and not kept and (meta.get("deletionTimestamp") or self._is_freed(claim)):
             await self._deallocate(claim)
+        elif protected and (lost := self._unreserved.get(meta["uid"])):
+            # A pod that is still there will be scheduled with what is allocated; for one that has gone nobody else lets it go.
+            if not any([await self._still_uses(r, meta["namespace"]) for r in lost]):
+                await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
             await self._delete(claim)
 
@@ -208,7 +222,13 @@ class ClaimController(Controller):
         if status != (claim.get("status") or {}):
             written = await self.client.update(CLAIMS, _unprotected({**claim, "status": status}), "status")
         if FINALIZER in (written["metadata"].get("finalizers") or []):
+            self._freed.add(claim["metadata"]["uid"])
             await self.client.update(CLAIMS, _unprotected(written))
+            self._freed.discard(claim["metadata"]["uid"])
+
+    def _is_freed(self, claim: JSON) -> bool:
+        """Whether we deallocated it and were kept from the second write. What the scheduler deallocates stays protected."""
+        return claim["metadata"]["uid"] in self._freed and not _is_allocated(claim)
 
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
         """A pod that our copy does not have may be newer than the copy, so the server is asked.
@@ -278,6 +298,14 @@ def _unprotected(claim: JSON) -> JSON:
     meta = dict(claim["metadata"])
     meta["finalizers"] = [f for f in meta.get("finalizers") or [] if f != FINALIZER]
     return {**claim, "metadata": meta}
+
+
+def _reserved(claim: Mapping[str, Any]) -> list[JSON]:
+    return (claim.get("status") or {}).get("reservedFor") or []
+
+
+def _is_allocated(claim: Mapping[str, Any]) -> bool:
+    return (claim.get("status") or {}).get("allocation") is not None
 
 
 def _is_done(pod: Mapping[str, Any]) -> bool:

@@ -1,69 +1,55 @@
-"""Taints that say what a node's conditions and its being cordoned mean for new pods.
+"""Taints that follow from a node's state: not ready, or cordoned. Nothing is evicted from a node that is away.
 
-Source: kube-controller-manager's node lifecycle controller. A node without conditions is one of which nothing bad is known.
+Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from ...errors import ApiError
 from ...kube import KubeClient
+from ...resources.defaults import now
 from ..informer import NODES, Informers
 from .base import Controller, Key
 
 JSON = dict[str, Any]
-_PREFIX = "node.kubernetes.io/"
+NOT_READY = "node.kubernetes.io/not-ready"
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _EFFECT = "NoSchedule"
-UNSCHEDULABLE = f"{_PREFIX}unschedulable"
-_BY_CONDITION = {
-    ("Ready", "False"): f"{_PREFIX}not-ready",
-    ("Ready", "Unknown"): f"{_PREFIX}unreachable",
-    ("MemoryPressure", "True"): f"{_PREFIX}memory-pressure",
-    ("DiskPressure", "True"): f"{_PREFIX}disk-pressure",
-    ("PIDPressure", "True"): f"{_PREFIX}pid-pressure",
-    ("NetworkUnavailable", "True"): f"{_PREFIX}network-unavailable",
-}
-_OURS = {*_BY_CONDITION.values(), UNSCHEDULABLE}
+_PAUSE = 0.02  # seconds until a taint goes: who schedules sees a node with it for a moment, as in Kubernetes
 
 
 class NodeLifecycle(Controller):
-    """One key a node."""
-
     name = "node-controller"
     kinds: ClassVar = {NODES: "Node"}
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (NODES,))
+        self._later: set[str] = set()  # nodes that have waited for the pause
         self.watch(NODES)
 
     async def reconcile(self, key: Key) -> None:
         node = self.informers.find(NODES, key.name)
-        if node is None:
+        if node is None or node["metadata"].get("deletionTimestamp"):
             return
-        taints = list((node.get("spec") or {}).get("taints") or [])
-        wanted = set(_wanted(node))
-        kept = [t for t in taints if not _is_ours(t) or t["key"] in wanted]
-        missing = sorted(wanted - {t["key"] for t in kept if _is_ours(t)})
-        fresh = [*kept, *({"key": name, "effect": _EFFECT} for name in missing)]
-        if fresh == taints:
+        spec = node.get("spec") or {}
+        taints = spec.get("taints") or []
+        conditions = {c["type"]: c["status"] for c in (node.get("status") or {}).get("conditions") or []}
+        wanted = {UNSCHEDULABLE: bool(spec.get("unschedulable")), NOT_READY: conditions.get("Ready", "True") != "True"}
+        known = {t["key"] for t in taints if t["effect"] == _EFFECT and t["key"] in wanted}
+        missing = {key for key, there in wanted.items() if there} - known
+        extra = known - {key for key, there in wanted.items() if there}
+        if not missing and not extra:
+            self._later.discard(key.name)
             return
-        version = {"resourceVersion": node["metadata"]["resourceVersion"]}  # another's taints must not be lost
-        try:
-            await self.client.patch(NODES, key.name, {"metadata": version, "spec": {"taints": fresh or None}})
-        except ApiError as e:
-            if e.status != 404:
-                raise
+        if extra and key.name not in self._later:
+            self._later.add(key.name)
+            self.queue.add_after(key, _PAUSE)
+            return
+        kept = [t for t in taints if t["effect"] != _EFFECT or t["key"] not in extra]
+        kept += [{"key": name, "effect": _EFFECT, "timeAdded": now()} for name in sorted(missing)]
+        version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        await self.client.patch(NODES, key.name, {"metadata": version, "spec": {"taints": kept or None}})
 
 
-def _is_ours(taint: JSON) -> bool:
-    return taint.get("key") in _OURS and taint.get("effect") == _EFFECT
-
-
-def _wanted(node: JSON) -> Iterable[str]:
-    if (node.get("spec") or {}).get("unschedulable"):
-        yield UNSCHEDULABLE
-    for condition in (node.get("status") or {}).get("conditions") or []:
-        if key := _BY_CONDITION.get((condition.get("type"), condition.get("status"))):
-            yield key
+__all__ = ["NOT_READY", "NodeLifecycle"]

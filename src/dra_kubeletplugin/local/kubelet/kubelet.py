@@ -21,6 +21,7 @@ from .containers import requests_of
 from .health import DeviceKey, HealthMonitor
 from .node import publish_node, wipe_slices
 from .plugins import PluginWatcher
+from .pod_resources import PodResources
 from .pods import Later, PodSync
 from .timers import Timers
 
@@ -69,6 +70,9 @@ class Kubelet:
             self.client, {PODS: f"spec.nodeName={self.name}", NODES: f"metadata.name={self.name}"}
         )
         self.informers.on(PODS, self._pod_changed)
+        self.pod_resources = PodResources(
+            self.root / "pod-resources" / "kubelet.sock", self.manager, lambda: self.informers.all(PODS)
+        )
         self.events = EventRecorder(self.client, "kubelet", self.name)
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
@@ -129,11 +133,13 @@ class Kubelet:
                 tasks.create_task(self.health.run())
                 await self.informers.run(tasks)
                 await self.informers.wait_synced()
+                await self.pod_resources.start()
                 tasks.create_task(self._follow_runtime())
                 for uid in self.manager.pods() | self.runtime.pods():
                     self._queue.add(uid)  # also what went while we were away
                 await self._queue.work(self._sync, self._failed, _PODS_AT_ONCE)
         finally:
+            await self.pod_resources.close()
             await self.health.close()
             await self.plugins.close()
 

@@ -14,7 +14,16 @@ from ...kube import KubeClient
 from ...resources.defaults import now
 from ..events import EventRecorder
 from ..informer import CLAIMS, POD_CLAIM_NAME, PODS, is_finished, words_of
-from ..runtime.interface import ContainerError, ContainerRuntime, ContainerStatus, Mount, Role, Sandbox, State
+from ..runtime.interface import (
+    ContainerError,
+    ContainerRuntime,
+    ContainerStatus,
+    ImagePullError,
+    Mount,
+    Role,
+    Sandbox,
+    State,
+)
 from .admission import Refusal
 from .claims import ClaimManager, PrepareError
 from .containers import ConfigError, config_of, requests_of, roles
@@ -258,9 +267,6 @@ class PodSync:
         except ConfigError as e:
             self._cannot(pod, state, name, "CreateContainerConfigError", str(e))
             return None
-        image = container.get("image", "")
-        self._once(pod, state, f"Pulled {name} {attempt}", "Normal", "Pulled",
-                   f'Container image "{image}" already present on machine and can be accessed by the pod')  # fmt: skip
         sandbox = Sandbox(
             pod["metadata"]["namespace"],
             pod["metadata"]["name"],
@@ -269,12 +275,16 @@ class PodSync:
             self._folder(pod),
             pod["metadata"].get("annotations") or {},
             bool(pod["spec"].get("hostNetwork")),
+            str(pod["spec"].get("restartPolicy") or "Always"),
         )
         try:
             status = await self.runtime.start(sandbox, config)
         except ContainerError as e:
+            if not isinstance(e, ImagePullError):
+                self._pulled(pod, state, container, attempt)
             self._cannot(pod, state, name, e.reason, str(e))
             return None
+        self._pulled(pod, state, container, attempt)
         self.events.event(pod, "Pod", "Normal", "Created", "Container created")
         self.events.event(pod, "Pod", "Normal", "Started", "Container started")
         state.seen.waiting.pop(name, None)
@@ -302,6 +312,12 @@ class PodSync:
         self._once(pod, state, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
         self.look_in(meta["uid"], left)
         return True
+
+    def _pulled(self, pod: JSON, state: PodState, container: Mapping[str, Any], attempt: int) -> None:
+        text = (
+            f'Container image "{container.get("image", "")}" already present on machine and can be accessed by the pod'
+        )
+        self._once(pod, state, f"Pulled {container['name']} {attempt}", "Normal", "Pulled", text)
 
     def _cannot(self, pod: JSON, state: PodState, name: str, reason: str, text: str) -> None:
         self._once(pod, state, f"Failed {name}", "Warning", "Failed", f"Error: {text}")

@@ -1,1 +1,1 @@
-"""The container runtime's side: resolve CDI ids, change an OCI spec, and run a container where podman is installed."""
+"""The container runtime's side: CDI devices injected into an OCI spec, which runc runs for real or nobody does."""

@@ -11,12 +11,13 @@ import platform
 import re
 import shutil
 import tarfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .interface import ContainerError
+from .interface import ContainerError, ImagePullError
 
 JSON = dict[str, Any]
 ANY = "*"
@@ -104,31 +105,33 @@ class Images:
         self.folders = {ANY if name == ANY else _full(name): path for name, path in folders.items()}
         self.cache = cache
         self._unpacked: dict[Path, Image] = {}
+        self._unpacking = threading.Lock()  # pods start at once, in threads
 
     def find(self, name: str) -> Image:
         """Blocks while layers are unpacked.
 
-        Raises :class:`ContainerError`, as for an image that cannot be pulled.
+        Raises :class:`ImagePullError` where there is none, or it cannot be read.
         """
         full = _full(name)
         bare = _without_tag(full)
         folder = self.folders.get(full) or self.folders.get(bare) or self.folders.get(ANY)
         if folder is None and bare == _full("busybox") and _BUSYBOX.is_file():
-            return self._busybox()
+            with self._unpacking:
+                return self._busybox()
         if folder is None:
-            raise ContainerError(
+            raise ImagePullError(
                 f'image "{name}" is not here, and the local cluster pulls none: give its root folder or OCI layout with '
-                f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"',
-                "ErrImagePull",
+                f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"'
             )
         try:
             if not (folder / "index.json").is_file():
                 return Image(folder)
-            if folder not in self._unpacked:
-                self._unpacked[folder] = _unpack(folder, self.cache)
-            return self._unpacked[folder]
+            with self._unpacking:
+                if folder not in self._unpacked:
+                    self._unpacked[folder] = _unpack(folder, self.cache)
+                return self._unpacked[folder]
         except (ImageError, OSError, tarfile.TarError) as e:
-            raise ContainerError(f'image "{name}": {e}', "ErrImagePull") from None
+            raise ImagePullError(f'image "{name}": {e}') from None
 
     def _busybox(self) -> Image:
         root = self.cache / "busybox"
@@ -148,9 +151,11 @@ def make_busybox(root: Path) -> Path:
         (binaries / tool).symlink_to("busybox")
     for name in ("dev", "proc", "sys", "tmp", "etc", "root", "var", "usr"):
         (fresh / name).mkdir()
-    (fresh / "tmp").chmod(0o1777)
     (fresh / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
     (fresh / "etc/group").write_text("root:x:0:\nnobody:x:65534:\n")
+    for path in (fresh, *(p for p in fresh.rglob("*") if not p.is_symlink())):  # whatever our umask is
+        path.chmod(0o755 if path.is_dir() or path.name == "busybox" else 0o644)
+    (fresh / "tmp").chmod(0o1777)
     fresh.rename(root)
     return root
 
@@ -207,6 +212,7 @@ def _unpack(layout: Path, cache: Path) -> Image:
         fresh.mkdir(parents=True)
         for layer in manifest.get("layers") or []:
             _apply_layer(_blob(layout, layer), fresh)
+        fresh.chmod(0o755)
         fresh.rename(root)
     return Image(
         root,

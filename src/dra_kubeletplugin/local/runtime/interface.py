@@ -26,6 +26,13 @@ class ContainerError(Exception):
         self.reason = reason
 
 
+class ImagePullError(ContainerError):
+    """The image is not there and cannot be had."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "ErrImagePull")
+
+
 class Role(Enum):
     """What a container is for."""
 
@@ -149,7 +156,12 @@ class ExecSession(Protocol):
 
 
 class ContainerRuntime(Protocol):
-    """Runs containers of one node. All methods may be called at once for different pods; for one pod the kubelet calls in turn."""
+    """Runs containers of one node. All methods may be called at once for different pods; for one pod the kubelet calls in turn.
+
+    ``dev`` is where device nodes are looked up: of a described host, which may be put there before pods run, its own.
+    """
+
+    dev: Path
 
     @property
     def version(self) -> str:
@@ -203,6 +215,7 @@ __all__ = [
     "ContainerRuntime",
     "ContainerStatus",
     "ExecSession",
+    "ImagePullError",
     "LogOptions",
     "Mount",
     "Role",

@@ -19,7 +19,7 @@ _COMMAND = 30.0  # seconds for a call that runs nothing of the user's
 # The writable layer lives in memory and in a mount namespace of its own, so it goes with the container, whatever ends it.
 # Paths are relative to the container's folder: none needs to be escaped.
 _ROOTED = (
-    "mount -t tmpfs -o mode=0755 tmpfs scratch && mkdir scratch/upper scratch/work && "
+    "mount -t tmpfs -o mode=0755 tmpfs scratch && mkdir -m 0755 scratch/upper scratch/work && "
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )

@@ -13,7 +13,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,10 @@ class RuncRuntime:
         uid, gid = image.user_of(container.user, container.group)
         may = refusals.allowed(pod.sandbox, container, uid)
         shutil.rmtree(folder, ignore_errors=True)
+        for part in (self.state, self.state / pod.sandbox.uid, folder):  # environments hold secrets
+            part.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("rootfs", "scratch"):
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir()
         (folder / "image").symlink_to(image.root)
         env = dict(e.split("=", 1) for e in (PATH, *image.env) if "=" in e)
         env |= {"HOSTNAME": pod.sandbox.hostname} | dict(container.env)
@@ -148,7 +150,7 @@ class RuncRuntime:
         around = Around(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
-            f"/dra-dev/{pod.sandbox.uid}/{container.name}-{container.attempt}",
+            f"/dra-dev-{pod.sandbox.uid}-{container.name}-{container.attempt}",  # flat: runc removes no folder above it
             may.read_only_root,
         )
         try:
@@ -279,6 +281,20 @@ class RuncRuntime:
         await self._runc.close()
 
 
+async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Path, Sequence[Path]], RuncRuntime]:
+    """Makes a node's runtime from its name, a folder of its own and the folders of CDI specs. ``images``: folders by image name.
+
+    Raises :class:`ContainerError` with what is missing where containers cannot run on this machine.
+    """
+    found = await Runc.find(Path())
+
+    def make(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> RuncRuntime:
+        own = Images(images or {}, folder / "images")
+        return RuncRuntime(folder, own, cdi_dirs, Runc(folder / "runc", found.version))
+
+    return make
+
+
 def _create(error: str) -> str:
     """containerd creates and starts in two calls of runc, so its error names the first."""
     return error.replace("runc run failed", "runc create failed")
@@ -296,4 +312,4 @@ def _without_described(spec: JSON) -> JSON:
     return out
 
 
-__all__ = ["RuncRuntime"]
+__all__ = ["RuncRuntime", "factory"]

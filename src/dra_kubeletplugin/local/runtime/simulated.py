@@ -85,6 +85,8 @@ class SimulatedRuntime:
         part = part_of(sandbox, container)
         spec = oci_spec(container, self.cdi_dirs, self.dev)
         folder = self.state / sandbox.uid
+        for place in (self.state, folder):  # environments hold secrets
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = ContainerLog(folder / f"{container.name}-{container.attempt}.log")
         (folder / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
         log.write("stdout", told(container, spec))

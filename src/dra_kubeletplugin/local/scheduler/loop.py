@@ -53,6 +53,8 @@ class Scheduler:
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
         self._arriving = ArrivingNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
+        self._search: Allocations | None = None  # what a thread is looking for, and for which pod
+        self._searched = ""
         self._abandoned: set[str] = set()  # pods that went while they were being bound
         self.informers.on(NODES, self._node)
         self.informers.on(PODS, self._pod)
@@ -138,6 +140,8 @@ class Scheduler:
         self.queue.remove(uid)
         if known:
             self.cache.nominate(known, "")
+        if self._searched == uid and self._search is not None:
+            self._search.cancel()  # nobody needs its answer any more
         if task := self._binding.get(uid):
             self._abandoned.add(uid)
             task.cancel()
@@ -184,10 +188,16 @@ class Scheduler:
         use = self.cache.claims.use
         allocations = Allocations(self._memory, self.cache.slices.slices, self.cache.classes, use, len(snapshot.nodes))
         cycle = Cycle(pod, snapshot, claims, allocations)
+        self._searched, self._search = pod.uid, allocations
         try:
             feasible = await _aside(cycle)
         except SchedulerError as e:
             await self._failed(entry, e)
+            return
+        finally:
+            self._search = None
+        if pod.uid not in self._pods:
+            self.queue.done(pod.uid)
             return
         if not feasible:
             await self._no_node(entry, cycle)

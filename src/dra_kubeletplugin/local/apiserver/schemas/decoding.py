@@ -187,8 +187,7 @@ def _mistyped(value: Any, where: str, shape: Shape, owner: Struct) -> DecodeErro
     kinds = {bool: "bool", str: "string", list: "array", dict: "object"}
     kind = kinds.get(type(value))
     if kind is None:
-        whole = isinstance(value, int) or float(value).is_integer()
-        kind = "number" if whole and not isinstance(shape, Form) else f"number {value}"
+        kind = f"number {value}" if shape in _BITS else "number"
     if not where:
         return DecodeError(f"json: cannot unmarshal {kind} into Go value of type {go_name(shape)}")
     struct = owner.name.rpartition(".")[2]

@@ -1,0 +1,147 @@
+"""A driver as ``dra dev`` starts it: ``dra run`` or ``dra controller``, ending with its parent, and with a health that verbs decide.
+
+``python -m dra_kubeletplugin.cli.dev_driver node|controller DRIVER [OPTIONS]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from ..controller import Controller
+from ..driver import Driver, load_driver
+from ..driver.calls import Calls
+from ..driver.contract import Health
+from ..errors import DraError, NotReadyError
+from ..plugin import Plugin
+from ..resources.types import Taint
+from ..settings import ControllerSettings, Settings
+from . import report
+from .controller import controller, cut_when_lost
+from .options import Parser, add_settings, given
+from .run import run, tidy
+from .stopping import Stop
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+NODE, CONTROLLER = "node", "controller"
+HEALTH = "DRA_DEV_HEALTH"
+"""A file with what verbs say of devices' health: JSON, by name of the device."""
+READY = "DRA_DEV_READY"
+"""A file for what keeps the process from being ready: a list in JSON, empty once it is."""
+_PATIENCE = 0.5  # seconds between two looks at what keeps it
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What `dra dev health` says of a device."""
+
+    healthy: bool | None
+    message: str = ""
+    effect: str = ""
+
+
+def steered(driver: type[Driver], file: Path) -> type[Driver]:
+    """The driver with what ``file`` says of devices in place of what it reports itself."""
+
+    class Steered(driver):  # type: ignore[valid-type,misc]
+        _own = Calls()
+
+        async def health(self) -> Mapping[str, Health]:
+            reported = dict(await self._own(super().health))
+            for device, told in _told(file).items():
+                taint = self.unhealthy_taint
+                if told.effect and told.healthy is False:
+                    taint = Taint(key=taint.key if taint else "dra-kubeletplugin.dev/unhealthy", effect=told.effect)
+                    reported[device] = Health(told.healthy, told.message, taint)
+                else:
+                    reported[device] = Health(told.healthy, told.message)
+            return reported
+
+    Steered.__name__ = Steered.__qualname__ = driver.__name__
+    Steered.__module__ = driver.__module__
+    return Steered
+
+
+def _told(file: Path) -> dict[str, _Told]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, _Told])
+    except FileNotFoundError:
+        return {}
+
+
+class _Servant(Protocol):
+    """A plugin or a controller."""
+
+    async def ready(self, timeout: float | None = None) -> None: ...
+
+    async def not_ready(self) -> list[str]: ...
+
+
+async def _tell(process: _Servant) -> None:
+    """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then nothing."""
+    file = Path(os.environ[READY])
+    while True:
+        try:
+            await process.ready(_PATIENCE)
+            why = []
+        except NotReadyError:
+            why = await process.not_ready()
+        temporary = file.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(why))
+        temporary.rename(file)
+        if not why:
+            return
+
+
+async def _beside_plugin(plugin: Plugin, stop: Stop) -> None:
+    await _tell(plugin)
+    await tidy(plugin, stop)
+
+
+async def _beside_controller(process: Controller, stop: Stop) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_tell(process))
+        tasks.create_task(cut_when_lost(process, stop))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before we asked
+        return 1
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _node(words[1:]) if words[0] == NODE else _controller(words[1:])
+    except DraError as e:
+        return report(e)
+
+
+def _node(argv: Sequence[str]) -> NoReturn:
+    args = _parsed(argv, Settings)
+    driver, file = load_driver(args.driver), os.environ.get(HEALTH, "")
+    told = file and driver.health is not Driver.health
+    run(steered(driver, Path(file)) if told else driver, given(args), _beside_plugin)
+
+
+def _controller(argv: Sequence[str]) -> NoReturn:
+    args = _parsed(argv, ControllerSettings)
+    controller(args.driver, given(args, ControllerSettings), _beside_controller)
+
+
+def _parsed(argv: Sequence[str], kind: type[Settings]) -> argparse.Namespace:
+    parser = Parser(prog="dra dev")
+    parser.add_argument("driver")
+    add_settings(parser, kind)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""What each verb does."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from typing import Any, assert_never
+
+from ...errors import ApiError
+from ..informer import PODS
+from ..runtime.simulated import SimulatedRuntime
+from .drivers import DriverFailed
+from .environment import Environment, Refused
+from .hosts import HostError
+from .verbs import (
+    ALL,
+    Answer,
+    AnyVerb,
+    Away,
+    Conflict,
+    CutWatch,
+    DropFields,
+    End,
+    Health,
+    Kill,
+    Plug,
+    Reboot,
+    RestartKubelet,
+    ServeVersions,
+    Slow,
+    Status,
+    Stop,
+    Throttle,
+    Unplug,
+    Upgrade,
+    Write,
+)
+
+JSON = dict[str, Any]
+REFUSALS = (Refused, HostError, DriverFailed)
+GATED = {
+    "allowMultipleAllocations", "bindingConditions", "bindingFailureConditions", "bindsToNode", "bools", "consumesCounters", "ints",
+    "perDeviceNodeSelection", "requestPolicy", "sharedCounters", "strings", "taints", "versions",
+}  # fmt: skip
+"""Fields of slices that a feature gate of some version takes away."""
+VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+_LONGEST = 3600.0  # seconds
+
+
+async def act(on: Environment, verb: AnyVerb) -> Answer:
+    """Raises one of :data:`REFUSALS` where it cannot be done."""
+    match verb:
+        case Status():
+            return await _status(on)
+        case Plug() | Unplug() | Write():
+            return _hardware(on, verb)
+        case Health():
+            return await _health(on, verb)
+        case RestartKubelet() | Reboot():
+            return await _node(on, verb)
+        case Kill() | Upgrade():
+            return await _driver(on, verb)
+        case CutWatch() | DropFields() | ServeVersions() | Conflict() | Throttle() | Slow() | Away():
+            return await _server(on, verb)
+        case End():
+            return await _end(on, verb)
+        case Stop():
+            on.asked_to_stop.set()
+            return Answer(text="the cluster ends")
+        case _:
+            assert_never(verb)
+
+
+async def _status(on: Environment) -> Answer:
+    nodes = []
+    for node in on.cluster.nodes.values():
+        host = on.hosts[node.name]
+        registered = {d: len(c) for d, c in node.kubelet.plugins.connected.items() if c}
+        nodes.append(
+            {
+                "name": node.name,
+                "kubeletRoot": str(node.kubelet_root),
+                "cdiRoot": str(node.cdi_root),
+                "host": host.description,
+                "sysfs": str(host.sysfs),
+                "runtime": node.runtime.version,
+                "registered": registered,
+            }
+        )
+    drivers = []
+    for p in on.drivers:
+        entry: JSON = {
+            "driver": p.program.driver,
+            "place": p.place,
+            "phase": p.phase.value,
+            "pid": p.pid,
+            "restarts": p.restarts,
+        }
+        drivers.append(entry)
+    faults = on.cluster.api.faults
+    on_purpose: JSON = {
+        "away": faults.down,
+        "slow": faults.delay,
+        "conflicts": faults.conflicts,
+        "throttled": faults.throttle,
+        "droppedFields": sorted(faults.dropped),
+        "served": sorted(faults.served) if faults.served is not None else [],
+    }
+    data = {
+        "state": str(on.cluster.state),
+        "kubeconfig": str(on.cluster.kubeconfig),
+        "server": on.cluster.api.public_url,
+        "nodes": nodes,
+        "drivers": drivers,
+        "faults": {k: v for k, v in on_purpose.items() if v},
+    }
+    return Answer(text=_shown(data), data=data)
+
+
+def _shown(data: JSON) -> str:
+    lines = [f"server      {data['server']}", f"kubeconfig  {data['kubeconfig']}", f"state       {data['state']}"]
+    for node in data["nodes"]:
+        lines += ["", f"{node['name']}: {node['runtime']}", f"  kubelet root  {node['kubeletRoot']}"]
+        lines.append(f"  host          {node['host'] or 'this machine'} at {node['sysfs']}")
+        lines += [f"  registered    {driver} ({count})" for driver, count in node["registered"].items()]
+    if data["drivers"]:
+        lines.append("")
+    for entry in data["drivers"]:
+        process = f"process {entry['pid']}" if entry["pid"] else "no process"
+        lines.append(
+            f"{entry['driver']} on {entry['place']}: {entry['phase']}, {process}, {entry['restarts']} restarts"
+        )
+    if data["faults"]:
+        lines += ["", "faults on purpose: " + ", ".join(f"{k}={v}" for k, v in data["faults"].items())]
+    return "\n".join(lines)
+
+
+def _hardware(on: Environment, verb: Plug | Unplug | Write) -> Answer:
+    node = on.node(verb.node).name
+    host = on.hosts[node]
+    match verb:
+        case Plug():
+            address = host.plug(verb.function)
+            return Answer(text=f"{address} is plugged into {node}", data={"node": node, "address": address})
+        case Unplug():
+            host.unplug(verb.address)
+            return Answer(text=f"{verb.address} is unplugged from {node}", data={"node": node, "address": verb.address})
+        case Write():
+            host.write(verb.path, verb.text)
+            return Answer(text=f"{host.sysfs / verb.path} is written", data={"node": node, "path": verb.path})
+
+
+async def _health(on: Environment, verb: Health) -> Answer:
+    if verb.effect and verb.health != "unhealthy":
+        raise Refused("--effect is of the taint on an unhealthy device")
+    if ALL in {verb.driver, verb.node}:
+        raise Refused(f"health is of one device, on one node: no `{ALL}` here")
+    (process,) = on.processes(verb.driver, verb.node)
+    if not process.program.health:
+        raise Refused(f"{process.program.driver} reports no health: it has no health() that could say otherwise")
+    published = await on.devices(process.program.driver, process.place)
+    if verb.device not in published:
+        near = difflib.get_close_matches(verb.device, published, 1)
+        hint = f": did you mean {near[0]}?" if near else f", only {', '.join(published[:20]) or 'none'}"
+        raise Refused(f"{process.name} publishes no device {verb.device!r}{hint}")
+    if verb.health == "reported":
+        on.set_health(process, verb.device, None)
+    else:
+        healthy = {"healthy": True, "unhealthy": False, "unknown": None}[verb.health]
+        on.set_health(process, verb.device, {"healthy": healthy, "message": verb.message, "effect": verb.effect})
+    data = {"driver": process.program.driver, "node": process.place, "device": verb.device, "health": verb.health}
+    return Answer(text=f"{verb.device} is {verb.health} from the driver's next report on", data=data)
+
+
+async def _node(on: Environment, verb: RestartKubelet | Reboot) -> Answer:
+    nodes = on.nodes(verb.node)
+    for node in nodes:
+        match verb:
+            case RestartKubelet():
+                await node.kubelet.stop()
+                await asyncio.sleep(_seconds("--down", verb.down))
+                await node.kubelet.restart()
+            case Reboot():
+                await on.reboot(node.name)
+    done = "its kubelet is back" if isinstance(verb, RestartKubelet) else "it is up again"
+    return Answer(text="\n".join(f"{n.name}: {done}" for n in nodes), data={"nodes": [n.name for n in nodes]})
+
+
+async def _driver(on: Environment, verb: Kill | Upgrade) -> Answer:
+    processes = on.processes(verb.driver, verb.node)
+    for process in processes:
+        match verb:
+            case Kill():
+                await process.kill(_seconds("--down", verb.down))
+            case Upgrade():
+                await process.upgrade(on.timeout)
+    done = f"killed, and started again in {verb.down:g} s" if isinstance(verb, Kill) else "upgraded"
+    data = {"drivers": [{"driver": p.program.driver, "place": p.place, "pid": p.pid} for p in processes]}
+    return Answer(text="\n".join(f"{p.name}: {done}" for p in processes), data=data)
+
+
+async def _server(
+    on: Environment, verb: CutWatch | DropFields | ServeVersions | Conflict | Throttle | Slow | Away
+) -> Answer:
+    faults = on.cluster.api.faults
+    match verb:
+        case CutWatch():
+            on.cluster.api.drop_connections()
+            return Answer(text="all connections to the API server are cut")
+        case DropFields():
+            _known("field of slices", verb.fields, GATED)
+            faults.dropped = set(verb.fields)
+            text = (
+                f"the API server drops {', '.join(verb.fields)}" if verb.fields else "the API server keeps all fields"
+            )
+        case ServeVersions():
+            _known("version of resource.k8s.io", verb.versions, VERSIONS)
+            faults.served = set(verb.versions) or None
+            on.cluster.api.drop_connections()  # a watch of a version that is gone
+            text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
+        case Conflict():
+            faults.conflicts = _count(verb.count)
+            text = f"the next {verb.count} updates meet a conflict"
+        case Throttle():
+            faults.throttle = _count(verb.count)
+            text = f"the next {verb.count} requests are throttled"
+        case Slow():
+            faults.delay = _seconds("SECONDS", verb.seconds)
+            text = f"the API server answers after {verb.seconds:g} s"
+        case Away():
+            seconds = _seconds("SECONDS", verb.seconds)
+            with on.cluster.api_away():
+                await asyncio.sleep(seconds)
+            text = f"the API server was away for {seconds:g} s, and is back"
+    return Answer(text=text)
+
+
+async def _end(on: Environment, verb: End) -> Answer:
+    try:
+        pod = await on.cluster.client.get(PODS, verb.pod, verb.namespace)
+    except ApiError as e:
+        raise Refused(str(e)) from None
+    node = on.cluster.nodes.get(pod["spec"].get("nodeName", ""))
+    if node is None:
+        raise Refused(f"pod {verb.pod} runs on none of our nodes")
+    if not isinstance(node.runtime, SimulatedRuntime):
+        raise Refused(f"containers of {node.name} really run: `kubectl exec {verb.pod} -- kill 1` ends one")
+    names = [c["name"] for c in pod["spec"]["containers"]]
+    name = verb.container or names[0]
+    if not 0 <= verb.exit_code <= 255:
+        raise Refused(f"--exit-code {verb.exit_code} is none: from 0 to 255")
+    try:
+        node.runtime.end(pod["metadata"]["uid"], name, verb.exit_code)
+    except KeyError:
+        raise Refused(f"pod {verb.pod} has no container {name!r} that has started, of {', '.join(names)}") from None
+    return Answer(text=f"container {name} of pod {verb.pod} has ended with {verb.exit_code}")
+
+
+def _known(what: str, given: list[str], known: Any) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise Refused(
+                f"no {what} {name!r}, only {', '.join(sorted(known))}{f': did you mean {near[0]}?' if near else ''}"
+            )
+
+
+def _seconds(what: str, value: float) -> float:
+    if not 0 <= value <= _LONGEST:
+        raise Refused(f"{what} {value:g} must be from 0 to {_LONGEST:g} seconds")
+    return value
+
+
+def _count(value: int) -> int:
+    if not 0 <= value <= 1_000_000:
+        raise Refused(f"{value} must be from 0 to 1000000")
+    return value
+
+
+__all__ = ["REFUSALS", "act"]

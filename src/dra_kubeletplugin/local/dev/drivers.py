@@ -1,0 +1,272 @@
+"""A driver as a process of its own on one node, or as the cluster's controller: started, watched, killed, replaced.
+
+What it is told stands in the environment, in the variables of a DaemonSet's pod, so it may be written in any language.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+_KEPT = 20  # lines of a process that are shown where it fails
+_PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again, doubled each time
+_STEADY = 60.0  # seconds after which a process that dies is taken for a first one
+_LOOK = 0.05  # seconds between looks for readiness
+_CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
+_STOP = 30.0  # seconds from SIGTERM to SIGKILL
+
+
+class DriverFailed(Exception):
+    """A driver's process ended, or is not ready in time; the text has its own last words."""
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"  # on purpose, or until its pause is over
+    FAILED = "failed"  # until its file changes
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run. ``files`` are those whose change makes it run anew; ``health`` that it reports devices' health."""
+
+    driver: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    health: bool = False
+
+
+@dataclass(eq=False)
+class _Instance:
+    process: asyncio.subprocess.Process
+    ready: Path
+    reading: asyncio.Task[None]
+    said: deque[str]
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+
+class DriverProcess:
+    """One program at one place. ``place`` is shown (``node-1``), ``env`` is what the place says; ``tell`` gets its output, a line
+    at a time, and what happens to it.
+
+    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, what keeps it from being ready: a list of texts
+    in JSON, empty once it is.
+    """
+
+    def __init__(
+        self, program: Program, place: str, env: Mapping[str, str], folder: Path, tell: Callable[[str], None]
+    ) -> None:
+        self.program = program
+        self.place = place
+        self.phase = Phase.DOWN
+        self.restarts = 0
+        self._env = env
+        self._folder = folder
+        self._tell = tell
+        self._current: _Instance | None = None
+        self._busy = asyncio.Lock()
+        self._down_until = 0.0
+        self._changed = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return f"{self.program.driver} on {self.place}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._current.process.pid if self._current and self._current.alive else None
+
+    # --- verbs --------------------------------------------------------------------------------------------
+
+    async def start(self, timeout: float) -> None:
+        """Returns once it is ready. Raises :class:`DriverFailed`."""
+        async with self._busy:
+            self._current = await self._spawn()
+            await self._until_ready(self._current, timeout)
+
+    async def stop(self) -> None:
+        """SIGTERM, and no restart until :meth:`start`."""
+        async with self._busy:
+            self._down_until = float("inf")
+            await self._end(self._current)
+            self.phase = Phase.DOWN
+
+    async def kill(self, down: float) -> None:
+        """SIGKILL; it is started again after ``down`` seconds. Raises :class:`DriverFailed` where nothing runs."""
+        async with self._busy:
+            current = self._current
+            if current is None or not current.alive:
+                raise DriverFailed(f"{self.name} does not run")
+            self._down_until = asyncio.get_running_loop().time() + down
+            self.phase = Phase.DOWN
+            current.process.kill()
+            await current.process.wait()
+        self._changed.set()
+
+    async def upgrade(self, timeout: float) -> None:
+        """A second instance beside the first, as in a rolling update; the first ends once the second is ready.
+
+        Raises :class:`DriverFailed` where it does not get ready; the first goes on then.
+        """
+        async with self._busy:
+            old, phase = self._current, self.phase
+            new = await self._spawn()
+            try:
+                await self._until_ready(new, timeout)
+            except DriverFailed:
+                await self._end(new)
+                if old is not None and old.alive:
+                    self.phase = phase
+                raise
+            self._current = new
+            await self._end(old)
+        self._changed.set()
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def keep(self, timeout: float) -> None:
+        """Starts it again whenever it dies, with growing pauses. Never returns."""
+        loop = asyncio.get_running_loop()
+        pause = _PAUSE
+        while True:
+            current, began = self._current, loop.time()
+            self._changed.clear()
+            ended = asyncio.ensure_future(current.process.wait() if current else self._changed.wait())
+            changed = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait({ended, changed}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            changed.cancel()
+            if current is not self._current or current is None or current.alive:
+                continue
+            pause = _PAUSE if loop.time() - began > _STEADY else min(pause * 2, _LONGEST)
+            if self.phase is Phase.DOWN:
+                wait = self._down_until - loop.time()
+            else:
+                self._tell(f"ended with {_code(current)}; started again in {pause:g} s")
+                self.phase, wait = Phase.DOWN, pause
+            await self._wait_for_change(wait)
+            if self._current is current and loop.time() >= self._down_until:
+                await self._again(timeout)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
+                await self._changed.wait()
+
+    async def _again(self, timeout: float) -> None:
+        self.restarts += 1
+        try:
+            await self.start(timeout)
+        except DriverFailed as e:
+            self._tell(str(e))
+
+    async def close(self) -> None:
+        await self._end(self._current)
+
+    async def _spawn(self) -> _Instance:
+        identity = uuid.uuid4().hex[:8]
+        ready = self._folder / f"{identity}.ready"
+        env = {**os.environ, **self.program.env, **self._env, "POD_UID": identity, "DRA_DEV_READY": str(ready)}
+        process = await asyncio.create_subprocess_exec(
+            *self.program.argv,
+            env=env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            process_group=0,  # Ctrl-C is for us, and we end it in order
+        )
+        said: deque[str] = deque(maxlen=_KEPT)
+        self.phase = Phase.STARTING
+        self._down_until = 0.0
+        return _Instance(process, ready, asyncio.create_task(self._read(process, said)), said)
+
+    async def _read(self, process: asyncio.subprocess.Process, said: deque[str]) -> None:
+        assert process.stdout
+        rest = b""
+        while data := await process.stdout.read(65536):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                said.append(line.decode(errors="replace"))
+                self._tell(said[-1])
+
+    async def _until_ready(self, instance: _Instance, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while instance.alive:
+            why = _why_not(instance.ready)
+            if why == []:
+                self.phase = Phase.READY
+                return
+            if loop.time() > deadline:
+                self.phase = Phase.FAILED
+                reason = "; ".join(why) if why else f"it said last:\n{_last(instance)}"
+                raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
+            await asyncio.sleep(_LOOK)
+        await instance.reading
+        self.phase = Phase.FAILED
+        if instance.process.returncode == _CORRECT and (
+            said := [line for line in instance.said if line.startswith("dra: ")]
+        ):
+            raise DriverFailed(f"{self.name}: {' '.join(line.removeprefix('dra: ') for line in said)}")
+        raise DriverFailed(f"{self.name} ended with {_code(instance)}; it said last:\n{_last(instance)}")
+
+    async def _end(self, instance: _Instance | None) -> None:
+        if instance is None:
+            return
+        if instance.alive:
+            with contextlib.suppress(ProcessLookupError):
+                instance.process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(_STOP):
+                    await instance.process.wait()
+            except TimeoutError:
+                instance.process.kill()
+                await instance.process.wait()
+        instance.ready.unlink(missing_ok=True)
+        await asyncio.wait({instance.reading}, timeout=1)
+        instance.reading.cancel()
+
+
+def _why_not(file: Path) -> list[str] | None:
+    """What keeps a process from being ready; None while it has not said."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[str])
+    except FileNotFoundError:
+        return None
+
+
+def _code(instance: _Instance) -> str:
+    code = instance.process.returncode or 0
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _last(instance: _Instance) -> str:
+    return "\n".join(f"  {line}" for line in instance.said) or "  (nothing)"
+
+
+def changed_since(files: Sequence[Path], before: Mapping[Path, int]) -> dict[Path, int]:
+    """Modification times of those files that are there now and have another one than ``before``."""
+    now = {}
+    for path in files:
+        with contextlib.suppress(OSError):
+            now[path] = path.stat().st_mtime_ns
+    return {path: time for path, time in now.items() if before.get(path) != time}
+
+
+__all__ = ["DriverFailed", "DriverProcess", "Phase", "Program", "changed_since"]

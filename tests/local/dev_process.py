@@ -1,0 +1,106 @@
+"""``dra dev`` as a process, and what a test asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin import cli
+
+ROOT = Path(__file__).parents[2]
+GPU = "drivers/gpu_example/driver.py"
+
+
+@dataclass
+class Dev:
+    """A ``dra dev`` that runs."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    told: str = ""
+    state: Path = field(default_factory=Path)
+
+    @property
+    def kubeconfig(self) -> str:
+        return str(self.state / "kubeconfig")
+
+    def verb(self, *args: str) -> Any:
+        """A verb's answer as JSON; its error as text."""
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = cli.main(["dev", args[0], "--state", str(self.state), "-o", "json", *args[1:]])
+        found = json.loads(out.getvalue())
+        assert (code == 0) is ("error" not in found)
+        return found.get("error", found)
+
+    def kubectl(self, *args: str, check: bool = True) -> str:
+        argv = ["kubectl", "--kubeconfig", self.kubeconfig, *args]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout + ("" if check else done.stderr)
+
+    def devices(self, node: str = "node-1") -> dict[str, Any]:
+        """What is published for a node, by name."""
+        slices = json.loads(self.kubectl("get", "resourceslices", "-o", "json"))["items"]
+        return {
+            d["name"]: d for s in slices if s["spec"].get("nodeName") == node for d in s["spec"].get("devices") or []
+        }
+
+    def driver(self, place: str = "node-1") -> Any:
+        return next(d for d in self.verb("status")["drivers"] if d["place"] == place)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", *args]
+    clean = {k: v for k, v in os.environ.items() if k != "KUBECONFIG"} | env
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=clean, timeout=60, check=False)
+
+
+@contextlib.contextmanager
+def running(folder: Path, *args: str, **env: str) -> Iterator[Dev]:
+    """Until it says that it is up; then until the block ends, and it has."""
+    argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", *args]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"} | env,
+        )
+        dev = Dev(process, folder)
+        assert process.stdout
+        try:
+            while "Ctrl-C ends it" not in dev.told:
+                line = process.stdout.readline()
+                assert line, dev.told + dev.log()
+                dev.told += line
+            dev.state = Path(dev.told.partition("KUBECONFIG=")[2].split()[0]).parent
+            yield dev
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            process.stdout.close()
+            process.wait(60)
+
+
+def until(check: Callable[[], Any], seconds: float = 30) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,165 @@
+"""kubectl itself, verb by verb: it speaks protobuf for some, TLS with a token always, and looks at schemas before it writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.local.cluster import LocalCluster
+
+pytestmark = pytest.mark.kubectl
+Kubectl = Callable[..., Awaitable[str]]
+
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: c, image: "nginx:1", ports: [{containerPort: 80}]}]}
+"""
+CUSTOM = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: foos.example.com}
+spec:
+  group: example.com
+  scope: Cluster
+  names: {plural: foos, kind: Foo, shortNames: [fo]}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {size: {type: integer}}}}}}}
+"""
+
+
+@pytest.fixture
+async def kubectl(tmp_path: Path) -> AsyncIterator[Kubectl]:
+    async with LocalCluster(("node-1",)) as cluster:
+        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
+
+        async def run(*args: str, stdin: str = "", fails: bool = False) -> str:
+            done = await asyncio.to_thread(
+                subprocess.run,
+                ["kubectl", *args],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=60,
+                check=False,
+            )
+            assert (done.returncode != 0) is fails, (args, done.stdout, done.stderr)
+            return done.stderr if fails else done.stdout
+
+        yield run
+
+
+CREATED = (
+    ("namespace a", "namespace/a"),
+    ("configmap c --from-literal=x=1", "configmap/c"),
+    ("secret generic s --from-literal=p=q", "secret/s"),
+    ("serviceaccount sa", "serviceaccount/sa"),
+    ("quota q --hard=pods=5", "resourcequota/q"),
+    ("deployment d --image=nginx --replicas=0", "deployment.apps/d"),
+    ("job j --image=busybox -- true", "job.batch/j"),
+    ("role r --verb=get --resource=pods", "role.rbac.authorization.k8s.io/r"),
+    ("rolebinding rb --role=r --serviceaccount=default:sa", "rolebinding.rbac.authorization.k8s.io/rb"),
+    ("clusterrole cr --verb=get --resource=nodes", "clusterrole.rbac.authorization.k8s.io/cr"),
+    ("clusterrolebinding crb --clusterrole=cr --user=me", "clusterrolebinding.rbac.authorization.k8s.io/crb"),
+    ("priorityclass pc --value=1000", "priorityclass.scheduling.k8s.io/pc"),
+    ("pdb b --selector=app=d --min-available=1", "poddisruptionbudget.policy/b"),
+    ("service clusterip svc --tcp=80:8080", "service/svc"),
+)
+
+
+async def test_what_kubectl_creates_of_itself_is_what_it_reads_back(kubectl: Kubectl) -> None:
+    for what, shown in CREATED:
+        assert await kubectl("create", *what.split()) == f"{shown} created\n"
+    names = [shown for _, shown in CREATED]
+    assert (await kubectl("get", *names, "-o", "name")).split() == names
+    wide = await kubectl("get", *names, "-o", "wide")
+    assert all(name in wide for name in names)
+    await kubectl("delete", *names, "--wait=false")
+
+
+async def test_what_protobuf_carried_is_in_the_object(kubectl: Kubectl) -> None:
+    await kubectl("create", "deployment", "d", "--image=nginx:1", "--replicas=0", "--port=80")
+    path = "{.spec.replicas} {.spec.template.spec.containers[0].image} {.spec.template.spec.containers[0].ports[0].containerPort}"
+    assert await kubectl("get", "deployment", "d", "-o", f"jsonpath={path}") == "0 nginx:1 80"
+    await kubectl("create", "secret", "generic", "s", "--from-literal=p=q")
+    assert await kubectl("get", "secret", "s", "-o", "jsonpath={.data.p} {.type}") == "cQ== Opaque"
+    await kubectl("create", "quota", "q", "--hard=pods=5,requests.cpu=1500m")
+    assert await kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.requests\\.cpu}") == "1500m"
+
+
+async def test_nodes_are_labelled_tainted_cordoned_and_drained(kubectl: Kubectl) -> None:
+    await kubectl("run", "p", "--image=busybox:1", "--restart=Never")
+    await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=20s")
+    await kubectl("label", "node", "node-1", "a=b")
+    await kubectl("annotate", "node", "node-1", "c=d")
+    await kubectl("taint", "node", "node-1", "x=y:NoSchedule")
+    await kubectl("taint", "node", "node-1", "x-")
+    assert "node-1 cordoned" in await kubectl("cordon", "node-1")
+    assert "SchedulingDisabled" in await kubectl("get", "nodes")
+    assert "pod/p evicted" in await kubectl("drain", "node-1", "--force", "--grace-period=0", "--timeout=30s")
+    await kubectl("uncordon", "node-1")
+    assert "a=b" in await kubectl("get", "nodes", "--show-labels")
+
+
+async def test_manifests_are_applied_compared_edited_and_deleted(kubectl: Kubectl, tmp_path: Path) -> None:
+    path = tmp_path / "web.yaml"
+    path.write_text(DEPLOYMENT)
+    assert "created" in await kubectl("apply", "-f", str(path))
+    assert "unchanged" in await kubectl("apply", "-f", str(path))
+    path.write_text(DEPLOYMENT.replace("nginx:1", "nginx:2"))
+    await kubectl("diff", "-f", str(path), fails=True)  # there is a difference
+    assert "configured" in await kubectl("apply", "-f", str(path))
+    assert "serverside-applied" in await kubectl("apply", "--server-side", "-f", str(path))
+    await kubectl("set", "image", "deployment/web", "c=nginx:3")
+    conflict = await kubectl("apply", "--server-side", "-f", str(path), fails=True)
+    assert "Apply failed with 1 conflict" in conflict
+    assert "serverside-applied" in await kubectl("apply", "--server-side", "--force-conflicts", "-f", str(path))
+    await kubectl("scale", "deployment", "web", "--replicas=0")
+    await kubectl("patch", "deployment", "web", "-p", '{"metadata":{"labels":{"z":"1"}}}')
+    assert "deployment.apps/web" in await kubectl("get", "all")
+    await kubectl("delete", "-f", str(path))
+    await kubectl("wait", "--for=delete", "deployment/web", "--timeout=10s")
+
+
+async def test_questions_are_answered(kubectl: Kubectl) -> None:
+    assert "FIELDS:" in await kubectl("explain", "pod.spec")
+    assert "allocationMode" in await kubectl("explain", "resourceclaim.spec.devices.requests.exactly", "--recursive")
+    assert "deviceclasses" in await kubectl("api-resources")
+    assert (await kubectl("auth", "can-i", "create", "pods")).strip() == "yes"
+    await kubectl("auth", "can-i", "create", "pods", "--as=me", fails=True)
+    assert "kubernetes-admin" in await kubectl("auth", "whoami")
+    assert "Metrics API not available" in await kubectl("top", "node", fails=True)
+    assert "field label not supported" in await kubectl("get", "pods", "--field-selector", "foo=bar", fails=True)
+    assert "no volumes" in await kubectl(
+        "create", "-f", "-", stdin="apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}", fails=True
+    )
+
+
+async def test_custom_kinds_are_known_at_once(kubectl: Kubectl) -> None:
+    await kubectl("apply", "-f", "-", stdin=CUSTOM)
+    await kubectl("wait", "--for=condition=Established", "crd/foos.example.com", "--timeout=10s")
+    foo = "apiVersion: example.com/v1\nkind: Foo\nmetadata: {name: f}\nspec: {size: %s}"
+    assert "created" in await kubectl("apply", "-f", "-", stdin=foo % 3)
+    assert "configured" in await kubectl("apply", "-f", "-", stdin=foo % 4)
+    assert "must be of type integer" in await kubectl("apply", "-f", "-", stdin=foo % '"x"', fails=True)
+    assert "f" in await kubectl("get", "fo")
+
+
+async def test_a_namespace_is_deleted_while_pods_run_in_it(kubectl: Kubectl) -> None:
+    await kubectl("create", "namespace", "n")
+    await kubectl("-n", "n", "run", "p", "--image=busybox:1")
+    await kubectl("-n", "n", "wait", "--for=condition=Ready", "pod/p", "--timeout=20s")
+    await kubectl("delete", "namespace", "n", "--timeout=40s")
+    assert "NotFound" in await kubectl("get", "namespace", "n", fails=True)

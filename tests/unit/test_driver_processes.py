@@ -1,0 +1,114 @@
+"""A driver's process under ``dra dev``: ready when it says so, told with its own words where it does not get there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.local.dev.drivers import DriverFailed, DriverProcess, Phase, Program
+
+READY = 'echo "[]" > $DRA_DEV_READY.new; mv $DRA_DEV_READY.new $DRA_DEV_READY; '
+
+
+class Told(list[str]):
+    """What was said; ``wait`` for a line with some words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = asyncio.Event()
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+        self._more.set()
+
+    async def wait(self, words: str) -> None:
+        async with asyncio.timeout(20):
+            while not any(words in line for line in self):
+                self._more.clear()
+                await self._more.wait()
+
+
+def process(folder: Path, script: str) -> tuple[DriverProcess, Told]:
+    told = Told()
+    return DriverProcess(
+        Program("x.example.com", ["sh", "-c", script]), "node-1", {"NODE_NAME": "node-1"}, folder, told
+    ), told
+
+
+async def test_it_is_ready_when_it_says_so_and_knows_where_it_is(tmp_path: Path) -> None:
+    driver, told = process(tmp_path, f"echo on $NODE_NAME as $POD_UID; {READY} exec sleep 100")
+    await driver.start(20)
+    assert (driver.phase, driver.pid is not None) == (Phase.READY, True)
+    await told.wait("on node-1 as ")
+    await driver.close()
+    assert driver.pid is None
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
+    script = 'echo "[\\"devices() failed: no bus\\"]" > $DRA_DEV_READY; exec sleep 100'
+    driver, _ = process(tmp_path, script)
+    with pytest.raises(
+        DriverFailed, match=r"x.example.com on node-1 is not ready after 0.5 s: devices\(\) failed: no bus"
+    ):
+        await driver.start(0.5)
+    await driver.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo noise; echo 'dra: no licence'; exit 2", "x.example.com on node-1: no licence"),
+        ("echo noise; exit 2", "ended with exit code 2; it said last:\n  noise"),
+        ("kill -SEGV $$", "ended with signal SIGSEGV; it said last:\n  (nothing)"),
+    ],
+)
+async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path, script: str, says: str) -> None:
+    driver, _ = process(tmp_path, script)
+    with pytest.raises(DriverFailed) as told:
+        await driver.start(20)
+    assert says in str(told.value)
+    assert driver.phase is Phase.FAILED
+    await driver.close()
+
+
+async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_asked(tmp_path: Path) -> None:
+    driver, _ = process(tmp_path, f"{READY} exec sleep 100")
+    await driver.start(20)
+    keeping = asyncio.create_task(driver.keep(20))
+    first = driver.pid
+    await driver.kill(float("inf"))
+    assert (driver.pid, driver.phase) == (None, Phase.DOWN)
+    with pytest.raises(DriverFailed, match="does not run"):
+        await driver.kill(0)
+    await driver.start(20)
+    second = driver.pid
+    assert second not in {None, first}
+    await driver.kill(0)
+    async with asyncio.timeout(20):
+        while driver.phase is not Phase.READY or driver.pid in {None, second}:
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await driver.close()
+
+
+async def test_an_upgrade_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    driver, _ = process(tmp_path, f"[ -e {mark} ] && exit 1; {READY} exec sleep 100")
+    await driver.start(20)
+    before = driver.pid
+    assert before is not None
+    mark.touch()
+    with pytest.raises(DriverFailed, match="exit code 1"):
+        await driver.upgrade(20)
+    assert (driver.pid, driver.phase) == (before, Phase.READY)
+    mark.unlink()
+    await driver.upgrade(20)
+    assert driver.pid != before
+    with pytest.raises(ProcessLookupError):
+        os.kill(before, 0)
+    await driver.close()
