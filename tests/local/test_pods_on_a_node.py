@@ -314,3 +314,20 @@ async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_se
     await room.told("env", 'Failed: Error: secret "none" not found')
     for name in ("disk", "config", "env"):
         await room.waits(name)
+
+
+async def test_a_pod_bound_by_hand_that_the_node_has_no_room_for_fails_and_nothing_of_it_starts(room: Room) -> None:
+    taking = {"name": "main", "image": "busybox", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    await bound(room, "first", containers=[{**taking, "command": ["sleep", "infinity"]}])
+    await room.runs("first")
+    found = await bound(room, "second", containers=[taking])
+    failed = await phase(room, "Failed", "second")
+    text = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
+    assert (failed["status"]["reason"], failed["status"]["message"]) == ("NodePorts", f"Pod was rejected: {text}")
+    await room.told("second", f"NodePorts: {text}")
+    assert room.cluster.node.runtime.statuses(found["metadata"]["uid"]) == {}
+    await room.kubelet.restart()
+    await room.delete("first")
+    await room.gone("first")
+    await bound(room, "third", containers=[{**taking, "command": ["sleep", "infinity"]}])
+    await room.runs("third")
