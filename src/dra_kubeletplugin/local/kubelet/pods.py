@@ -27,13 +27,14 @@ from ..runtime.interface import (
 from .admission import Refusal
 from .claims import ClaimManager, PrepareError
 from .containers import ConfigError, config_of, requests_of, roles
-from .pod_status import Phase, Seen, Waiting, phase_of, restarts, status_of
+from .pod_status import Phase, Seen, Waiting, phase_of, restarts, seconds_left, status_of
 from .timers import Timers
 from .volumes import MountError, Volumes
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _STEADY = 600.0  # seconds that a container must have run for its pause between restarts to begin anew
+_TOO_LONG = Refusal("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 _LAST_WORDS = 2.0  # seconds of grace for containers of a pod that is gone already
 
 
@@ -115,6 +116,12 @@ class PodSync:
 
     async def _run(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
+        left = seconds_left(pod)
+        if left is not None and left <= 0:
+            await self._end(pod, state, _TOO_LONG)
+            return
+        if left is not None:
+            self.look_in(uid, left)
         statuses = self.runtime.statuses(uid)
         if not statuses and not state.prepared:
             if refused := await self.admits(pod):
@@ -134,6 +141,13 @@ class PodSync:
         await self._tell(pod, state, Phase.RUNNING)  # it has finished once its devices are free
         await self._unprepare(uid)
         await self._tell(pod, state, phase)
+
+    async def _end(self, pod: JSON, state: PodState, why: Refusal) -> None:
+        """A pod that may not run on. It has failed once its devices are free."""
+        self._once(pod, state, why.reason, "Normal", why.reason, why.message)
+        await self._stop_all(pod, state)
+        await self._unprepare(pod["metadata"]["uid"])
+        await self._tell(pod, state, Phase.FAILED, why)
 
     async def _refuse(self, pod: JSON, refused: Refusal) -> None:
         """The pod has failed, and is not tried again."""
@@ -408,7 +422,7 @@ class PodSync:
 
     # --- status ---------------------------------------------------------------------------------
 
-    async def _tell(self, pod: JSON, state: PodState, phase: Phase | None) -> None:
+    async def _tell(self, pod: JSON, state: PodState, phase: Phase | None, why: Refusal | None = None) -> None:
         """Writes the pod's status where it is another. ``phase`` None leaves that as it is."""
         pod = state.pod
         meta = pod["metadata"]
@@ -420,6 +434,8 @@ class PodSync:
         except PrepareError:
             claims = {}
         new = status_of(pod, statuses, state.seen, shown, lambda container: self.health(pod, container, claims))
+        if why is not None:
+            new |= {"reason": why.reason, "message": why.message}
         ours = {c["type"] for c in new["conditions"]}
         new["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in ours]
         new["conditions"].sort(key=lambda c: str(c["type"]))

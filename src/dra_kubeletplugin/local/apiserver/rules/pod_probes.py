@@ -16,7 +16,7 @@ _PORT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _TIMES = ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold")
 _MESSAGES = ("FallbackToLogsOnError", "File")
 _RULE_OPERATORS = ("In", "NotIn")
-_RULE_ACTIONS = ("Restart", "RestartAllContainers")
+_RULE_ACTIONS = ("Restart",)
 
 
 def validate_life(container: JSON, where: str) -> list[FieldError]:
