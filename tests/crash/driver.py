@@ -31,6 +31,7 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.claims import State, Store, keeper, rows, schema
+from dra_kubeletplugin.claims.folder import Folder
 from dra_kubeletplugin.claims.judge import Judge
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.reconcile import Reconciler
@@ -264,7 +265,7 @@ def instrument() -> None:
     for owner, name, what in (
         (Keeper, "_set_aside", "repair: {} setting aside"),
         (Keeper, "_make", "repair: {} making"),
-        (Keeper, "_retire", "repair: {} last name"),
+        (Folder, "retire", "repair: {} last name"),
         (keeper, "fill", "repair: {} filling"),
         (keeper, "connect", "repair: {} opening"),
         (schema, "_step", "migration: {} step"),

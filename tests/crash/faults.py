@@ -159,7 +159,8 @@ class Faults:
             await holder.wait()
 
     async def _removed(self, seconds: float) -> None:
-        for suffix in ("", "-wal", "-shm"):
+        parts = ("", "-wal", "-shm")
+        for suffix in parts if self.rng.random() < 0.5 else self.rng.sample(parts, self.rng.randint(1, 2)):
             path = self.box.records_path
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         await asyncio.sleep(seconds)  # not again at once

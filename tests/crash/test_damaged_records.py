@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.claims import Record, keeper, rows
+from dra_kubeletplugin.claims import Record, folder, keeper, rows
 from dra_kubeletplugin.claims.schema import SCHEMA
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError, RecordsNewerError
 from tests.crash.stores import a_record, add, instance, with_file, write_back
@@ -216,7 +216,7 @@ async def test_an_exception_in_the_repair_leaks_no_transaction_and_no_file_and_t
         raise OSError(5, "Input/output error")
 
     async with instance(path.parent) as store:
-        monkeypatch.setattr(keeper, where, fails)
+        monkeypatch.setattr(folder if where == "sync_file" else keeper, where, fails)
         with pytest.raises(RecordsError, match="Input/output error"):
             await store.all()
         assert not list(path.parent.glob(".records.db.new-*"))

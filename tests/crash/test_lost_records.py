@@ -17,7 +17,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store, keeper, recovery, rows
+from dra_kubeletplugin.claims import Record, State, Store, folder, keeper, recovery, rows
 from dra_kubeletplugin.claims.judge import RECOVER
 from dra_kubeletplugin.errors import (
     DeviceHeldError,
@@ -270,7 +270,7 @@ async def test_a_copy_that_gets_no_name_loses_nothing_and_the_next_one_is_whole(
         await second.all()
         remove(tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(*((keeper, step) if step == "sync_file" else (Path, step)), fails)
+            patch.setattr(*((folder, step) if step == "sync_file" else (Path, step)), fails)
             with pytest.raises(RecordsError, match="the disk is full"):
                 await add(first, a_record("b", "d-1"))
         await add(second, a_record("c", "d-2"))
@@ -297,6 +297,30 @@ async def test_a_log_that_is_removed_alone_is_noticed_by_who_has_it_and_waited_f
             assert len(await third.all()) == 5
             assert not await third.recovering()
     check_sound(tmp_path)
+
+
+@pytest.mark.parametrize(("part", "asked"), [("-wal", True), ("-shm", False), ("no such part", False)])
+async def test_the_driver_is_asked_where_the_log_of_an_instance_that_died_is_lost(
+    tmp_path: Path, part: str, asked: bool
+) -> None:
+    """It may have begun a claim, of which only the hardware knows then. A log that was written back at the end is no loss."""
+    dead = open_store(tmp_path)
+    await recovered(dead)
+    mark = dead.keeper.process.folder / f"{dead.keeper.process.id}.lock"
+    left, log = mark.read_bytes(), tmp_path / "records.db-wal"
+    kept = tmp_path / "kept"
+    os.link(log, kept)
+    os.link(tmp_path / "records.db-shm", tmp_path / "kept-shm")
+    await die(dead)
+    mark.write_bytes(left)
+    os.link(kept, log)  # as a killed process leaves it
+    os.link(tmp_path / "kept-shm", tmp_path / "records.db-shm")
+    remove(tmp_path, part)
+    for again in (False, True):
+        async with instance(tmp_path) as store:
+            store.keeper.process.bury()
+            assert await store.recovering() is (asked and not again)
+            await recovered(store)
 
 
 async def test_of_two_claims_with_one_device_the_later_has_it_where_the_log_of_the_end_of_the_other_is_lost(
@@ -533,7 +557,7 @@ WRONG: dict[str, Any] = {
 async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
     tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", 0.01)
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", (0.01, 0.01))
     api, driver = Api(), knowing(answer)
     if isinstance(answer, BaseException):
 
@@ -562,7 +586,7 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
 async def test_the_driver_is_asked_for_another_instance_that_died_before_it_could_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", 0.01)
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_FOR_OTHERS", 0.01)
     api = Api()
     async with room(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
         asking = asyncio.create_task(one.claims.background()["recovery"]())  # type: ignore[arg-type]
@@ -584,7 +608,7 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
 ) -> None:
     monkeypatch.setattr(recovery, "_SLOW", 0.05)
     monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.3)
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", 0.01)
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", (0.01, 0.01))
     go, calls = threading.Event(), []
 
     def hangs() -> list[RecoveredClaim]:

@@ -155,6 +155,29 @@ def test_of_the_dead_their_sockets_are_told_and_their_files_go(folder: Path) -> 
     assert ProcessLock(folder / "nowhere").bury() == []
 
 
+def test_what_the_dead_had_open_is_left_to_who_buries_them_until_that_is_looked_after(folder: Path) -> None:
+    older, others = Opened(1, ((1, 1), (1, 2), (1, 3))), [Opened(i, ((9, i), None, None)) for i in range(20)]
+    with living(folder) as dead, living(folder) as mine:
+        dead.note_records(OPENED)
+        (folder / "1-dead.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
+        mine.bury()
+        mine.note_records(older)
+        (folder / "2-dead.lock").write_bytes((folder / f"{mine.id}.lock").read_bytes())  # killed in its turn
+        for i, opened in enumerate(others):
+            dead.note_records(opened)
+            (folder / f"9-{i:02}.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
+        assert mine.left == [OPENED]
+        with living(folder) as next_one:
+            next_one.bury()
+            assert len(next_one.left) == 16
+            assert set(next_one.left) <= {OPENED, older, *others}
+            next_one.forget_left()
+            assert next_one.left == []
+            (folder / "3-dead.lock").write_bytes((folder / f"{mine.id}.lock").read_bytes())
+            next_one.bury()
+            assert next_one.left == [OPENED, older]
+
+
 def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     path = folder / "1-dead.lock"

@@ -2,23 +2,17 @@
 
 A file that somebody removes lives on in the instances that have it open, and one of them writes it again, under the next
 generation's number. Each instance notes beside its mark of life which generation it has, before it uses it; so an older one, that
-was idle meanwhile, knows that it has not all, and waits. All this is done under one lock.
-
-What cannot be used is set aside in two steps. ``records.db.unmerged-<time>`` has not been read yet, so whoever opens the
-database next does that first; ``records.db.damaged-<time>`` has, and is kept for people. A process may die between any two
-lines here: the files alone say what is left to do.
+was idle meanwhile, knows that it has not all, and waits. All this is done under one lock. A process may die between any two lines
+here: the files alone say what is left to do, see :class:`Folder`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..cdi import ClaimSpecs
@@ -26,14 +20,13 @@ from ..errors import RecordsBusyError
 from ..observe.metrics import Metrics
 from . import rows
 from .files import record_of
+from .folder import POLL, Folder
 from .judge import RECOVER
 from .processes import Instance, Opened, ProcessLock
 from .record import InFlight, Record
 from .salvage import Findings, clone, fill, from_database, from_files, overrule
 from .schema import (
-    PARTS,
     Connection,
-    Inode,
     Inodes,
     connect,
     inodes_of,
@@ -41,9 +34,7 @@ from .schema import (
     is_header_odd,
     is_sound,
     is_torn,
-    lenient,
     make_tables,
-    sync_file,
     transaction,
 )
 
@@ -51,9 +42,6 @@ log = logging.getLogger(__name__)
 MERGED = "merged:"  # + name of a file that was set aside: what it had is in the database
 _GENERATION = "generation"
 _COPIED = "copied"  # what was in the file is in a newer one
-_UNMERGED, _DAMAGED = "unmerged-", "damaged-"
-_POLL = 0.02  # seconds
-_REMOVING = 0.25  # seconds; a busy node may stop who removes between two names
 
 
 class Keeper:
@@ -88,6 +76,7 @@ class Keeper:
         self.wait = wait
         self.metrics = metrics
         self.report: list[str] = []
+        self.folder = Folder(path, process, wait)
 
     def open(self, fault: Exception | None = None, old: Connection | None = None) -> Connection:
         """The database; made where there is none, repaired where it is damaged.
@@ -116,7 +105,7 @@ class Keeper:
 
     def restore(self, db: Connection) -> bool:
         """Gives an open database that lost its name, or its log, a whole file again; False where another instance has made one."""
-        with self._locked():
+        with self.folder.locked():
             if db.is_named(self.path):
                 return True
             named, others = inodes_of(self.path), self._others()
@@ -129,14 +118,14 @@ class Keeper:
     def _opened(self, fault: Exception | None, old: Connection | None) -> Connection:
         deadline = time.monotonic() + self.wait
         while True:
-            with self._locked():
-                self._clean()
+            with self.folder.locked():
+                self.folder.clean()
                 found = self._open_now(fault, old)
                 if isinstance(found, Connection):
                     return found
             if time.monotonic() > deadline:
                 raise RecordsBusyError(f"{self.path} {self._why(found)}")
-            time.sleep(_POLL)
+            time.sleep(POLL)
 
     def _why(self, waited_for: Instance | None) -> str:
         if waited_for is None:
@@ -155,7 +144,7 @@ class Keeper:
             with contextlib.suppress(FileNotFoundError):
                 if found := self._connect_or_set_aside(others, fault):
                     return found
-        unread = self._set_aside_as(_UNMERGED)
+        unread = self.folder.unread()
         newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
         if newer:
             return newer
@@ -164,7 +153,7 @@ class Keeper:
             if old and old.inodes[0] not in unread and self._write_again(old, generation):
                 if found := self._connect_or_set_aside(others):
                     return found
-            self._finish_setting_aside()
+            self.folder.finish_setting_aside()
             self._make(generation)
             return self._connect(others)
         return None
@@ -188,6 +177,7 @@ class Keeper:
 
     def _connect(self, others: Mapping[Instance, Opened], fault: Exception | None = None) -> Connection | Instance:
         """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
+        named = inodes_of(self.path)
         db = connect(self.path, self.wait)
         if torn := _torn(others, db.inodes):
             db.close()
@@ -197,11 +187,23 @@ class Keeper:
                 raise fault
             db.generation = _generation(db)
             self._merge(db)
+            self._ask_for_the_dead(db, named)
             self._note(db)
         except BaseException:
             db.close()
             raise
         return db
+
+    def _ask_for_the_dead(self, db: Connection, named: Inodes) -> None:
+        """Where an instance died whose log is not there any more, what it began may be known to the hardware alone."""
+        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.left):
+            log.warning(
+                "the log of %s is not that of an instance that died: the driver is asked what its hardware knows",
+                self.path,
+            )
+            with transaction(db):
+                rows.set_meta(db, RECOVER, "pending")
+        self.process.forget_left()
 
     def _others(self) -> dict[Instance, Opened]:
         """The other living instances that have a database open."""
@@ -213,8 +215,7 @@ class Keeper:
     def _write_again(self, old: Connection, generation: int) -> bool:
         """False where ``old`` is damaged."""
         if inodes_of(self.path)[0] not in {None, old.inodes[0]}:
-            aside = self._final(self._aside_name())
-            self.path.rename(aside)
+            aside = self.folder.set_aside_alone()
             self._tell(f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}")
         log.error("%s, or its log, was removed while it is in use: it is written again", self.path)
 
@@ -222,7 +223,7 @@ class Keeper:
             # Who comes later to the old file finds that its name has gone elsewhere.
             with transaction(old):
                 clone(old, new)
-                outdated = rows.has_meta(old, _COPIED) or old.inodes[0] in self._set_aside_as(_DAMAGED)
+                outdated = rows.has_meta(old, _COPIED) or old.inodes[0] in self.folder.damaged()
                 # Committed before the copy has its name: whoever dies in between, no copy is taken for the last that is not.
                 rows.set_meta(old, _COPIED, "")
             if outdated:  # who had the newer one is dead, and it is gone
@@ -242,71 +243,21 @@ class Keeper:
             return False
         return True
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One instance makes or repairs; another that saw the same finds the new file.
-
-        Raises :class:`RecordsBusyError` after ``wait`` seconds.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        name = self.path.with_name(".repair-lock")
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            deadline = time.monotonic() + self.wait
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise RecordsBusyError(
-                            f"{self.path} is being repaired by another instance of the plugin for more than {self.wait:g}s: "
-                            "delete its pod if it hangs"
-                        ) from None
-                    time.sleep(_POLL)
-            yield
-        finally:
-            os.close(fd)
-
-    def _clean(self) -> None:
-        for path in self._unfinished():
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as e:
-                log.warning("%s is left behind: %s", path, e.strerror)
-
-    def _unfinished(self) -> list[Path]:
-        """Files that an instance was making when it died."""
-        names = [
-            *self.path.parent.glob(f".{self.path.name}.new-*"),
-            *self.path.parent.glob(f".{self.path.name}.again-*"),
-        ]
-        return [p for p in names if not self.process.alive(p.name.rpartition(".new-")[2])]
-
     def _set_aside(self, fault: Exception) -> None:
-        aside = self._aside_name()
-        # The file first: without its log it would look whole and be old.
-        for part in PARTS:
-            with contextlib.suppress(FileNotFoundError):
-                _with(self.path, part).rename(_with(aside, part))
-        sync_file(self.path.parent)
+        aside = self.folder.set_aside()
         self.metrics.inc("records_damaged_total")
-        self._tell(f"the record database was damaged ({fault}) and is set aside as {self._final(aside)}")
+        self._tell(f"the record database was damaged ({fault}) and is set aside as {aside}")
 
-    def _finish_setting_aside(self) -> None:
-        """A process died between the renames: the log that is left belongs to the newest file that was set aside."""
-        left = [part for part in PARTS[1:] if _with(self.path, part).exists()]
-        aside = max(self._unmerged(), default=None)
-        if not left:
-            return
-        aside = aside or self._final(self._aside_name())
-        for part in left:
-            if not _with(aside, part).exists():
-                _with(self.path, part).rename(_with(aside, part))
+    def _publish(self, make: Callable[[sqlite3.Connection], None], generation: int) -> None:
+        def counted(db: sqlite3.Connection) -> None:
+            make(db)
+            rows.set_meta(db, _GENERATION, str(generation))
+
+        self.folder.publish(counted)
 
     def _make(self, generation: int) -> None:
         """A whole database from everything that is known."""
-        aside = self._unmerged()
+        aside = self.folder.unmerged()
         findings = _all_findings(aside)
         files = from_files(self.specs, findings.rows)
         lost = findings.lost(self.boot_id)
@@ -323,11 +274,11 @@ class Keeper:
             self._tell(f"{len(findings.rows)} records were read from the damaged file")
         if files:
             self._tell(f"{len(files)} records were rebuilt from CDI files: {', '.join(r.uid for r in files)}")
-        self._retire(aside)
+        self.folder.retire(aside)
 
     def _merge(self, db: Connection) -> None:
         """What was set aside and not read goes into the database that there is."""
-        aside = self._unmerged()
+        aside = self.folder.unmerged()
         merged = rows.get_meta(db, MERGED)
         waiting = [p for p in aside if p.name not in merged]
         if waiting:
@@ -340,42 +291,7 @@ class Keeper:
                     rows.set_meta(db, MERGED + path.name, "")
                 rows.set_meta(db, RECOVER, "pending")
             db.execute("PRAGMA synchronous = NORMAL")
-        self._retire(aside)
-
-    def _publish(self, make: Callable[[sqlite3.Connection], None], generation: int) -> None:
-        """A database that ``make`` fills, in one transaction and synced, before it has its name."""
-        new = self.path.with_name(f".{self.path.name}.new-{self.process.id}")
-        new.unlink(missing_ok=True)
-        try:
-            db = sqlite3.connect(new, isolation_level=None)
-            try:
-                db.text_factory = lenient
-                db.execute("PRAGMA journal_mode = MEMORY")
-                with transaction(db):
-                    make(db)
-                    rows.set_meta(db, _GENERATION, str(generation))
-            finally:
-                db.close()
-            new.chmod(0o600)
-            sync_file(new)
-            # What is left of the file that was there before: its log is not ours.
-            rest = [_with(self.path, part) for part in PARTS[1:]]
-            if any(map(Path.exists, rest)):
-                # Who removes `records.db*` removes one name after the other, and must not find ours among them.
-                time.sleep(_REMOVING)
-            for part in rest:
-                part.unlink(missing_ok=True)
-            new.rename(self.path)
-            sync_file(self.path.parent)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-
-    def _retire(self, aside: list[Path]) -> None:
-        for path in aside:
-            for part in reversed(PARTS):  # the file last: it is what says that something is left to do
-                with contextlib.suppress(FileNotFoundError):
-                    _with(path, part).rename(_with(self._final(path), part))
+        self.folder.retire(aside)
 
     # --- the rest -------------------------------------------------------------------------------
 
@@ -411,27 +327,6 @@ class Keeper:
         found = [record_of(self.specs, uid) for uid in files if uid not in known]
         return [r for r in found if r is not None and r.boot_id == self.boot_id], set(files)
 
-    def _unmerged(self) -> list[Path]:
-        return sorted(
-            p for p in self.path.parent.glob(f"{self.path.name}.{_UNMERGED}*") if not p.name.endswith(PARTS[1:])
-        )
-
-    def _set_aside_as(self, what: str) -> set[Inode | None]:
-        """The files that were set aside: they live on under another name."""
-        found: set[Inode | None] = set()
-        for path in self.path.parent.glob(f"{self.path.name}.{what}*"):
-            with contextlib.suppress(OSError):
-                info = path.lstat()
-                found.add((info.st_dev, info.st_ino))
-        return found
-
-    def _aside_name(self) -> Path:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        return self.path.with_name(f"{self.path.name}.{_UNMERGED}{stamp}")
-
-    def _final(self, aside: Path) -> Path:
-        return aside.with_name(aside.name.replace(_UNMERGED, _DAMAGED))
-
     def _conflicts(self, sentences: list[str]) -> None:
         for sentence in sentences:
             self._tell(f"two claims have one device: {sentence}")
@@ -439,10 +334,6 @@ class Keeper:
     def _tell(self, sentence: str) -> None:
         self.report.append(sentence)
         log.error("%s", sentence)
-
-
-def _with(path: Path, part: str) -> Path:
-    return path.with_name(path.name + part)
 
 
 def _generation(db: sqlite3.Connection) -> int:

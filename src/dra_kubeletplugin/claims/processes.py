@@ -22,6 +22,7 @@ import msgspec
 
 _SUFFIX = ".lock"
 _READS = 10  # half a millisecond apart; a write takes a hundredth of one
+_MOST_LEFT = 16  # databases; more did not die since somebody looked after them
 _UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is judged by it
 
 
@@ -44,6 +45,7 @@ class Opened(msgspec.Struct, frozen=True):
 class _Content(msgspec.Struct):
     since: float = 0.0  # unix seconds
     opened: Opened | None = None
+    left: list[Opened] = []
     sockets: list[Owned] = []
 
 
@@ -93,6 +95,17 @@ class ProcessLock:
         """Notes which record database this instance has open."""
         if self._content.opened != opened:
             self._content.opened = opened
+            self._write()
+
+    @property
+    def left(self) -> list[Opened]:
+        """What those had open that were buried: they died with it."""
+        return self._content.left
+
+    def forget_left(self) -> None:
+        """What the dead had open is looked after."""
+        if self._content.left:
+            self._content.left = []
             self._write()
 
     def own(self, sockets: Iterable[Owned]) -> None:
@@ -148,13 +161,22 @@ class ProcessLock:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left += _read(path).sockets
+                    content = _read(path)
+                    left += content.sockets
+                    self._inherit(content)
                     # Still the file that was locked: ids are never used twice, but names can be made by hand.
                     if os.path.samestat(os.fstat(fd), path.stat()):
                         path.unlink()
                 finally:
                     os.close(fd)
         return left
+
+    def _inherit(self, dead: _Content) -> None:
+        """Before its file goes: whoever dies next leaves it to the one after."""
+        found = [o for o in (*dead.left, dead.opened) if o is not None and o not in self._content.left]
+        if found:
+            self._content.left = [*self._content.left, *found][-_MOST_LEFT:]
+            self._write()
 
     @staticmethod
     def pid(id: str) -> str:

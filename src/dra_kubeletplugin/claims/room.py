@@ -35,7 +35,8 @@ from .verify import Verifier
 log = logging.getLogger(__name__)
 _START = 5.0  # seconds that a start waits for leftovers to be undone; they go on behind the sockets
 _LOOK = 2.0  # seconds between looks at the database's name
-_ASK_AGAIN = 30.0  # seconds until a driver that could not tell what it knows is asked again
+_ASK_AGAIN = 1.0, 30.0  # seconds until a driver that could not tell what it knows is asked again, at first and at most
+_ASK_FOR_OTHERS = 5.0  # seconds between looks whether another instance should have asked
 _MEASURE = 2.0  # seconds that a probe waits for the records
 
 
@@ -135,9 +136,11 @@ class Claims:
 
     async def _keep_recovering(self) -> None:
         """The records may also be damaged, and made anew, while the plugin runs: here, or by an instance that died before it asked."""
+        first, longest = _ASK_AGAIN
+        pause = first
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_ASK_AGAIN):
+                async with asyncio.timeout(_ASK_FOR_OTHERS):
                     await self.store.opened.wait()
             self.store.opened.clear()
             try:
@@ -145,8 +148,11 @@ class Claims:
             except DraError as e:
                 log.warning("recovery: %s", e)
                 done = False
-            if not done:
-                await asyncio.sleep(_ASK_AGAIN)
+            if done:
+                pause = first
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
                 self.store.opened.set()
 
     async def stop(self, grace: float) -> None:

@@ -98,6 +98,8 @@ class EventRecorder:
                 await self._send(event)
             except ApiError as e:
                 log.debug("%s: event lost: %s", self.component, e)  # the object's namespace is gone, or the server away
+            except Exception:
+                log.exception("%s: an event cannot be told", self.component)
 
     async def _send(self, event: JSON) -> None:
         moment = time.monotonic()
