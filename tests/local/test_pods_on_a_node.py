@@ -326,9 +326,62 @@ async def test_a_pod_that_has_to_be_probed_runs_and_never_counts_as_ready(room: 
     await room.told("p", f"NotSupported: {text}")
 
 
-async def test_a_pod_that_asks_for_what_its_kubelet_does_not_have_stays_pending(room: Room) -> None:
-    rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
-    container = {"name": "main", "image": "i", "restartPolicy": "Never", "restartPolicyRules": [rule]}
-    await bound(room, containers=[container])
-    await room.told("p", "not supported by the local cluster: restartPolicyRules of container main")
+async def test_a_pod_bound_by_hand_that_the_node_has_no_room_for_fails_and_nothing_of_it_starts(room: Room) -> None:
+    taking = {"name": "main", "image": "busybox", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    await bound(room, "first", containers=[{**taking, "command": ["sleep", "infinity"]}])
+    await room.runs("first")
+    found = await bound(room, "second", containers=[taking])
+    failed = await phase(room, "Failed", "second")
+    text = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
+    assert (failed["status"]["reason"], failed["status"]["message"]) == ("NodePorts", f"Pod was rejected: {text}")
+    await room.told("second", f"NodePorts: {text}")
+    assert room.cluster.node.runtime.statuses(found["metadata"]["uid"]) == {}
+    await room.kubelet.restart()
+    await room.delete("first")
+    await room.gone("first")
+    await bound(room, "third", containers=[{**taking, "command": ["sleep", "infinity"]}])
+    await room.runs("third")
+
+
+async def test_a_pod_that_is_active_for_too_long_is_ended_and_unprepared(room: Room) -> None:
+    async with room.plugin() as plugin:
+        await room.run(activeDeadlineSeconds=1, restartPolicy="Always")
+        failed = await phase(room, "Failed")
+        status = failed["status"]
+        text = "Pod was active on the node longer than the specified deadline"
+        assert (status["reason"], status["message"]) == ("DeadlineExceeded", text)
+        assert "terminated" in status["containerStatuses"][0]["state"]
+        assert plugin.count("unprepare") == 1
+
+
+@pytest.mark.parametrize(("kind", "what"), [("Directory", "directory"), ("CharDevice", "character device")])
+async def test_a_host_path_of_another_type_keeps_the_pod_waiting(
+    room: Room, tmp_path: Path, kind: str, what: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    volumes = [{"name": "v", "hostPath": {"path": str(tmp_path / "file"), "type": kind}}]
+    await bound(room, volumes=volumes)
+    text = f'MountVolume.SetUp failed for volume "v" : hostPath type check failed: {tmp_path}/file is not a {what}'
+    await room.told("p", f"FailedMount: {text}")
     await room.waits()
+
+
+async def test_a_container_that_must_not_be_root_and_is_does_not_start(room: Room) -> None:
+    await bound(room, securityContext={"runAsNonRoot": True, "runAsUser": 0})
+    await room.told("p", "container's runAsUser breaks non-root policy")
+    await room.waits()
+
+
+async def test_a_container_with_a_rule_for_its_exit_code_restarts_where_its_policy_would_not(room: Room) -> None:
+    rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
+    container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
+    await bound(room, containers=[{**container, "restartPolicy": "Never", "restartPolicyRules": [rule]}])
+    end(room, await room.runs(), code=42)
+
+    async def again() -> bool:
+        found = await room.cluster.pod("p")
+        return bool(found and found["status"]["containerStatuses"][0]["restartCount"] == 1)
+
+    await room.until("the restart", again)
+    end(room, await room.runs(), code=1)
+    await phase(room, "Failed")

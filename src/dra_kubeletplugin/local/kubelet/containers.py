@@ -60,6 +60,10 @@ async def config_of(
     except MountError as e:
         raise ConfigError(str(e)) from None
     security = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+    if security.get("runAsNonRoot") and security.get("runAsUser") == 0:
+        meta = pod["metadata"]
+        where = f'pod: "{meta["name"]}_{meta["namespace"]}({meta["uid"]})", container: {container["name"]}'
+        raise ConfigError(f"container's runAsUser breaks non-root policy ({where})")
     return ContainerConfig(
         container["name"],
         role,

@@ -11,10 +11,11 @@ from typing import Any
 from ...errors import ApiError
 from ...kube import KubeClient
 from ..events import EventRecorder
-from ..informer import PODS, Change, Informers
+from ..informer import NODES, PODS, Change, Informers, is_finished
 from ..runtime.interface import ContainerRuntime
 from ..supervision import Supervisor
 from ..workqueue import Backoff, WorkQueue
+from .admission import Refusal, refusal
 from .claims import ClaimManager
 from .containers import requests_of
 from .health import DeviceKey, HealthMonitor
@@ -65,7 +66,9 @@ class Kubelet:
             self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self.health.follow
         )
         self.manager = ClaimManager(self.plugins, self.root / "dra_manager_state", self.timers.call)
-        self.informers = Informers(self.client, {PODS: f"spec.nodeName={self.name}"})
+        self.informers = Informers(
+            self.client, {PODS: f"spec.nodeName={self.name}", NODES: f"metadata.name={self.name}"}
+        )
         self.informers.on(PODS, self._pod_changed)
         self.pod_resources = PodResources(
             self.root / "pod-resources" / "kubelet.sock", self.manager, lambda: self.informers.all(PODS)
@@ -83,7 +86,9 @@ class Kubelet:
             self.timers,
             self._queue.add_after,
             self._allocated,
+            self._admits,
         )
+        self._admitted: set[str] = set()  # UIDs
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -168,8 +173,37 @@ class Kubelet:
         return self.informers.by_uid(PODS, uid)
 
     async def _sync(self, uid: str) -> None:
-        await self._pods.sync(uid, self._pod(uid))
+        pod = self._pod(uid)
+        await self._pods.sync(uid, pod)
         self._told.pop(uid, None)
+        if pod is None:
+            self._admitted.discard(uid)
+
+    async def _admits(self, pod: JSON) -> Refusal | None:
+        """Once a pod is admitted it stays so: also over a restart of the kubelet, which begins where it has a start time."""
+        uid = pod["metadata"]["uid"]
+        if uid in self._admitted or (pod.get("status") or {}).get("startTime"):
+            return None
+        node = self.informers.find(NODES, self.name)
+        if node is None or refusal(pod, node, self._others(uid)):
+            try:
+                node = await self.client.get(NODES, self.name)  # the copy may be older than what the scheduler saw
+            except ApiError as e:
+                raise Later(f"kubelet cannot get node info: {e}") from None
+            if refused := refusal(pod, node, self._others(uid)):
+                return refused
+        self._admitted.add(uid)
+        return None
+
+    def _others(self, uid: str) -> list[JSON]:
+        """Pods that were admitted before and have not finished."""
+        return [
+            p
+            for p in self.informers.all(PODS)
+            if (other := p["metadata"]["uid"]) != uid
+            and not is_finished(p)
+            and (other in self._admitted or (p.get("status") or {}).get("startTime"))
+        ]
 
     def _failed(self, uid: str, error: Exception) -> None:
         """An error belongs to its pod: told once for the same text, and the pod is tried again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Collection
 from typing import Any
 
@@ -46,7 +47,8 @@ async def publish_node(client: KubeClient, name: str, runtime: str) -> None:
 
 def _capacity() -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
-    return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory}Ki", "pods": str(_PODS)}
+    disk = str(shutil.disk_usage("/").total)
+    return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory}Ki", "ephemeral-storage": disk, "pods": str(_PODS)}
 
 
 async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Collection[str] = ()) -> None:

@@ -55,11 +55,27 @@ def stamp(seconds: float) -> str:
 
 def restarts(pod: Mapping[str, Any], container: Mapping[str, Any], role: Role, exit_code: int) -> bool:
     """Whether a container that ended is started again."""
-    policy = container.get("restartPolicy") if role is not Role.INIT else None
-    policy = policy or pod["spec"].get("restartPolicy", "Always")
+    if any(_applies(rule, exit_code) for rule in container.get("restartPolicyRules") or []):
+        return True
+    policy = container.get("restartPolicy") or pod["spec"].get("restartPolicy", "Always")
     if role is Role.INIT:
         return exit_code != 0 and policy != "Never"
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
+
+
+def _applies(rule: Mapping[str, Any], exit_code: int) -> bool:
+    """Of a rule for restarts (KEP-5307), of which ``Restart`` is the only action."""
+    codes = rule.get("exitCodes") or {}
+    return (exit_code in (codes.get("values") or [])) == (codes.get("operator") == "In")
+
+
+def seconds_left(pod: Mapping[str, Any]) -> float | None:
+    """Until the pod has been active for too long; None where there is no end to it, or it has not begun."""
+    limit, since = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
+    if limit is None or not since:
+        return None
+    begun = datetime.fromisoformat(str(since))
+    return float((begun - datetime.now(UTC)).total_seconds() + limit)
 
 
 def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) -> Phase:

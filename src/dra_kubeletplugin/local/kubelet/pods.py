@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...resources.defaults import now
 from ..events import EventRecorder
 from ..informer import CLAIMS, POD_CLAIM_NAME, PODS, is_finished, words_of
 from ..runtime.interface import (
@@ -23,9 +24,10 @@ from ..runtime.interface import (
     Sandbox,
     State,
 )
+from .admission import Refusal
 from .claims import ClaimManager, PrepareError
 from .containers import ConfigError, config_of, requests_of, roles
-from .pod_status import Phase, Seen, Waiting, phase_of, restarts, status_of
+from .pod_status import Phase, Seen, Waiting, phase_of, restarts, seconds_left, status_of
 from .timers import Timers
 from .unsupported import not_run, refusals
 from .volumes import MountError, Volumes
@@ -33,6 +35,7 @@ from .volumes import MountError, Volumes
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _STEADY = 600.0  # seconds that a container must have run for its pause between restarts to begin anew
+_TOO_LONG = Refusal("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 _LAST_WORDS = 2.0  # seconds of grace for containers of a pod that is gone already
 
 
@@ -61,6 +64,7 @@ class PodSync:
     Args:
         look_in: has a pod looked at after some seconds.
         health: answers ``allocatedResourcesStatus`` of a pod's container.
+        admits: says why the node does not take a pod, None where it does.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class PodSync:
         timers: Timers,
         look_in: Callable[[str, float], None],
         health: Callable[[JSON, Mapping[str, Any], Mapping[str, str]], list[JSON]],
+        admits: Callable[[JSON], Awaitable[Refusal | None]],
     ) -> None:
         self.client = client
         self.manager = manager
@@ -82,6 +87,7 @@ class PodSync:
         self.timers = timers
         self.look_in = look_in
         self.health = health
+        self.admits = admits
         self._states: dict[str, PodState] = {}
 
     async def sync(self, uid: str, pod: JSON | None) -> None:
@@ -111,8 +117,17 @@ class PodSync:
 
     async def _run(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
+        left = seconds_left(pod)
+        if left is not None and left <= 0:
+            await self._end(pod, state, _TOO_LONG)
+            return
+        if left is not None:
+            self.look_in(uid, left)
         statuses = self.runtime.statuses(uid)
         if not statuses and not state.prepared:
+            if refused := await self.admits(pod):
+                await self._refuse(pod, refused)
+                return
             for text in refusals(pod):
                 await self._hold(pod, state, "FailedCreatePodSandBox", text)
             for text in not_run(pod):
@@ -131,6 +146,25 @@ class PodSync:
         await self._tell(pod, state, Phase.RUNNING)  # it has finished once its devices are free
         await self._unprepare(uid)
         await self._tell(pod, state, phase)
+
+    async def _end(self, pod: JSON, state: PodState, why: Refusal) -> None:
+        """A pod that may not run on. It has failed once its devices are free."""
+        self._once(pod, state, why.reason, "Normal", why.reason, why.message)
+        await self._stop_all(pod, state)
+        await self._unprepare(pod["metadata"]["uid"])
+        await self._tell(pod, state, Phase.FAILED, why)
+
+    async def _refuse(self, pod: JSON, refused: Refusal) -> None:
+        """The pod has failed, and is not tried again."""
+        meta = pod["metadata"]
+        status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
+        body = {"metadata": {"uid": meta["uid"]}, "status": {**status, "startTime": now()}}
+        try:
+            await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+        except ApiError as e:
+            if e.status != 404:
+                raise
+        self.events.warn(pod, "Pod", refused.reason, refused.message)
 
     async def _prepare(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
@@ -393,7 +427,7 @@ class PodSync:
 
     # --- status ---------------------------------------------------------------------------------
 
-    async def _tell(self, pod: JSON, state: PodState, phase: Phase | None) -> None:
+    async def _tell(self, pod: JSON, state: PodState, phase: Phase | None, why: Refusal | None = None) -> None:
         """Writes the pod's status where it is another. ``phase`` None leaves that as it is."""
         pod = state.pod
         meta = pod["metadata"]
@@ -405,6 +439,8 @@ class PodSync:
         except PrepareError:
             claims = {}
         new = status_of(pod, statuses, state.seen, shown, lambda container: self.health(pod, container, claims))
+        if why is not None:
+            new |= {"reason": why.reason, "message": why.message}
         ours = {c["type"] for c in new["conditions"]}
         new["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in ours]
         new["conditions"].sort(key=lambda c: str(c["type"]))

@@ -8,7 +8,7 @@ from typing import Any
 from .containers import roles
 
 JSON = Mapping[str, Any]
-_REFUSED = ("restartPolicyRules", "volumeDevices")
+_REFUSED = ("volumeDevices",)
 _READY = ("readinessProbe", "startupProbe")
 _NOT_RUN = (*_READY, "livenessProbe", "lifecycle")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -49,7 +49,7 @@ class Volumes:
     async def _one(self, pod: JSON, volume: JSON) -> Mount:
         types = [key for key in volume if key != "name" and volume[key] is not None]
         if types == ["hostPath"]:
-            return Mount(Path(volume["hostPath"]["path"]), "", from_host=True)
+            return Mount(_host_path(volume["hostPath"]), "", from_host=True)
         place = self.folder / volume["name"]
         place.mkdir(parents=True, exist_ok=True)
         match types:
@@ -104,6 +104,28 @@ class Volumes:
 
 class _Missing(Exception):
     """Something that a volume is made of."""
+
+
+_HOST_KINDS: Mapping[str, tuple[Callable[[Path], bool], str]] = {
+    "Directory": (Path.is_dir, "directory"),
+    "File": (Path.is_file, "file"),
+    "Socket": (Path.is_socket, "socket file"),
+    "CharDevice": (Path.is_char_device, "character device"),
+    "BlockDevice": (Path.is_block_device, "block device"),
+}
+
+
+def _host_path(source: JSON) -> Path:
+    """Nothing is created on the machine: what ``DirectoryOrCreate`` would make is made by nobody.
+
+    Raises :class:`_Missing` where the path is not of the type asked for.
+    """
+    path, kind = Path(source["path"]), str(source.get("type") or "")
+    known = _HOST_KINDS.get(kind.removesuffix("OrCreate"))
+    may_be_missing = kind.endswith("OrCreate") and not path.exists()
+    if known is not None and not may_be_missing and not known[0](path):
+        raise _Missing(f"hostPath type check failed: {path} is not a {known[1]}")
+    return path
 
 
 def _config(found: JSON) -> dict[str, bytes]:

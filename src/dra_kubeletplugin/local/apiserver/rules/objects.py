@@ -10,7 +10,8 @@ from ....resources import metadata_rules, names, rules
 from ....resources.fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, unsupported
 from ....resources.quantity import Quantity, QuantityError
 from ..kinds import Kind
-from .pods import label_selector, validate_pod, validate_template, validate_update
+from .label_selectors import label_selector
+from .pods import validate_pod, validate_template, validate_update
 
 JSON = Mapping[str, Any]
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

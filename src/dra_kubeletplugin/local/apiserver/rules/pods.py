@@ -13,15 +13,35 @@ from typing import Any
 from ....resources import names, rules
 from ....resources.fields import FieldError, duplicate, forbidden, invalid, invalids, required, unsupported
 from ....resources.quantity import Quantity, QuantityError
+from .label_selectors import label_selector
+from .pod_probes import validate_life
+from .pod_security import validate_container_security, validate_security
+from .pod_spread import validate_spread
+from .pod_volumes import validate_uses, validate_volumes
 
 JSON = Mapping[str, Any]
 _RESTART = ("Always", "Never", "OnFailure")
 _DNS = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
 _PULL = ("Always", "IfNotPresent", "Never")
 _EFFECTS = ("NoExecute", "NoSchedule", "PreferNoSchedule")
+_MIRROR = "kubernetes.io/config.mirror"
 _NOTHING = Quantity(0)
 _NATIVE = ("cpu", "memory", "ephemeral-storage")
+_OF_PODS = ("cpu", "hugepages-", "memory")
 _ENV = re.compile(r"[ -<>-~]+")
+_ENV_FIELDS = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+)
+_ENV_KEYED = re.compile(r"metadata\.(labels|annotations)\['[^']+'\]")
+_ENV_RESOURCES = tuple(f"{kind}.{name}" for kind in ("limits", "requests") for name in _NATIVE)
 _PORT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -29,6 +49,12 @@ def validate_pod(pod: JSON) -> list[FieldError]:
     """Every fault of a new pod, beside those of its metadata."""
     spec = pod.get("spec") or {}
     out = validate_spec(spec, "spec")
+    if spec.get("ephemeralContainers"):
+        out.append(forbidden("spec.ephemeralContainers", "cannot be set on create"))
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if _MIRROR in annotations and not spec.get("nodeName"):
+        rule = "must set spec.nodeName if mirror pod annotation is set"
+        out.append(invalid(f"metadata.annotations[{_MIRROR}]", "", rule))
     gates = spec.get("schedulingGates") or []
     if gates and spec.get("nodeName"):
         out.append(forbidden("spec.nodeName", "cannot be set until all schedulingGates have been cleared"))
@@ -45,8 +71,8 @@ def validate_template(template: Any, path: str, restart: Sequence[str] = ("Alway
 
 
 def validate_spec(spec: JSON, path: str) -> list[FieldError]:
-    out = _volumes(spec.get("volumes") or [], f"{path}.volumes")
-    volumes = {v.get("name") for v in spec.get("volumes") or []}
+    out = validate_volumes(spec.get("volumes") or [], f"{path}.volumes")
+    volumes = {v.get("name", ""): v for v in spec.get("volumes") or []}
     claims = spec.get("resourceClaims") or []
     out += _claims(claims, f"{path}.resourceClaims")
     known = {c.get("name") for c in claims}
@@ -54,8 +80,12 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
     if not containers:
         out.append(required(f"{path}.containers"))
     seen: set[str] = set()
-    out += _containers(containers, f"{path}.containers", known, volumes, seen)
-    out += _containers(spec.get("initContainers") or [], f"{path}.initContainers", known, volumes, seen, init=True)
+    shared = bool(spec.get("hostNetwork"))
+    out += _host_ports(containers, f"{path}.containers")
+    out += _containers(containers, f"{path}.containers", known, volumes, seen, host_network=shared)
+    out += _containers(
+        spec.get("initContainers") or [], f"{path}.initContainers", known, volumes, seen, host_network=shared, init=True
+    )
     if spec.get("restartPolicy") not in _RESTART:
         out.append(_choice(f"{path}.restartPolicy", spec.get("restartPolicy"), _RESTART))
     if spec.get("dnsPolicy") not in _DNS:
@@ -67,7 +97,11 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
     out += _names(spec, path)
     out += _tolerations(spec.get("tolerations") or [], f"{path}.tolerations")
     out += _gates(spec.get("schedulingGates") or [], f"{path}.schedulingGates")
-    return out + _affinity(spec.get("affinity") or {}, f"{path}.affinity") + _spread(spec, path)
+    out += validate_security(spec, path) + _of_pod(spec, f"{path}.resources")
+    if spec.get("dnsPolicy") == "None" and not (spec.get("dnsConfig") or {}).get("nameservers"):
+        rule = "must provide at least one DNS nameserver when `dnsPolicy` is None"
+        out.append(required(f"{path}.dnsConfig.nameservers", rule))
+    return out + _affinity(spec.get("affinity") or {}, f"{path}.affinity") + validate_spread(spec, path)
 
 
 def _choice(path: str, value: Any, allowed: Sequence[str]) -> FieldError:
@@ -100,7 +134,14 @@ def _names(spec: JSON, path: str) -> list[FieldError]:
 
 
 def _containers(
-    containers: Sequence[JSON], path: str, claims: set[Any], volumes: set[Any], seen: set[str], *, init: bool = False
+    containers: Sequence[JSON],
+    path: str,
+    claims: set[Any],
+    volumes: Mapping[str, JSON],
+    seen: set[str],
+    *,
+    host_network: bool,
+    init: bool = False,
 ) -> list[FieldError]:
     out: list[FieldError] = []
     for i, container in enumerate(containers):
@@ -120,9 +161,11 @@ def _containers(
             out.append(invalid(f"{where}.image", image, "must not have leading or trailing whitespace"))
         if container.get("imagePullPolicy") not in _PULL:
             out.append(_choice(f"{where}.imagePullPolicy", container.get("imagePullPolicy"), _PULL))
-        out += _ports(container.get("ports") or [], f"{where}.ports")
+        out += _ports(container.get("ports") or [], f"{where}.ports", host_network=host_network)
         out += _environment(container.get("env") or [], f"{where}.env")
-        out += _mounts(container, where, volumes)
+        out += _environment_from(container.get("envFrom") or [], f"{where}.envFrom")
+        out += validate_uses(container, where, volumes)
+        out += validate_container_security(container, where) + validate_life(container, where)
         out += _resources(container.get("resources") or {}, f"{where}.resources", claims)
         out += _restart(container, where, init=init)
     return out
@@ -142,7 +185,7 @@ def _restart(container: JSON, where: str, *, init: bool) -> list[FieldError]:
     return out
 
 
-def _ports(ports: Sequence[JSON], path: str) -> list[FieldError]:
+def _ports(ports: Sequence[JSON], path: str, *, host_network: bool) -> list[FieldError]:
     out: list[FieldError] = []
     known: set[str] = set()
     for i, port in enumerate(ports):
@@ -159,8 +202,28 @@ def _ports(ports: Sequence[JSON], path: str) -> list[FieldError]:
             out.append(required(f"{where}.containerPort"))
         elif not 1 <= number <= 65535:
             out.append(invalid(f"{where}.containerPort", number, "must be between 1 and 65535, inclusive"))
+        host = port.get("hostPort")
+        if host and not 1 <= host <= 65535:
+            out.append(invalid(f"{where}.hostPort", host, "must be between 1 and 65535, inclusive"))
+        elif host and host_network and host != number:
+            out.append(invalid(f"{where}.containerPort", number, "must match `hostPort` when `hostNetwork` is true"))
         if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
             out.append(_choice(f"{where}.protocol", port.get("protocol"), ("TCP", "UDP", "SCTP")))
+    return out
+
+
+def _host_ports(containers: Sequence[JSON], path: str) -> list[FieldError]:
+    """No two containers have one port of the host."""
+    out: list[FieldError] = []
+    taken: set[str] = set()
+    for i, container in enumerate(containers):
+        for j, port in enumerate(container.get("ports") or []):
+            if not port.get("hostPort"):
+                continue
+            key = f"{port.get('protocol', '')}/{port.get('hostIP', '')}/{port['hostPort']}"
+            if key in taken:
+                out.append(duplicate(f"{path}[{i}].ports[{j}].hostPort", key))
+            taken.add(key)
     return out
 
 
@@ -187,25 +250,41 @@ def _environment(env: Sequence[JSON], path: str) -> list[FieldError]:
                     rule if not source else "may not have more than one field specified at a time",
                 )
             )
+        elif source:
+            out += _env_source(source, f"{path}[{i}].valueFrom")
     return out
 
 
-def _mounts(container: JSON, where: str, volumes: set[Any]) -> list[FieldError]:
-    out: list[FieldError] = []
-    paths: set[str] = set()
-    for i, mount in enumerate(container.get("volumeMounts") or []):
-        path = f"{where}.volumeMounts[{i}]"
-        name, target = mount.get("name", ""), mount.get("mountPath", "")
+def _env_source(source: JSON, path: str) -> Iterable[FieldError]:
+    if (ref := source.get("fieldRef")) is not None:
+        field = ref.get("fieldPath") or ""
+        if not field:
+            yield required(f"{path}.fieldRef.fieldPath")
+        elif field not in _ENV_FIELDS and not _ENV_KEYED.fullmatch(field):
+            yield unsupported(f"{path}.fieldRef.fieldPath", field, _ENV_FIELDS)
+    if (ref := source.get("resourceFieldRef")) is not None:
+        name = ref.get("resource") or ""
         if not name:
-            out.append(required(f"{path}.name"))
-        elif name not in volumes:
-            out.append(FieldError("FieldValueNotFound", f"{path}.name", f'Not found: "{name}"'))
-        if not target:
-            out.append(required(f"{path}.mountPath"))
-        elif target in paths:
-            out.append(invalid(f"{path}.mountPath", target, "must be unique"))
-        paths.add(target)
-    return out
+            yield required(f"{path}.resourceFieldRef.resource")
+        elif name not in _ENV_RESOURCES and not name.startswith(("limits.hugepages-", "requests.hugepages-")):
+            yield unsupported(f"{path}.resourceFieldRef.resource", name, _ENV_RESOURCES)
+    for kind in ("configMapKeyRef", "secretKeyRef"):
+        if (ref := source.get(kind)) is not None:
+            for field in ("name", "key"):
+                if not ref.get(field):
+                    yield required(f"{path}.{kind}.{field}")
+
+
+def _environment_from(sources: Sequence[JSON], path: str) -> Iterable[FieldError]:
+    for i, source in enumerate(sources):
+        given = [k for k in ("configMapRef", "secretRef") if source.get(k) is not None]
+        if not given:
+            yield invalid(f"{path}[{i}]", "", "must specify one of: `configMapRef` or `secretRef`")
+        elif len(given) > 1:
+            yield invalid(f"{path}[{i}]", "", "may not have more than one field specified at a time")
+        for kind in given:
+            if not source[kind].get("name"):
+                yield required(f"{path}[{i}].{kind}.name")
 
 
 def _resources(resources: JSON, path: str, claims: set[Any]) -> list[FieldError]:
@@ -224,17 +303,37 @@ def _resources(resources: JSON, path: str, claims: set[Any]) -> list[FieldError]
         where = f"{path}.requests"
         limit = limits.get(name)
         if limit is None:
-            if _is_extended(name):
+            if _is_extended(name) or _is_huge(name):
                 out.append(required(f"{path}.limits", "Limit must be set for non overcommitable resources"))
             continue
         asked, most = _amount(amount), _amount(limit)
         if asked is None or most is None:
             continue
-        if _is_extended(name) and asked != most:
+        if (_is_extended(name) or _is_huge(name)) and asked != most:
             out.append(invalid(where, amount, f"must be equal to {name} limit of {limit}"))
         elif asked > most:
             out.append(invalid(where, amount, f"must be less than or equal to {name} limit of {limit}"))
+    given = limits.keys() | requests.keys()
+    if any(_is_huge(name) for name in given) and not given & {"cpu", "memory"}:
+        out.append(forbidden(path, "HugePages require cpu or memory"))
     return out + _container_claims(resources.get("claims") or [], f"{path}.claims", claims)
+
+
+def _of_pod(spec: JSON, path: str) -> list[FieldError]:
+    """``spec.resources``: of the pod as a whole, so no less than what its containers ask for together."""
+    out: list[FieldError] = []
+    whole = spec.get("resources") or {}
+    for field in ("limits", "requests"):
+        for name in whole.get(field) or {}:
+            if name not in _OF_PODS and not _is_huge(name):
+                out.append(unsupported(f"{path}.{field}[{name}]", name, _OF_PODS))
+    for name, amount in (whole.get("requests") or {}).items():
+        asked = [((c.get("resources") or {}).get("requests") or {}).get(name) for c in spec.get("containers") or []]
+        together = sum((a for text in asked if (a := _amount(text))), _NOTHING)
+        if (own := _amount(amount)) is not None and own < together:
+            rule = f"must be greater than or equal to aggregate container requests of {together}"
+            out.append(invalid(f"{path}.requests[{name}]", amount, rule))
+    return out
 
 
 def _resource_name(name: str, where: str) -> list[FieldError]:
@@ -320,27 +419,6 @@ def _shown_claim(claim: JSON) -> JSON:
     }
 
 
-def _volumes(volumes: Sequence[JSON], path: str) -> list[FieldError]:
-    out: list[FieldError] = []
-    seen: set[str] = set()
-    for i, volume in enumerate(volumes):
-        name = volume.get("name", "")
-        if not name:
-            out.append(required(f"{path}[{i}].name"))
-        else:
-            out += invalids(f"{path}[{i}].name", name, names.label(name))
-            if name in seen:
-                out.append(duplicate(f"{path}[{i}].name", name))
-            seen.add(name)
-        sources = [k for k, v in volume.items() if k != "name" and v is not None]
-        for extra in sources[1:]:
-            out.append(forbidden(f"{path}[{i}].{extra}", "may not specify more than 1 volume type"))
-        host = volume.get("hostPath")
-        if host is not None and not host.get("path"):
-            out.append(required(f"{path}[{i}].hostPath.path"))
-    return out
-
-
 def _tolerations(tolerations: Sequence[JSON], path: str) -> list[FieldError]:
     out: list[FieldError] = []
     for i, toleration in enumerate(tolerations):
@@ -412,44 +490,16 @@ def _weight(term: JSON, path: str) -> list[FieldError]:
 
 def _pod_term(term: JSON, path: str) -> list[FieldError]:
     out = label_selector(term.get("labelSelector") or {}, f"{path}.labelSelector")
+    out += label_selector(term.get("namespaceSelector") or {}, f"{path}.namespaceSelector")
+    for i, namespace in enumerate(term.get("namespaces") or []):
+        out += invalids(f"{path}.namespaces[{i}]", namespace, names.label(namespace))
+    if term.get("labelSelector") is None:
+        unselected = [f for f in ("matchLabelKeys", "mismatchLabelKeys") if term.get(f)]
+        out += [forbidden(f"{path}.{f}", "must not be specified when labelSelector is not set") for f in unselected]
     key = term.get("topologyKey", "")
     if not key:
         return [*out, required(f"{path}.topologyKey", "can not be empty")]
     return out + invalids(f"{path}.topologyKey", key, names.qualified(key))
-
-
-def label_selector(selector: JSON, path: str) -> list[FieldError]:
-    """Every fault of a LabelSelector."""
-    out: list[FieldError] = []
-    for key, value in (selector.get("matchLabels") or {}).items():
-        out += invalids(f"{path}.matchLabels", key, names.qualified(key))
-        out += invalids(f"{path}.matchLabels", value, names.label_value(value))
-    for i, term in enumerate(selector.get("matchExpressions") or []):
-        where = f"{path}.matchExpressions[{i}]"
-        operator, values = term.get("operator", ""), term.get("values") or []
-        if operator in {"In", "NotIn"} and not values:
-            out.append(required(f"{where}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
-        elif operator in {"Exists", "DoesNotExist"} and values:
-            rule = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
-            out.append(forbidden(f"{where}.values", rule))
-        elif operator not in {"In", "NotIn", "Exists", "DoesNotExist"}:
-            out.append(invalid(f"{where}.operator", operator, "not a valid selector operator"))
-        out += invalids(f"{where}.key", term.get("key", ""), names.qualified(term.get("key", "")))
-    return out
-
-
-def _spread(spec: JSON, path: str) -> list[FieldError]:
-    out: list[FieldError] = []
-    for i, constraint in enumerate(spec.get("topologySpreadConstraints") or []):
-        where = f"{path}.topologySpreadConstraints[{i}]"
-        if constraint.get("maxSkew", 0) <= 0:
-            out.append(invalid(f"{where}.maxSkew", constraint.get("maxSkew", 0), "must be greater than zero"))
-        if not constraint.get("topologyKey"):
-            out.append(required(f"{where}.topologyKey", "can not be empty"))
-        allowed = ("DoNotSchedule", "ScheduleAnyway")
-        if constraint.get("whenUnsatisfiable") not in allowed:
-            out.append(_choice(f"{where}.whenUnsatisfiable", constraint.get("whenUnsatisfiable"), allowed))
-    return out
 
 
 # --- updates ----------------------------------------------------------------------------------------
