@@ -81,7 +81,7 @@ WORKLOADS = (
     Workload("steady state, 500 nodes, empty", 500, 50, 400, steady=True, published="81"),
     Workload("steady state, 100 nodes, half full", 100, 400, 400, steady=True, published="115 to 121 (500 nodes)"),
     Workload(
-        "partitions with backtracking, 100 nodes", 100, 20, 100,
+        "partitions with backtracking, 100 nodes", 100, 10, 80,
         [request("a", "small", 2), request("b", "middle", 2), request("c", "small", 1)], partitions,
     ),
 )  # fmt: skip

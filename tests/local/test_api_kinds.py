@@ -543,3 +543,20 @@ async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_the
     await curl.make(f"{CORE}/pods", asking)
     assert (await used())["requests.example.com/gpu"] == "4"
     assert "count/pods=1" in (await curl("POST", f"{CORE}/pods", pod("q"))).message
+
+
+async def test_types_are_published_as_json_and_who_reads_protobuf_only_is_told(curl: Curl) -> None:
+    old = {"Accept": "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"}
+    answer = await curl("GET", "/openapi/v2", headers=old)
+    assert (answer.status, "--validate=false" in answer.message) == (406, True)
+    document = (await curl("GET", "/openapi/v2", headers={"Accept": "application/json"})).json
+    assert "io.k8s.api.resource.v1.DeviceClass" in document["definitions"]
+
+
+async def test_generations_are_counted_where_kubernetes_counts_them(curl: Curl) -> None:
+    made = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
+    assert made["metadata"]["generation"] == 1
+    await curl("PATCH", f"{APPS}/deployments/d/status", {"status": {"replicas": 1}}, MERGE)
+    changed = await curl("PATCH", f"{APPS}/deployments/d", {"spec": {"replicas": 3}}, MERGE)
+    assert changed.json["metadata"]["generation"] == 2
+    assert "generation" not in (await curl.make(f"{CORE}/configmaps", {"metadata": {"name": "c"}}))["metadata"]

@@ -154,6 +154,33 @@ async def test_a_command_that_is_not_there_is_told_in_containerds_words(runtime:
     assert told.value.reason == "RunContainerError"
 
 
+async def test_a_network_device_that_this_runc_would_leave_out_is_no_false_pass(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    edits = {"netDevices": [{"hostInterfaceName": "lo", "name": "net0"}]}
+    spec = {"cdiVersion": "1.1.0", "kind": "example.com/net", "devices": [{"name": "one", "containerEdits": edits}]}
+    (tmp_path / "cdi/net.json").write_text(json.dumps(spec))
+    if [int(n) for n in runtime.version.partition("://")[2].split(".")] >= [1, 3]:
+        pytest.skip("this runc moves network devices")
+    with pytest.raises(
+        ContainerError, match=r"a device wants a network device of the host, which runc .* would leave out"
+    ):
+        await runtime.start(sandbox(tmp_path), shell("true", cdi_devices=["example.com/net=one"]))
+
+
+async def test_what_is_left_of_a_machine_that_went_down_goes_with_the_first_container(tmp_path: Path) -> None:
+    runtimes = [
+        RuncRuntime(tmp_path / "c", Images({}, tmp_path / "i"), [], await Runc.find(tmp_path / "runc"))
+        for _ in range(2)
+    ]
+    await runtimes[0].start(sandbox(tmp_path), shell("sleep 1000"))
+    left = await (await Runc.find(tmp_path / "runc")).list()
+    await runtimes[1].start(sandbox(tmp_path, "u2"), shell("sleep 1000"))
+    assert not set(left) & set(await (await Runc.find(tmp_path / "runc")).list())
+    for runtime in runtimes:
+        await runtime.close()
+
+
 async def test_a_container_that_ignores_its_stop_signal_ends_after_the_grace(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,3 +77,36 @@ def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_list
 def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
     with pytest.raises(ControlPlaneError, match="there is no etcd in it that can be run"):
         ControlPlane(tmp_path, tmp_path / "plane").__enter__()
+
+
+def test_what_a_killed_pytest_started_ends_with_it(tmp_path: Path) -> None:
+    """A session that is killed, by a CI's time limit say, runs no line of its own any more."""
+    deaf = "trap '' TERM; while :; do sleep 0.05; done"
+    assets = install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
+    script = (
+        "import sys, pathlib; from dra_kubeletplugin.testing.controlplane import ControlPlane\n"
+        f"ControlPlane(pathlib.Path({str(assets)!r}), pathlib.Path({str(tmp_path / 'plane')!r})).__enter__()"
+    )
+    session = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        until(lambda: len(alive(assets)) == 2)
+    finally:
+        session.kill()
+        session.wait()
+    until(lambda: not alive(assets))
+
+
+def alive(assets: Path) -> list[str]:
+    """The command lines of what runs from that folder."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_text())
+    return [line for line in lines if f"/bin/sh\0{assets}/" in line]
+
+
+def until(check: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.01)

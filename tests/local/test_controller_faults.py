@@ -134,7 +134,11 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
             await until(cluster, "unbind", lambda: len(driver.ports) == 1)
             await cluster.client.delete(PODS, "pod-first", "default", grace=0)
             await until(cluster, "unbind", lambda: not driver.ports)
-            assert not await records(cluster)
+
+            async def forgotten() -> bool:
+                return not await records(cluster)
+
+            await cluster.wait("the records to go", forgotten)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])

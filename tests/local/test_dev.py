@@ -249,6 +249,8 @@ def test_every_verb_is_offered_and_has_help() -> None:
     shown = "".join(command("--help").stdout.split())
     assert all(verb in shown for verb in cli.DEV_VERBS)
     assert "--effect" in command("health", "--help").stdout
+    page = (ROOT / "docs/dev.md").read_text()
+    assert all(f"`{verb}" in page for verb in cli.DEV_VERBS)
 
 
 # --- clusters of their own --------------------------------------------------------------------------------
@@ -345,6 +347,8 @@ def _alive(pid: int) -> bool:
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
         (["--state", "{deep/}" + "x" * 60], "sockets are made below it"),
         (["nowhere.py"], "nowhere.py is not a file"),
+        (["unplugg"], "'unplugg' is neither a driver nor a verb: did you mean `dra dev unplug`?"),
+        (["--nodes", "2", GPU, "--http-address", ":0"], "--http-address is of one process"),
         ([GPU, "--health-interval", "soon"], "'soon' is not a duration"),
     ],
 )

@@ -314,3 +314,21 @@ async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_se
     await room.told("env", 'Failed: Error: secret "none" not found')
     for name in ("disk", "config", "env"):
         await room.waits(name)
+
+
+async def test_a_pod_that_has_to_be_probed_runs_and_never_counts_as_ready(room: Room) -> None:
+    probe = {"exec": {"command": ["true"]}}
+    container = {"name": "main", "image": "i", "command": ["sleep", "infinity"], "readinessProbe": probe}
+    await bound(room, containers=[container])
+    found = await room.runs()
+    assert not found["status"]["containerStatuses"][0]["ready"]
+    text = "the local cluster does not run the readinessProbe of container main, so it never counts as ready"
+    await room.told("p", f"NotSupported: {text}")
+
+
+async def test_a_pod_that_asks_for_what_its_kubelet_does_not_have_stays_pending(room: Room) -> None:
+    rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
+    container = {"name": "main", "image": "i", "restartPolicy": "Never", "restartPolicyRules": [rule]}
+    await bound(room, containers=[container])
+    await room.told("p", "not supported by the local cluster: restartPolicyRules of container main")
+    await room.waits()

@@ -9,7 +9,7 @@ from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import NODES, SLICES
-from dra_kubeletplugin.slices import ClusterScope
+from dra_kubeletplugin.slices import ClusterScope, NodeScope
 
 from .publishing import DRIVER, Odd, api, inventory_of, publishing, until
 
@@ -99,6 +99,18 @@ async def test_a_pool_that_is_named_like_another_node_is_left_out_alone() -> Non
             assert sorted(published(server)) == ["node", "node/1", "serial-77"]
             assert sorted(inventory.left_out) == ["pool node-b", "pool node-b/1"]
             assert "another node's name" in inventory.left_out["pool node-b/1"]
+
+
+async def test_a_name_that_was_no_node_s_is_asked_for_once_and_one_that_was_is_asked_for_until_it_is_free() -> None:
+    scope = NodeScope(DRIVER, "node")
+    async with api() as server, KubeClient(server.config) as client:
+        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b"}})
+        assert list(await scope.reserved(client, ["node/1", "node-b/1", "serial-77"])) == ["node-b/1"]
+        await client.delete(NODES, "node-b")
+        server.faults.calls.clear()
+        for _ in range(3):
+            assert await scope.reserved(client, ["node/1", "node-b/1", "serial-77"]) == {}
+        assert [path for verb, path in server.faults.calls if verb == "GET"] == ["/api/v1/nodes/node-b"]
 
 
 async def test_an_instance_that_has_stepped_back_is_ready_although_a_pool_cannot_be_published() -> None:

@@ -546,3 +546,39 @@ def test_rejections_name_the_plugin_that_decides_what_may_help() -> None:
     cycle.feasible()
     assert Diagnosis(2, cycle.rejected).plugins == {Plugin.FIT, Plugin.NODE_UNSCHEDULABLE}
     assert str(Diagnosis(0)) == "no nodes available to schedule pods"
+
+
+def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
+    """Counter sets count for all nodes: without care each node would be searched anew after each pod."""
+    cache = cluster({})
+    for name in ("a", "b"):
+        for i, content in enumerate(
+            (
+                {"sharedCounters": [{"name": "g", "counters": {"slots": {"value": "2"}}}]},
+                {
+                    "devices": [
+                        {"name": "d", "consumesCounters": [{"counterSet": "g", "counters": {"slots": {"value": "1"}}}]}
+                    ]
+                },
+            )
+        ):
+            pool = {"name": name, "generation": 1, "resourceSliceCount": 2}
+            spec = {"driver": DRIVER, "nodeName": name, "pool": pool, **content}
+            cache.slice_changed({"metadata": {"name": f"{name}{i}", "uid": f"{name}{i}"}, "spec": spec}, gone=False)
+    cache.claims.observe(claim("c"))
+    memory = AllocationMemory()
+    nodes = [node("a"), node("b")]
+
+    def found() -> dict[str, object]:
+        claims = read(with_claims("c"), cache)
+        assert isinstance(claims, PodClaims)
+        allocations = Allocations(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
+        Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations).feasible()
+        [by_node] = memory.found.values()
+        return dict(by_node)
+
+    before = found()
+    cache.claims.observe(allocated("x", "d", "a"))
+    after = found()
+    assert after["a"] is not before["a"]
+    assert after["b"] is before["b"]

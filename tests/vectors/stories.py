@@ -107,6 +107,14 @@ class Telling:
                 await self._patch(path + "/status", {"status": {"allocatable": node["allocatable"]}})
             else:
                 await self.post(node)
+        async with asyncio.timeout(self.limit):
+            while not await self._nodes_are_as_given():  # what is new has a taint until it was looked at
+                await asyncio.sleep(0.02)
+
+    async def _nodes_are_as_given(self) -> bool:
+        given = {n["name"]: len(n.get("taints") or ()) + bool(n.get("unschedulable")) for n in self.story["nodes"]}
+        nodes = (await self._call("GET", PATHS["nodes"]))["items"]
+        return all(len(n["spec"].get("taints") or ()) == given[n["metadata"]["name"]] for n in nodes)
 
     # --- steps ----------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
     dev.add_argument(
-        "--api-cert", metavar="FILE", help="certificate for HTTPS, with --api-key; plain HTTP when left out"
+        "--api-cert", metavar="FILE", help="certificate of the API server, with --api-key; one of its own when left out"
     )
     dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
     dev.add_argument(

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from ..errors import ApiError
 from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
+from ..resources.names import SUBDOMAIN
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
 from .apiserver.journal import Journal, open_storage
@@ -312,9 +314,9 @@ def _simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRunti
 
 def _hosts(address: str) -> list[str]:
     """The names and addresses by which a server at HOST:PORT is reached."""
-    host = address.rpartition(":")[0].strip("[]")
+    host, own_name = address.rpartition(":")[0].strip("[]"), socket.gethostname().lower()
     own = [] if host in {"", "0.0.0.0", "::"} else [host]
-    return [*own, "127.0.0.1", "::1", "localhost"]
+    return [*own, "127.0.0.1", "::1", "localhost", *([own_name] if SUBDOMAIN.fullmatch(own_name) else [])]
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -67,6 +67,7 @@ class NodeScope:
     def __init__(self, driver: str, node: str) -> None:
         self.driver = driver
         self.node = node
+        self._nodes: dict[str, bool] = {}  # what pools begin with, and whether it is a node
         self.selector = f"spec.driver={driver},spec.nodeName={node}"
         self.middle = node
 
@@ -82,7 +83,12 @@ class NodeScope:
         """What begins with the name of another node is that node's: its plugin and this one would make one pool of two answers."""
         owners = {pool: pool.partition("/")[0] for pool in pools}
         strange = {n for n in owners.values() if n != self.node and not names.subdomain(n)}
-        others = {n for n in strange if await _exists(client, n)}
+        # Each name is asked for once, and again only while it is a node's: a fleet may have thousands of serial numbers.
+        self._nodes = {n: found for n, found in self._nodes.items() if n in strange}
+        for name in strange:
+            if self._nodes.get(name, True):
+                self._nodes[name] = await _exists(client, name)
+        others = {n for n, found in self._nodes.items() if found}
         return {
             pool: f"{printable(node)!r} is another node's name, and pools are unique in the cluster: begin with {self.node!r}"
             for pool, node in owners.items()

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from .api import AsyncApi
+from .survivors import Watcher
 
 JSON = dict[str, Any]
 START = 60.0  # seconds until a server that is not ready is given up
@@ -53,6 +54,7 @@ class ControlPlane:
         self.feature_gates = feature_gates
         self.kubeconfig = folder / "kubeconfig"
         self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._watchers: list[Watcher] = []
         self.ended: list[subprocess.Popen[bytes]] = []
         self._token = secrets.token_hex(16)
 
@@ -104,6 +106,7 @@ class ControlPlane:
         with output.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder)  # noqa: S603
         self._running.append((process, output))
+        self._watchers.append(Watcher(process.pid, command[1]))
 
     def _wait(self, url: str) -> None:
         end = time.monotonic() + START
@@ -157,6 +160,8 @@ class ControlPlane:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        while self._watchers:
+            self._watchers.pop().close()
 
 
 def etcd_command(binary: Path, data: Path, client: int, peer: int) -> list[str]:

@@ -21,6 +21,7 @@ from ..plugin import Plugin
 from ..settings import Settings
 from .api import PATIENCE, FaultError
 from .hosting import Hosted
+from .survivors import Watcher
 
 READY = 20.0  # seconds
 _LOOK = 0.1  # seconds between looks at what a plugin says of itself
@@ -108,6 +109,7 @@ class OwnProcess:
         self._environment = {**os.environ, **_environment(settings), **given, "PYTHONPATH": path}
         self._process: asyncio.subprocess.Process | None = None
         self._ended_by_us = False
+        self._watcher: Watcher | None = None
 
     async def start(self) -> None:
         """As :meth:`InProcess.start`; the error has the end of the process's log."""
@@ -115,6 +117,7 @@ class OwnProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target), env=self._environment, stderr=log
             )
+        self._watcher = Watcher(self._process.pid, self._target)
         try:
             async with asyncio.timeout(READY):
                 while await self._not_ready():
@@ -134,12 +137,19 @@ class OwnProcess:
                     await self._process.wait()
             except TimeoutError:
                 await self.kill()
+        self._forget()
 
     async def kill(self) -> None:
         if self._process and self._process.returncode is None:
             self._ended_by_us = True
             self._process.kill()
             await self._process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._watcher:
+            self._watcher.close()
+            self._watcher = None
 
     async def rescan(self) -> None:
         raise FaultError("the driver runs in a process of its own: it looks by itself, and is not asked to")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import socket
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -66,9 +68,9 @@ class Tokens:
         return found.user if found and found.expires > time.time() else None
 
 
-def authenticate(request: Request, tokens: Tokens) -> User:
-    """Raises :class:`Refusal`."""
-    _check_source(request)
+def authenticate(request: Request, tokens: Tokens, names: Collection[str] = ()) -> User:
+    """``names`` are those of the addresses at which the server was asked to serve. Raises :class:`Refusal`."""
+    _check_source(request, names)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip()) if kind.lower() == "bearer" else None
     if user is None:
@@ -82,9 +84,10 @@ def authenticate(request: Request, tokens: Tokens) -> User:
     return User(name, (*groups, "system:authenticated"))
 
 
-def _check_source(request: Request) -> None:
+def _check_source(request: Request, names: Collection[str]) -> None:
     host = request.headers.get("host", "")
-    if not _is_ours(_name(f"//{host}")):
+    name = _name(f"//{host}")
+    if name not in names and not _is_ours(name):
         raise Refusal(403, "Forbidden", f"the request is for host {host!r}, and this server is the local cluster's")
     origin = request.headers.get("origin")
     if origin is not None:
@@ -100,7 +103,7 @@ def _name(url: str) -> str:
 
 def _is_ours(host: str) -> bool:
     """An address says where it leads; of names, only those that are this machine's own."""
-    if host in _LOCAL or host.endswith(".localhost"):
+    if host in _LOCAL or host.endswith(".localhost") or host == socket.gethostname().lower():
         return True
     try:
         ipaddress.ip_address(host)

@@ -66,6 +66,11 @@ class Kind:
         return self.group == GROUP and self.kind in _STRUCTURED
 
     @property
+    def counts_generations(self) -> bool:
+        """Whether objects have a generation, which a change of their spec increases."""
+        return self.storage not in _WITHOUT_GENERATION and self.group != _RBAC
+
+    @property
     def custom(self) -> bool:
         return bool(self.schemas)
 
@@ -83,6 +88,12 @@ class Kind:
 
 
 _STRUCTURED = frozenset({"ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})
+_WITHOUT_GENERATION = frozenset(
+    {
+        "namespaces", "nodes", "events", "serviceaccounts", "configmaps", "secrets", "services", "resourcequotas", "limitranges",
+        "leases.coordination.k8s.io", "resourceclaims.resource.k8s.io", "resourceclaimtemplates.resource.k8s.io",
+    }
+)  # fmt: skip
 _DRA = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
 _RBAC = "rbac.authorization.k8s.io"

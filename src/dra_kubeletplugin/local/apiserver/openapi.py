@@ -7,12 +7,16 @@ from typing import Any
 
 from .discovery import VERSION, Discovery
 from .kinds import Kind, Registry
+from .refusals import Refusal
 from .schemas import tables
 
 JSON = dict[str, Any]
 _MACHINERY = ("apis.meta.", "api.resource.", "runtime.", "util.")
 _OURS = {"go", "nested"}  # of the tables, not of OpenAPI
 _OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
+_JSON_ONLY = (
+    "OpenAPI v2 is served as JSON only: kubectl 1.29 and later reads v3; an older one works with --validate=false"
+)
 _V3, _V2 = "#/components/schemas/", "#/definitions/"
 
 
@@ -20,8 +24,8 @@ class OpenApi:
     def __init__(self, registry: Registry, discovery: Discovery) -> None:
         self.registry, self.discovery = registry, discovery
 
-    def answer(self, path: str, served: Collection[str] | None) -> JSON | None:
-        """The document at ``path``; None where there is none."""
+    def answer(self, path: str, served: Collection[str] | None, accept: str) -> JSON | None:
+        """The document at ``path``; None where there is none. Raises :class:`Refusal` where it is wanted in protobuf only."""
         match [p for p in path.split("/") if p]:
             case ["openapi", "v3"]:
                 found = [("", "v1")]
@@ -33,6 +37,8 @@ class OpenApi:
             case ["openapi", "v3", "apis", group, version] if version in self.discovery.versions(group, served):
                 return self._document(group, version)
             case ["openapi", "v2"]:
+                if "proto" in accept and "json" not in accept:
+                    raise Refusal(406, "NotAcceptable", _JSON_ONLY)
                 return self._version_2(served)
         return None
 

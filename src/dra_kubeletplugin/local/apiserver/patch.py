@@ -36,7 +36,7 @@ def apply(kind: str, target: Target, current: dict[str, Any], change: Any) -> An
             name = tables.name_of(target.kind.group, target.version, target.kind.kind)
             return strategic(current, change, tables.named(name) if name else _NONE)
     except PatchError as e:
-        raise Refusal(422, "Invalid", f"the patch cannot be applied: {e}") from None
+        raise Refusal(422, "Invalid", f"the server rejected our request due to an error in our request: {e}") from None
     accepted = f"{JSON_PATCH}, {MERGE}, application/apply-patch+yaml" + ("" if target.kind.custom else f", {STRATEGIC}")
     raise Refusal(
         415,

@@ -30,8 +30,8 @@ def not_allowed() -> Refusal:
 
 
 def invalid(kind: str, group: str, name: str, causes: Sequence[tuple[str, str, str]]) -> Refusal:
-    """``causes`` are reason, field and message of each."""
-    listed = [f"{field}: {message}" for _, field, message in causes]
+    """``causes`` are reason, field and message of each; one that comes twice is in the sentence once."""
+    listed = list(dict.fromkeys(f"{field}: {message}" for _, field, message in causes))
     text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
     details: JSON = {"name": name, "group": group, "kind": kind}
     details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]

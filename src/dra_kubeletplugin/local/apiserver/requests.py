@@ -113,11 +113,14 @@ def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
 # --- objects ----------------------------------------------------------------------------------------
 
 
-def new_metadata(meta: JSON) -> JSON:
+def new_metadata(meta: JSON, *, counts: bool = False) -> JSON:
+    """``counts``: the object has a generation."""
     kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
     kept.pop("deletionTimestamp", None)
     kept.pop("deletionGracePeriodSeconds", None)
-    return kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
+    kept.pop("generation", None)
+    made = kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+    return made | {"generation": 1} if counts else made
 
 
 def managed_of(obj: JSON) -> Any:

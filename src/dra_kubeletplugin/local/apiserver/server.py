@@ -64,6 +64,7 @@ class ApiServer:
         self.public_url = ""
         self._front = HttpServer(self._handle, *front) if front else None
         self._http = HttpServer(self._handle, address, tls)
+        self._names = {a.rpartition(":")[0].lower() for a in (address, front[0] if front else "")} - {""}
         self._registry = Registry()
         self._quotas = Quotas(self.storage)
         self._reader = Reader(self.storage)
@@ -192,7 +193,7 @@ class ApiServer:
         try:
             if self.faults.down:
                 raise Refusal(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")
-            user = authenticate(request, self.tokens)
+            user = authenticate(request, self.tokens, self._names)
             if self.faults.throttle and not request.path.startswith("/openapi"):
                 self.faults.throttle -= 1
                 refused = status_response(Refusal(429, "TooManyRequests", "too many requests, try again"))
@@ -210,7 +211,8 @@ class ApiServer:
         if request.method in {"GET", "HEAD"}:
             found = self._discovery.answer(request.path, self.faults.served)
             if found is None:
-                found = self._openapi.answer(request.path, self.faults.served)
+                accept = request.headers.get("accept", "")
+                found = self._openapi.answer(request.path, self.faults.served, accept)
             if found is not None:
                 return json_response(found)
         return await self._resource(request, user)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,8 @@ class Writer:
         if self.storage.get(target.storage, target.namespace, named) is not None:
             raise already_exists(target, named)
         self.quotas.admit(target, obj, None)
-        obj["metadata"] = new_metadata({**obj["metadata"], "name": named})
+        counts = target.kind.counts_generations
+        obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
         self._manage(obj, managed or managing.updated(request, target, None, obj))
         return Written(self._keep(target, obj, None, dry=dry), 201)
 
@@ -267,7 +269,7 @@ class Writer:
         self._no_new_finalizers(target, meta, before)
         obj = strategy.stored(target.kind, obj)
         meta = obj["metadata"]
-        if obj.get("spec") != old.get("spec"):
+        if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
         if same_object(obj, old):
             return Written(old, 200)
@@ -282,9 +284,10 @@ class Writer:
     def _no_new_finalizers(target: Target, meta: JSON, before: JSON) -> None:
         added = [f for f in meta.get("finalizers") or () if f not in (before.get("finalizers") or ())]
         if before.get("deletionTimestamp") and added:
-            message = f"Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers {added}"
-            cause = ("FieldValueForbidden", "metadata.finalizers", message)
-            raise invalid(target.kind.kind, target.kind.group, target.name, [cause])
+            listed = ", ".join(json.dumps(f) for f in added)
+            why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
+            cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
+            raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])  # both sets of rules say it
 
     # --- keeping --------------------------------------------------------------------------------
 

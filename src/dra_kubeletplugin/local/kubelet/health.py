@@ -81,7 +81,7 @@ class HealthMonitor:
         if version is None or (known and not known.done()):
             return
         self._tasks[connection] = asyncio.create_task(
-            self._follow(connection, version), name=f"health {connection.driver}"
+            self._watched(connection, version), name=f"health {connection.driver}"
         )
 
     async def run(self) -> None:
@@ -100,6 +100,13 @@ class HealthMonitor:
     def forget(self, driver: str) -> None:
         """No instance of the driver answers any more: nothing is known of its devices."""
         self._look({k for k in self._reports if k[0] == driver}, forget=True)
+
+    async def _watched(self, connection: Connection, version: str) -> None:
+        try:
+            await self._follow(connection, version)
+        except Exception:
+            log.exception("kubelet: the health of %s is not followed any more", connection.driver)
+            self.forget(connection.driver)
 
     async def _follow(self, connection: Connection, version: str) -> None:
         pb, pb_grpc = _STREAMS[version]

@@ -160,6 +160,12 @@ class PluginWatcher:
             await asyncio.wait([monitor])
         await connection.channel.close()
 
+    async def _watched(self, connection: Connection) -> None:
+        try:
+            await self._monitor(connection)
+        except Exception:
+            log.exception("kubelet: whether %s answers is not known any more", connection.driver)
+
     async def _monitor(self, connection: Connection) -> None:
         """Keeps the connection up, and notices when the plugin stops to answer. Never returns."""
         channel = connection.channel
@@ -237,7 +243,7 @@ class PluginWatcher:
             info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
         )
         self.connected.setdefault(info.name, []).append(connection)
-        self._monitors[connection] = asyncio.create_task(self._monitor(connection), name=f"plugin {info.name}")
+        self._monitors[connection] = asyncio.create_task(self._watched(connection), name=f"plugin {info.name}")
         self.changed.set()
         self.on_new(connection)
         log.info("kubelet: plugin %s registered with %s", info.name, version)

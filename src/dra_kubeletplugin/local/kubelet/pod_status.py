@@ -11,6 +11,7 @@ from typing import Any
 from ...resources.defaults import now
 from ..runtime.interface import ContainerStatus, Role, State
 from .containers import roles
+from .unsupported import may_be_ready
 
 JSON = dict[str, Any]
 SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods of which nothing really runs
@@ -178,7 +179,8 @@ def _container(
         out["state"] = _state(status)
         runs = status.state is State.RUNNING
         out["started"] = runs
-        out["ready"] = runs if role is not Role.INIT else status.state is State.EXITED and not status.exit_code
+        ended_well = status.state is State.EXITED and not status.exit_code
+        out["ready"] = ended_well if role is Role.INIT else runs and may_be_ready(container)
         last = seen.last.get(name)
     out["lastState"] = _state(last) if last and last.state is State.EXITED else {}
     if found := health(container):

@@ -27,6 +27,7 @@ from .claims import ClaimManager, PrepareError
 from .containers import ConfigError, config_of, requests_of, roles
 from .pod_status import Phase, Seen, Waiting, phase_of, restarts, status_of
 from .timers import Timers
+from .unsupported import not_run, refusals
 from .volumes import MountError, Volumes
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,10 @@ class PodSync:
         uid = pod["metadata"]["uid"]
         statuses = self.runtime.statuses(uid)
         if not statuses and not state.prepared:
+            for text in refusals(pod):
+                await self._hold(pod, state, "FailedCreatePodSandBox", text)
+            for text in not_run(pod):
+                self._once(pod, state, text, "Warning", "NotSupported", text)
             await self._prepare(pod, state)
         if state.volumes is None:
             await self._make_volumes(pod, state)

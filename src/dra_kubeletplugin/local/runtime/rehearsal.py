@@ -7,7 +7,8 @@ Annotations, of which those that name a container come first::
     simulated.dra-kubeletplugin.dev/exit-code: "1,0"      # of the first start, and of all that follow
 
 Without them a pod whose containers are restarted for ever runs for ever, since a server is what it most likely is. Of other pods,
-Jobs among them, a container lasts as long as its ``sleep`` says, for ever where it waits for ever, and a second otherwise.
+Jobs among them, a container lasts as long as its ``sleep`` says, for ever where it waits for ever, and a second otherwise;
+it fails where its last words are ``exit 3`` or ``false``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SLEEP = re.compile(r"\bsleep\s+(\d+(?:\.\d+)?)([smhd]?)\b")
 _FOREVER = re.compile(r"\bsleep\s+inf|\btail\s+-[fF]|\bwhile\b|\buntil\b|(?:^|[\s/])pause(?:\s|$)")
+_EXIT = re.compile(r"(?:^|[\s;&|])exit\s+(\d{1,3})\s*;?\s*$")
+_FALSE = re.compile(r"(?:^|[\s;&|/])false\s*;?\s*$")
 _SHORT = 1.0  # seconds
 
 
@@ -40,7 +43,7 @@ def part_of(sandbox: Sandbox, container: ContainerConfig) -> Part:
     seconds = _seconds(duration[1], duration[0]) if duration else _guess(sandbox, container)
     if duration is None and codes is not None and seconds is None and container.role is not Role.SIDECAR:
         seconds = _SHORT  # a code is of something that ends
-    return Part(seconds, _code(codes[1], codes[0], container.attempt) if codes else 0)
+    return Part(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
 
 
 def _annotation(sandbox: Sandbox, container: ContainerConfig, what: str) -> tuple[str, str] | None:
@@ -55,11 +58,22 @@ def _guess(sandbox: Sandbox, container: ContainerConfig) -> float | None:
         return 0.0
     if container.role is Role.SIDECAR or sandbox.restart_policy == "Always":
         return None
-    text = " ".join([*container.command, *container.args])
+    text = _text(container)
     if _FOREVER.search(text):
         return None
     slept = [float(number) * _UNITS[unit or "s"] for number, unit in _SLEEP.findall(text)]
     return sum(slept) if slept else _SHORT
+
+
+def _guessed_code(container: ContainerConfig) -> int:
+    text = _text(container)
+    if found := _EXIT.search(text):
+        return int(found[1]) % 256
+    return int(bool(_FALSE.search(text)))
+
+
+def _text(container: ContainerConfig) -> str:
+    return " ".join([*container.command, *container.args])
 
 
 def _seconds(text: str, key: str) -> float | None:

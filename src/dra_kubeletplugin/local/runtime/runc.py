@@ -128,6 +128,8 @@ class Runc:
     async def _watch_over(self) -> None:
         """A small shell that waits for our end, by whatever cause, and then ends the containers that are left."""
         async with self._guarding:
+            if self._guard is None:  # what a machine that went down left
+                await asyncio.gather(*(self.delete(container) for container in await self.list()))
             if self._guard is None or self._guard.returncode is not None:
                 self._guard = await asyncio.create_subprocess_exec(
                     "sh", "-c", _GUARD, "dra-dev-guard", str(self.root),

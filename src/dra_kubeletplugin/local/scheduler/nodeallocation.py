@@ -38,6 +38,8 @@ def fingerprint(claim: JSON) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
+    slices: Slices
+    labels: Mapping[str, str]
     pools: list[Pool]
     uses: list[Use]
     results: Allocated
@@ -100,12 +102,15 @@ class Allocations:
 
         Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
         :class:`AllocationTimeout` where the time is up."""
-        pools = self._memory.pools.pools(node, self._slices)
-        uses = [self._use.get(p.key, UNUSED) for p in pools]
         if self._key is not key:
             self._key, self._known = key, self._memory.of(key, self._classes)
         known = self._known
         found = known.get(node.name)
+        if found and found.slices is self._slices and found.labels is node.labels:
+            pools = found.pools
+        else:
+            pools = self._memory.pools.pools(node, self._slices)
+        uses = [self._use.get(p.key, UNUSED) for p in pools]
         if found and found.pools is pools and found.uses == uses:
             return found.results
         left = min(self._limit, self._end - time.monotonic())
@@ -113,7 +118,7 @@ class Allocations:
             raise AllocationTimeout("timed out trying to allocate devices")
         results = self._search(node, claims, pools, uses, left)
         if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):
-            known[node.name] = _Found(pools, uses, results)
+            known[node.name] = _Found(self._slices, node.labels, pools, uses, results)
         return results
 
     def _search(
@@ -122,6 +127,8 @@ class Allocations:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
         self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit)
+        if self._cancelled:
+            self._state.cancelled = True  # in the moment before there was anything to cancel
         search = Search(self._state, pools, claims)
         if not search.run():
             return None

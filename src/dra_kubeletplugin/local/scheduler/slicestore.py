@@ -91,7 +91,9 @@ class PoolCache:
             elsewhere = True
             return slices.by_pool.get(key, ())
 
-        pools = gather([*local, *slices.wide], node.node, everywhere)
+        found = gather([*local, *slices.wide], node.node, everywhere)
+        # Counters count for all nodes: of a pool of another node that is as it should be there is nothing to look at.
+        pools = [p for p in found if p.candidates or p.invalid or p.incomplete]
         self._known[node.name] = _Known(node.labels, local, slices.wide, slices if elsewhere else None, pools)
         return pools
 

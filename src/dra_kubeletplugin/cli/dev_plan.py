@@ -1,0 +1,179 @@
+"""What ``dra dev`` was asked for, checked whole before anything is started: all that is wrong is told at once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..driver import Driver, load_driver
+from ..errors import SettingsError
+from ..local.dev import manifests
+from ..local.dev.drivers import Program
+from ..local.runtime.images import ImageError, parse_option
+from ..settings import NODE_ONLY, ControllerSettings, Settings, load
+from . import DEV_PLACES, DEV_VERBS, dev_driver
+from .options import given
+
+_HEALTH = "1s"  # a laptop's user waits for it
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")
+_MAX_NODES = 100
+_MAX_SOCKET = 107  # bytes of a Unix socket's path
+_BELOW = len(
+    "/node-100/kubelet/plugins_registry/dra-0123456789012345678901-reg.sock"
+)  # the longest that a driver needs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, checked as far as it can be before anything is started."""
+
+    settings: Settings
+    programs: Sequence[Program]
+    controllers: Sequence[Program]
+    nodes: Sequence[str]
+    hosts: Sequence[str]  # of each node, or empty: this machine
+    apply: list[manifests.Manifest]
+    images: Mapping[str, Path]
+    containers: bool
+    state: Path | None
+    address: str
+    certificate: tuple[Path, Path] | None
+    reload: bool
+
+
+def planned(args: argparse.Namespace) -> Plan:
+    """Raises :class:`SettingsError` with all that is wrong, and :class:`DriverError`."""
+    drivers = {target: _loaded(target) for target in args.drivers}
+    options = given(args)
+    settings = load(options | {"kubeconfig": ""})
+    faults: list[str] = []
+    if len(drivers) > 1 and settings.driver_name:
+        faults.append("--driver-name is of one driver, and several are given")
+    if settings.http_address and len(drivers) * args.nodes > 1:
+        faults.append("--http-address is of one process, and each driver is one on each node")
+    names = [settings.driver_name or d.name for d in drivers.values()]
+    faults += [f"two drivers are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    nodes = _nodes(args, settings, faults)
+    if args.images and not args.containers:
+        faults.append("--image is of containers that really run: give --containers too")
+    images = _images(args.images, faults)
+    found = _ADDRESS.fullmatch(args.api_address)
+    if not found or int(found[2]) > 65535:
+        faults.append(f"--api-address {args.api_address!r} is not HOST:PORT")
+    state = Path(args.state).absolute() if args.state else None
+    if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
+        faults.append(
+            f"--state {state} is {over} bytes too long: sockets are made below it, and their paths hold {_MAX_SOCKET}"
+        )
+    certificate = _certificate(args, faults)
+    to_apply: list[manifests.Manifest] = []
+    try:
+        to_apply = manifests.read([Path(p) for p in args.apply])
+    except manifests.ManifestError as e:
+        faults += e.faults
+    if faults:
+        raise SettingsError(*faults)
+    return Plan(
+        settings,
+        [_program(target, driver, settings, options) for target, driver in drivers.items()],
+        [_controller(target, driver, settings, options) for target, driver in drivers.items()]
+        if args.controller
+        else [],
+        nodes,
+        args.hosts * args.nodes if len(args.hosts) == 1 else args.hosts,
+        to_apply,
+        images,
+        args.containers,
+        state,
+        args.api_address,
+        certificate,
+        not args.no_reload,
+    )
+
+
+def _loaded(target: str) -> type[Driver]:
+    """Raises :class:`SettingsError` for a verb that is misspelt, and :class:`DriverError`."""
+    near = difflib.get_close_matches(target, DEV_VERBS, 1, 0.7)
+    if near and not Path(target).exists():
+        raise SettingsError(f"{target!r} is neither a driver nor a verb: did you mean `dra dev {near[0]}`?")
+    return load_driver(target)
+
+
+def _nodes(args: argparse.Namespace, settings: Settings, faults: list[str]) -> list[str]:
+    nodes = [settings.node_name or "node-1"] if args.nodes == 1 else [f"node-{i + 1}" for i in range(args.nodes)]
+    if not 1 <= args.nodes <= _MAX_NODES:
+        faults.append(f"--nodes {args.nodes}: from 1 to {_MAX_NODES}")
+    elif args.nodes > 1 and settings.node_name:
+        faults.append("--node-name is of one node, and --nodes asks for several")
+    if args.hosts and len(args.hosts) not in {1, args.nodes}:
+        faults.append(f"--host is given {len(args.hosts)} times for {args.nodes} nodes: once for all, or once for each")
+    return nodes
+
+
+def _images(given_images: list[str], faults: list[str]) -> dict[str, Path]:
+    images: dict[str, Path] = {}
+    for text in given_images:
+        try:
+            name, folder = parse_option(text)
+            images[name] = folder
+        except ImageError as e:
+            faults.append(str(e))
+    return images
+
+
+def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Path] | None:
+    if bool(args.api_cert) != bool(args.api_key):
+        faults.append("--api-cert and --api-key go together")
+        return None
+    if not args.api_cert:
+        return None
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(args.api_cert, args.api_key)
+    except OSError as e:  # ssl.SSLError is one
+        faults.append(f"--api-cert {args.api_cert} with --api-key {args.api_key}: {e}")
+    return Path(args.api_cert), Path(args.api_key)
+
+
+def _program(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
+    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
+    flags = _flags(Settings, options, DEV_PLACES | {"node_name"})
+    if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
+        flags += ["--health-interval", _HEALTH]
+    health = driver.health is not Driver.health
+    return Program(settings.driver_name or driver.name, [*argv, *flags], _ENV, _files(driver), health)
+
+
+def _controller(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
+    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
+    flags = _flags(
+        ControllerSettings, options, DEV_PLACES | NODE_ONLY | {"http_address"}
+    )  # the address is the plugin's
+    return Program(settings.driver_name or driver.name, [*argv, *flags], _ENV, _files(driver))
+
+
+_ENV = {"PYTHONUNBUFFERED": "1"}
+
+
+def _flags(kind: type[Settings], options: Mapping[str, str], without: frozenset[str]) -> list[str]:
+    """The options as they were given, for a process of the driver."""
+    out: list[str] = []
+    for f in fields(kind):
+        if f.name in options and f.name not in without:
+            out += [f.metadata["flag"]] if f.default is False else [f.metadata["flag"], str(options[f.name])]
+    return out
+
+
+def _files(driver: type[Driver]) -> list[Path]:
+    """Python files whose change makes the driver start anew: its own, and those beside it."""
+    source = getattr(sys.modules.get(driver.__module__), "__file__", None)
+    return sorted(Path(source).parent.glob("*.py")) if source else []
+
+
+__all__ = ["Plan", "planned"]
