@@ -12,6 +12,7 @@ PCI_UNSAFE     ``1`` publishes also the functions that carry the host's disks, c
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -278,8 +279,9 @@ def _carried(sysfs: Path, kind: str) -> Mapping[str, list[str]]:
     out: dict[str, list[str]] = {}
     folder = sysfs / "class" / kind
     for device in folder.iterdir() if folder.is_dir() else ():
-        for above in device.resolve().parents:
-            out.setdefault(str(above), []).append(device.name)
+        with contextlib.suppress(FileNotFoundError):  # it went away while we look
+            for above in device.resolve().parents:
+                out.setdefault(str(above), []).append(device.name)
     return out
 
 

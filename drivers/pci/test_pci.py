@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin import Host
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import PermanentError
 from dra_kubeletplugin.host import described
@@ -182,6 +183,27 @@ async def test_a_reboot_with_vfio_in_use_starts_afresh() -> None:
         await node.api.wait("the binding", lambda: _is(node, "0000:17:00.0", "vfio-pci"))
         await node.delete_pod()
         assert bound(node, "0000:17:00.0") == "xclmgmt"
+
+
+def test_a_disk_that_vanishes_while_we_look_keeps_no_other_from_being_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = {"vendor": 1, "device": 2, "driver": "nvme"}
+    disks = [
+        {**function, "address": f"0000:1{i}:00.0", "classes": {"block": {f"nvme{i}n1": {"dev": f"259:{i}"}}}}
+        for i in (0, 1)
+    ]
+    machine = Host(described.build(tmp_path, {"functions": disks}))
+    resolve = Path.resolve
+
+    def vanishing(self: Path, strict: bool = False) -> Path:
+        if self.name == "nvme0n1":
+            raise FileNotFoundError(self)
+        return resolve(self, strict)
+
+    monkeypatch.setattr(Path, "resolve", vanishing)
+    module = __import__("sys").modules[Pci.__module__]
+    assert dict(module.essential(machine.sysfs, machine.pci())) == {"0000:11:00.0": "a disk"}
 
 
 def test_a_selection_that_cannot_be_read_is_refused() -> None:

@@ -319,7 +319,10 @@ class ControllerSettings(Settings):
     """What a controller process is told; :data:`NODE_ONLY` keep their defaults."""
 
     namespace: str = _option(
-        "--namespace", "POD_NAMESPACE", "", "Namespace of the Lease and of the controller's records; this pod's own."
+        "--namespace",
+        "POD_NAMESPACE",
+        "",
+        "Namespace of the Lease and of the controller's records; this pod's own. One for a driver in a cluster.",
     )
     pod_name: str = _option(
         "--pod-name", "POD_NAME", "", "Name of this pod, for the Lease's holder; the host's name when left out."

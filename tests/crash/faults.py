@@ -159,8 +159,7 @@ class Faults:
             await holder.wait()
 
     async def _removed(self, seconds: float) -> None:
-        parts = ("", "-wal", "-shm")
-        for suffix in parts if self.rng.random() < 0.5 else self.rng.sample(parts, self.rng.randint(1, 2)):
+        for suffix in ("", "-wal", "-shm"):
             path = self.box.records_path
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         await asyncio.sleep(seconds)  # not again at once

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State, Store, folder, keeper, recovery, rows
 from dra_kubeletplugin.claims.judge import RECOVER
@@ -522,6 +522,42 @@ async def test_one_claim_that_conflicts_is_told_and_does_not_stop_the_others(tmp
             "thief was reported by the driver and not taken: device d-0" in n for n in await after.claims.notes()
         )
         assert await after.claims.faults() == []
+
+
+async def test_what_only_the_hardware_knows_is_undone_first_though_a_record_gives_its_device_to_another(
+    tmp_path: Path,
+) -> None:
+    """The log was lost, with the end of one claim and the beginning of another."""
+
+    class Undone(Knowing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[str] = []
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            self.calls.append(f"prepare {claim.uid}")
+            return await super().prepare(claim)
+
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            self.calls.append(f"unprepare {claim.uid} {claim.devices[0].name} {claim.complete}")
+
+    api, driver = Api(), Undone()
+    driver.answer = [known("begun", a_device("d-0"))]
+    async with room(tmp_path, driver, api) as one:
+        driver.answer = []
+        store = one.claims.store
+        await store.do(lambda db: rows.forget(db, "begun"))
+        await add(store, a_record("ended", "d-0", complete=True))
+        await store.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
+        driver.answer = [known("begun", a_device("d-0"))]
+        assert await one.claims.recovery.once()
+        assert await one.records() == {"begun": "Prepared", "ended": "Prepared"}
+        ref = api.allocate("begun", "begun", "d-0", DRIVER)
+        assert isinstance(await one.prepare(ref), DeviceHeldError)
+        assert driver.calls == ["unprepare begun d-0 False"]
+        await one.unprepare(api.allocate("ended", "ended", "d-0", DRIVER))
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert driver.calls[2:] == ["prepare begun"]
 
 
 async def test_admin_access_that_the_driver_tells_of_holds_nothing_and_conflicts_with_nobody(tmp_path: Path) -> None:

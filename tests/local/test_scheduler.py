@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.scheduler import nodeinfo, podinfo, unsupported
@@ -248,6 +249,35 @@ async def test_a_server_that_is_away_for_a_while_loses_no_pod(cluster: LocalClus
         assert await node_of(cluster, f"p{i}") == "node-a"
     results = [c["status"]["allocation"]["devices"]["results"][0]["device"] for c in cluster.claims()]
     assert len(set(results)) == 4
+
+
+async def test_a_claim_for_extended_resources_that_is_refused_leaves_nothing_and_is_made_later(
+    cluster: LocalCluster,
+) -> None:
+    made = devices(1)
+    made[1]["spec"] = {"extendedResourceName": "example.com/gpu"}
+    hard = {"count/resourceclaims.resource.k8s.io": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+    wants = pod("p")
+    wants["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
+    await cluster.apply(*made, quota, wants)
+    words = 'running PreBind plugin "DynamicResources": create claim for extended resources default/'
+    refused = await told(cluster, "p", words)
+    assert "exceeded quota: q" in refused
+    assert not cluster.claims()
+    await cluster.client.delete(Resource("", "v1", "resourcequotas", namespaced=True), "q", "default")
+    assert await node_of(cluster, "p") == "node-a"
+    [found] = cluster.claims()
+    mapping = (await cluster.client.get(PODS, "p", "default"))["status"]["extendedResourceClaimStatus"]
+    assert mapping["resourceClaimName"] == found["metadata"]["name"]
+
+
+async def test_each_reason_is_told_however_many_there_were(cluster: LocalCluster) -> None:
+    await cluster.apply(pod("p", cpu="9"))
+    for i in range(12):
+        await told(cluster, "p", f"0/{i + 1} nodes are available: {i + 1} Insufficient cpu.")
+        await cluster.apply(node(f"small-{i}"))
+    assert not any("combined" in e for e in cluster.events("p"))
 
 
 # --- objects that are no such objects ---------------------------------------------------------

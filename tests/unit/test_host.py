@@ -77,6 +77,14 @@ def test_a_function_that_vanishes_while_we_look_is_passed_over(tmp_path: Path) -
     assert [f.address for f in machine.pci()] == ["0000:18:00.0"]
 
 
+def test_a_parent_that_vanishes_while_we_look_takes_only_what_is_known_of_it(tmp_path: Path) -> None:
+    virtual = {"total": 4, "device": 0x5001, "enabled": 1}
+    machine = host(tmp_path, {"address": "0000:18:00.0", **BASE, "driver": "x", "vfs": virtual})
+    (vf,) = (f for f in machine.pci() if f.is_vf)
+    shutil.rmtree(vf.path.parent / "0000:18:00.0")
+    assert "vfIndex" not in vf.attributes() and vf.vf_index is None
+
+
 def test_virtual_functions_know_their_parent_and_index(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:18:00.0", **BASE, "driver": "x", "vfs": {"total": 4, "device": 0x5001}})
     machine.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")

@@ -72,6 +72,7 @@ class Recovery:
     def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
         """All in one transaction, each claim by itself: one that conflicts is told and the others are merged."""
         ended = rows.get_meta(db, ENDED)
+        reported = {claim.uid for claim in claims}
         added, told = [], []
         for claim in claims:
             row = rows.read(db, claim.uid)
@@ -83,11 +84,18 @@ class Recovery:
                     f"claim {row.shown} was reported by the driver, and its record cannot be read ({row.reason})"
                 )
                 continue
+            record = self._record(claim, over=claim.uid in ended)
             try:
-                rows.insert(db, self.store.driver, self._record(claim, over=claim.uid in ended))
+                rows.insert(db, self.store.driver, record)
                 added.append(claim.uid)
             except rows.HeldByError as e:
-                told.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
+                if reported & {holder.uid for holder in e.holders}:
+                    told.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
+                    continue
+                # The hardware knows nothing of who holds the device by its record: what it does know is undone before all else.
+                rows.insert_unheld(db, record)
+                rows.insert_holds(db, self.store.driver, record.holds(), or_ignore=True)
+                told.append(f"claim {claim.uid} was reported by the driver, and has no device of another's: {e}")
         rows.clear_meta(db, RECOVER)
         rows.clear_meta(db, ENDED)
         if added:

@@ -5,6 +5,7 @@ Finding a function reads its ids and class; the rest is read when somebody asks 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -341,7 +342,7 @@ def _id(folder: str, name: str) -> int:
 
 def _virtual_functions(folder: str) -> dict[str, int]:
     out = {}
-    with os.scandir(folder) as entries:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # it may go away while we look
         for entry in entries:
             index = entry.name[6:]
             if entry.name.startswith("virtfn") and index.isascii() and index.isdigit():

@@ -61,12 +61,15 @@ class EventRecorder:
     Args:
         component: e.g. ``kubelet``.
         host: the node on which it runs, where there is one.
+        combine: whether similar events are combined and a flood is cut. The recorder of events.k8s.io, which a scheduler
+            has, counts repeats and does no more.
     """
 
-    def __init__(self, client: KubeClient, component: str, host: str = "") -> None:
+    def __init__(self, client: KubeClient, component: str, host: str = "", *, combine: bool = True) -> None:
         self.client = client
         self.component = component
         self.host = host
+        self.combine = combine
         self._queue: asyncio.Queue[JSON] = asyncio.Queue(_QUEUED)
         self._similar: dict[tuple[str, ...], _Similar] = {}
         self._buckets: dict[str, _Bucket] = {}
@@ -109,17 +112,12 @@ class EventRecorder:
         key = (*similar_key, event["message"])
         for known in (self._similar, self._buckets, self._seen):
             _shorten(known)
-        similar = self._similar.setdefault(similar_key, _Similar())
-        if moment - similar.last > _WINDOW:
-            similar.messages.clear()
-        similar.last = moment
-        similar.messages.add(event["message"])
-        if len(similar.messages) >= _SIMILAR:
-            similar.messages.pop()
-            event = {**event, "message": f"(combined from similar events): {event['message']}"}
-            key = similar_key
-        if not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
-            return
+        if self.combine:
+            if self._is_one_of_many(similar_key, event["message"], moment):
+                event = {**event, "message": f"(combined from similar events): {event['message']}"}
+                key = similar_key
+            if not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
+                return
         namespace = about.get("namespace") or "default"
         seen = self._seen.get(key)
         if seen:
@@ -139,6 +137,17 @@ class EventRecorder:
             EVENTS, {"apiVersion": "v1", "kind": "Event", "metadata": meta} | event | stamps, namespace
         )
         self._seen[key] = _Seen(name, 1)
+
+    def _is_one_of_many(self, key: tuple[str, ...], message: str, moment: float) -> bool:
+        similar = self._similar.setdefault(key, _Similar())
+        if moment - similar.last > _WINDOW:
+            similar.messages.clear()
+        similar.last = moment
+        similar.messages.add(message)
+        if len(similar.messages) < _SIMILAR:
+            return False
+        similar.messages.pop()
+        return True
 
 
 def _shorten(known: dict[Any, Any]) -> None:

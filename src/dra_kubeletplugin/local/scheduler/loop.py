@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
@@ -32,6 +33,7 @@ from .status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
+T = TypeVar("T")
 _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
@@ -43,7 +45,7 @@ class Scheduler:
         self.binding_timeout = binding_timeout
         self.cache = Cache()
         self.queue = SchedulingQueue(self._gate, self._uses)
-        self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER)
+        self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER, combine=False)
         self.reporter = Reporter(client, self.events)
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
         self.informers = Informers(
@@ -117,11 +119,11 @@ class Scheduler:
             self.events.event(change.object, "Pod", "Warning", "FailedScheduling", text)
             return
         if info.node:
-            before = podinfo.read(change.before) if change.before else None
             self._pods.pop(uid, None)
             if uid not in self._binding:
                 self.queue.remove(uid)
             self.cache.place(info, info.node)
+            before = podinfo.read(change.before) if change.before else None
             self._move(changes.of_placed_pod(before, info))
             return
         if (info.spec.get("schedulerName") or podinfo.DEFAULT_SCHEDULER) != podinfo.DEFAULT_SCHEDULER:
@@ -169,12 +171,12 @@ class Scheduler:
     # --- one pod --------------------------------------------------------------------------------
 
     async def _schedule(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
-        pod = entry.info
-        if pod.terminating or self.cache.is_placed(pod.uid):
-            self.queue.done(pod.uid)
-            return
         if not entry.failures:
             await self._arriving.wait()
+        pod = entry.info
+        if pod.terminating or self.cache.is_placed(pod.uid) or pod.uid not in self._pods:
+            self.queue.done(pod.uid)
+            return
         snapshot = self.cache.snapshot()
         if not snapshot.nodes:
             await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
@@ -190,7 +192,7 @@ class Scheduler:
         cycle = Cycle(pod, snapshot, claims, allocations)
         self._searched, self._search = pod.uid, allocations
         try:
-            feasible = await _aside(cycle)
+            feasible = await _aside(cycle, Cycle.feasible)
         except SchedulerError as e:
             await self._failed(entry, e)
             return
@@ -215,7 +217,7 @@ class Scheduler:
         """PostFilter."""
         diagnosis = Diagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
         freed = await self.binder.make_room(cycle.pod, cycle.claims)
-        verdict = await asyncio.to_thread(preempt, cycle)
+        verdict = await _aside(cycle, preempt)
         nominated = None
         if isinstance(verdict, Victims):
             nominated = verdict.node
@@ -300,12 +302,12 @@ class Scheduler:
         await self._failed(entry, error)
 
 
-async def _aside(cycle: Cycle) -> list[NodeInfo]:
+async def _aside(cycle: Cycle, look: Callable[[Cycle], T]) -> T:
     """In a thread where devices are searched for: that may take up to its time limit, unless nobody waits for it any more."""
     if not cycle.claims.claims:
-        return cycle.feasible()
+        return look(cycle)
     try:
-        return await asyncio.to_thread(cycle.feasible)
+        return await asyncio.to_thread(look, cycle)
     except asyncio.CancelledError:
         cycle.allocations.cancel()
         raise

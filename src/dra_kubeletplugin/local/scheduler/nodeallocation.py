@@ -127,6 +127,8 @@ class Allocations:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
         self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit)
+        if self._cancelled:
+            self._state.cancelled = True  # in the moment before there was anything to cancel
         search = Search(self._state, pools, claims)
         if not search.run():
             return None

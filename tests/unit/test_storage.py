@@ -1,0 +1,90 @@
+"""Objects and their history: a change reaches who watches for it, and nobody else looks at it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.local.apiserver.storage import HISTORY, ExpiredError, Storage
+
+JSON = dict[str, Any]
+
+
+def pod(name: str, node: str = "") -> JSON:
+    return {"metadata": {"name": name, "namespace": "default", "uid": name}, "spec": {"nodeName": node}}
+
+
+async def test_a_change_is_looked_at_by_the_watches_of_its_node_alone() -> None:
+    storage = Storage()
+    looks: list[str] = []
+    seen: list[tuple[str, str, str]] = []
+
+    async def watch(node: str, since: int) -> None:
+        def matches(obj: Any) -> bool:
+            looks.append(node)
+            return bool(obj["spec"]["nodeName"] == node)
+
+        async for change in storage.watch("pods", since, matches, (("spec", "nodeName"), node)):
+            seen.append((node, change.type, change.object["metadata"]["name"]))
+
+    tasks = [asyncio.create_task(watch(f"n{i}", storage.version)) for i in range(200)]
+    await asyncio.sleep(0)
+    storage.put("pods", pod("a", "n7"))
+    storage.put("pods", pod("a", "n8"))
+    storage.remove("pods", "default", "a")
+    async with asyncio.timeout(5):
+        while len(seen) < 4:
+            await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(seen) == [("n7", "ADDED", "a"), ("n7", "DELETED", "a"), ("n8", "ADDED", "a"), ("n8", "DELETED", "a")]
+    assert set(looks) == {"n7", "n8"}
+    assert len(looks) < 12
+
+
+async def test_a_watch_begins_at_any_remembered_version_and_says_when_it_cannot() -> None:
+    storage = Storage()
+    for i in range(HISTORY + 10):
+        storage.put("pods", pod("a", str(i)))
+    first = storage.watch("pods", storage.version - 3, lambda _: True)
+    assert [(await anext(first)).object["spec"]["nodeName"] for _ in range(3)] == [str(HISTORY + i) for i in (7, 8, 9)]
+    await first.aclose()  # type: ignore[attr-defined]
+    for since in (1, storage.version + 1):
+        with pytest.raises(ExpiredError):
+            await anext(storage.watch("pods", since, lambda _: True))
+    other = storage.watch("nodes", 1, lambda _: True)  # nothing of this kind was forgotten
+    storage.put("nodes", pod("n"))
+    assert (await anext(other)).type == "ADDED"
+    await other.aclose()  # type: ignore[attr-defined]
+
+
+def test_an_earlier_list_is_as_it_was() -> None:
+    storage = Storage()
+    storage.put("pods", pod("a", "1"))
+    storage.put("pods", pod("b", "1"))
+    then = storage.version
+    storage.put("pods", pod("a", "2"))
+    storage.remove("pods", "default", "b")
+    storage.put("pods", pod("c", "1"))
+    assert [(o["metadata"]["name"], o["spec"]["nodeName"]) for o in storage.list_at("pods", "", then)] == [
+        ("a", "1"),
+        ("b", "1"),
+    ]
+    assert [o["metadata"]["name"] for o in storage.list("pods")] == ["a", "c"]
+
+
+def test_what_is_owned_is_found_by_its_owner_as_long_as_it_is() -> None:
+    storage = Storage()
+    child = pod("child")
+    child["metadata"]["ownerReferences"] = [{"uid": "x"}, {"uid": "y"}]
+    storage.put("pods", child)
+    assert storage.owned("x") == storage.owned("y") == [("pods", ("default", "child"))]
+    child["metadata"]["ownerReferences"] = [{"uid": "y"}]
+    storage.put("pods", child)
+    assert not storage.owned("x")
+    storage.remove("pods", "default", "child")
+    assert not storage.owned("y")
+    assert storage.with_uid("child") is None
