@@ -67,6 +67,7 @@ class HealthMonitor:
         self.retry = retry
         self.streams: dict[str, int] = {}  # opened so far, by version
         self._reports: dict[DeviceKey, Report] = {}
+        self._from: dict[DeviceKey, Connection] = {}  # whose report it is: of two instances the older may end later
         self._told: dict[DeviceKey, Report] = {}  # as of the last look, so that a report that expires is noticed
         self._tasks: dict[Connection, asyncio.Task[None]] = {}
 
@@ -106,7 +107,7 @@ class HealthMonitor:
             await self._follow(connection, version)
         except Exception:
             log.exception("kubelet: the health of %s is not followed any more", connection.driver)
-            self.forget(connection.driver)
+            self._forget_from(connection)
 
     async def _follow(self, connection: Connection, version: str) -> None:
         pb, pb_grpc = _STREAMS[version]
@@ -116,7 +117,7 @@ class HealthMonitor:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 try:
                     async for message in stub.NodeWatchResources(pb.NodeWatchResourcesRequest()):
-                        self._take(connection.driver, message)
+                        self._take(connection, message)
                 except grpc.aio.UsageError:
                     return  # its channel is closed
                 except grpc.aio.AioRpcError as e:
@@ -124,19 +125,23 @@ class HealthMonitor:
                         return  # as since 1.37; before, it was asked every 5 s
                     log.debug("kubelet: health stream of %s ended: %s", connection.driver, e.code())
                     raise
-            self.forget(connection.driver)
+            self._forget_from(connection)
             await asyncio.sleep(self.retry)
 
-    def _take(self, driver: str, message: Any) -> None:
+    def _forget_from(self, connection: Connection) -> None:
+        self._look({key for key, source in self._from.items() if source is connection}, forget=True)
+
+    def _take(self, connection: Connection, message: Any) -> None:
         changed = set()
         for entry in message.devices:
-            key = (driver, entry.device.pool_name, entry.device.device_name)
+            key = (connection.driver, entry.device.pool_name, entry.device.device_name)
             if not key[1] or not key[2]:
                 continue
             text = entry.message if len(entry.message) <= _LONGEST else entry.message[: _LONGEST - 3] + "..."
             holds = entry.health_check_timeout_seconds or _TIMEOUT
             measured = entry.last_updated_time or time.time()
             self._reports[key] = Report(_BY_NUMBER.get(entry.health, Health.UNKNOWN), text, measured + holds)
+            self._from[key] = connection
             changed.add(key)
         self._look(changed)
 
@@ -146,6 +151,7 @@ class HealthMonitor:
         for key in devices:
             if forget:
                 self._reports.pop(key, None)
+                self._from.pop(key, None)
             report = self.of(key)
             before = self._told.get(key, UNKNOWN)
             if (report.health, report.message) != (before.health, before.message):
