@@ -110,7 +110,7 @@ def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, env={**os.environ, "PATH": path})
     committed = ROOT / "src/dra_kubeletplugin/_proto"
     fresh = sorted((tmp_path / "dra_kubeletplugin/_proto").iterdir())
-    assert len(fresh) == 20
+    assert {p.name for p in fresh} == {p.name for p in committed.iterdir() if "_pb2" in p.name}
     for file in fresh:
         assert (committed / file.name).read_text() == file.read_text(), f"{file.name}: run `make proto`"
 
