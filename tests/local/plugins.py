@@ -104,7 +104,6 @@ class FakePlugin:
     async def stop(self) -> None:
         """The service ends; its socket goes, as a grpc server's does."""
         if self._service:
-            self._changed.set()
             await self._service.stop(0)
             self._service = None
         self.endpoint.unlink(missing_ok=True)

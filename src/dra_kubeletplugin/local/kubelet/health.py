@@ -107,7 +107,8 @@ class HealthMonitor:
             await self._follow(connection, version)
         except Exception:
             log.exception("kubelet: the health of %s is not followed any more", connection.driver)
-            self._forget_from(connection)
+        finally:
+            self._forget_from(connection)  # also where its channel was closed under it
 
     async def _follow(self, connection: Connection, version: str) -> None:
         pb, pb_grpc = _STREAMS[version]
