@@ -40,7 +40,7 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
         "ociVersion": "1.1.0",
         "process": {
             "user": {"uid": container.user or 0, "gid": container.group or 0},
-            "args": [*(container.command or ["/bin/sh"]), *container.args],
+            "args": [*container.command, *container.args] or ["/bin/sh"],
             "env": [PATH, *(f"{name}={value}" for name, value in container.env)],
             "cwd": container.working_dir or "/",
         },
