@@ -60,7 +60,7 @@ async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
             await until("a fault", lambda: str(token) in plugin.publisher.fault)
             token.write_text("")
             await until("another fault", lambda: "empty" in plugin.publisher.fault)
-            token.write_text("t")
+            token.write_text(node.cluster.api.token)
             await until("the slices", plugin.publisher.published.is_set)
             await until("no fault any more", lambda: not plugin.publisher.fault)
 
@@ -75,7 +75,7 @@ async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
         path = written(tmp_path, config_of(user, server=node.plugin.client.config.server))
         async with running(node, load_config(path)) as plugin:
             await until("a fault", lambda: "exec plugin" in plugin.publisher.fault)
-            answer_ = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "t"}}}}'
+            answer_ = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
             command.write_text(f"#!{sys.executable}\nprint('''{answer_}''')\n")
             command.chmod(0o755)
             await until("the slices", plugin.publisher.published.is_set)

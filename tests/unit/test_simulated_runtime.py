@@ -75,6 +75,15 @@ async def test_a_device_that_cannot_be_resolved_is_told_in_containerds_words(run
     assert runtime.pods() == set()
 
 
+async def test_a_mount_that_no_runtime_can_make_starts_nothing(runtime: SimulatedRuntime, tmp_path: Path) -> None:
+    edits = {"mounts": [{"hostPath": "/host/data", "containerPath": "/data"}]}
+    spec = {"cdiVersion": "0.6.0", "kind": "example.com/disk", "devices": [{"name": "one", "containerEdits": edits}]}
+    (tmp_path / "cdi" / "disk.json").write_text(json.dumps(spec))
+    config = ContainerConfig("main", Role.MAIN, 0, "busybox", cdi_devices=("example.com/disk=one",))
+    with pytest.raises(ContainerError, match='error mounting "/host/data" to rootfs at "/data": no such device'):
+        await runtime.start(SANDBOX, config)
+
+
 async def test_what_is_removed_or_lost_in_a_reboot_is_not_known(runtime: SimulatedRuntime) -> None:
     for uid in ("a", "b"):
         await runtime.start(

@@ -49,9 +49,18 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
         "linux": {},
     }
     try:
-        return CdiCache(cdi_dirs).inject(base, container.cdi_devices, dev)
+        spec = CdiCache(cdi_dirs).inject(base, container.cdi_devices, dev)
     except InjectError as e:
         raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
+    for mount in spec["mounts"]:
+        if not mount.get("type") and not {"bind", "rbind"} & set(mount.get("options") or ()):
+            source, place = mount["source"], mount["destination"]
+            raise ContainerError(  # as runc ends, which takes it for a file system of no type
+                f'failed to create containerd task: error mounting "{source}" to rootfs at "{place}": no such device: the CDI mount '
+                "has neither a type nor the option bind",
+                "RunContainerError",
+            )
+    return spec
 
 
 @dataclass
