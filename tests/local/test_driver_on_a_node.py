@@ -222,7 +222,11 @@ async def test_an_author_s_error_becomes_the_pod_s_event_and_a_later_try_succeed
             return next((e for e in node.cluster.events("pod") if "firmware" in e), None)
 
         assert "PERMANENT: firmware 1.2 is too old for toy-0" in await node.cluster.wait("the pod's event", said)
-        assert await node.leftovers() == NOTHING
+
+        async def nothing_left() -> bool:
+            return await node.leftovers() == NOTHING
+
+        await node.cluster.wait("nothing to be left between two tries", nothing_left)
         cls.fail = None
         await node.cluster.wait_running("pod")
 

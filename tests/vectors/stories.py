@@ -21,7 +21,7 @@ from drivers.gpu_example.driver import Gpu
 
 JSON = dict[str, Any]
 NAMESPACE = "scen"
-HELD = 0.4  # seconds that a state must last
+HELD = 0.3  # seconds that a state must last
 PATHS = {
     "pods": f"/api/v1/namespaces/{NAMESPACE}/pods",
     "nodes": "/api/v1/nodes",
