@@ -304,7 +304,7 @@ def test_whatever_a_file_holds_a_function_is_a_valid_device_or_passed_over(conte
 
 
 def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) -> None:
-    """Twice as many of one parent must not take four times as long; a generous bound, because the machine is shared."""
+    """Four times as many of one parent must not take sixteen times as long; a generous bound, because the machine is shared."""
 
     def took(count: int) -> float:
         root = described.build(tmp_path / str(count), {"functions": [{"address": "0000:17:00.0", **BASE, "driver": "x", "vfs": {"total": count, "enabled": count}}]})  # fmt: skip
@@ -316,7 +316,7 @@ def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) ->
             best = min(best, time.process_time() - started)
         return best
 
-    assert took(512) < 3 * took(256)
+    assert took(1024) < 9 * took(256)
 
 
 @pytest.mark.parametrize("wanted", [{"vendor": "10ee"}, {"device": "0x5000"}, {"class_code": 2.0}, {"vendor": True}])
