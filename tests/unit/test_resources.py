@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Device, Quantity, RequestPolicy, Taint, Version
@@ -134,6 +134,8 @@ API_FIELDS = ("attributes", "capacity", "taints", "consumesCounters", "bindingCo
 
 
 @given(st.sampled_from(FIELDS), junk | st.dictionaries(st.sampled_from(API_FIELDS), junk, min_size=1, max_size=2))
+@example("extra", {"attributes": {0: {}}})
+@example("extra", {"attributes": {"a": [{0: 1}]}})
 def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a_reason(
     name: str, value: object
 ) -> None:

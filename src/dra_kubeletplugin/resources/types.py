@@ -245,10 +245,19 @@ class Device:
         return out | dict(self.extra)
 
 
+def _has_names(value: object) -> bool:
+    """Whether all names of mappings are text, as JSON has them."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _has_names(inner) for key, inner in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_names, value))
+
+
 def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
     """Why the API server cannot read these fields, which would cost a whole slice; ``alone``: or would refuse a device of them."""
     if "name" in extra:
         return ["extra: `name` is a field of its own"]
+    if not _has_names(extra):
+        return ["extra: a name in it is not text"]
     try:
         read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
         return device_faults(read["spec"]["devices"][0]) if alone else []
