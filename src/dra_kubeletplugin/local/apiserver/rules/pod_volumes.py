@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from ....resources import names
-from ....resources.fields import FieldError, duplicate, forbidden, invalid, invalids, required, unsupported
+from ....resources.fields import FieldError, forbidden, invalid, required, unsupported
 from ....resources.quantity import Quantity, QuantityError
+from .unique_names import unique_label
 
 JSON = Mapping[str, Any]
 _HOST_PATHS = ("", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket")
@@ -32,13 +32,7 @@ def validate_volumes(volumes: Sequence[JSON], path: str) -> list[FieldError]:
     for i, volume in enumerate(volumes):
         where = f"{path}[{i}]"
         name = volume.get("name", "")
-        if not name:
-            out.append(required(f"{where}.name"))
-        else:
-            out += invalids(f"{where}.name", name, names.label(name))
-            if name in seen:
-                out.append(duplicate(f"{where}.name", name))
-            seen.add(name)
+        out += unique_label(f"{where}.name", name, seen)
         kinds = [k for k, v in volume.items() if k != "name" and v is not None]
         for extra in kinds[1:]:
             out.append(forbidden(f"{where}.{extra}", "may not specify more than 1 volume type"))

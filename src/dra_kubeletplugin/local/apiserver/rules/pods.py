@@ -18,6 +18,7 @@ from .pod_probes import validate_life
 from .pod_security import validate_container_security, validate_security
 from .pod_spread import validate_spread
 from .pod_volumes import validate_uses, validate_volumes
+from .unique_names import unique_label
 
 JSON = Mapping[str, Any]
 _RESTART = ("Always", "Never", "OnFailure")
@@ -147,13 +148,7 @@ def _containers(
     for i, container in enumerate(containers):
         where = f"{path}[{i}]"
         name = container.get("name", "")
-        if not name:
-            out.append(required(f"{where}.name"))
-        else:
-            out += invalids(f"{where}.name", name, names.label(name))
-            if name in seen:
-                out.append(duplicate(f"{where}.name", name))
-            seen.add(name)
+        out += unique_label(f"{where}.name", name, seen)
         image = container.get("image", "")
         if not image:
             out.append(required(f"{where}.image"))
@@ -391,13 +386,7 @@ def _claims(claims: Sequence[JSON], path: str) -> list[FieldError]:
     for i, claim in enumerate(claims):
         where = f"{path}[{i}]"
         name = claim.get("name", "")
-        if not name:
-            out.append(required(f"{where}.name"))
-        else:
-            out += invalids(f"{where}.name", name, names.label(name))
-            if name in seen:
-                out.append(duplicate(f"{where}.name", name))
-            seen.add(name)
+        out += unique_label(f"{where}.name", name, seen)
         sources = [f for f in ("resourceClaimName", "resourceClaimTemplateName") if claim.get(f) is not None]
         if not sources:
             rule = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
