@@ -15,11 +15,11 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, NODES, PODS
-from dra_kubeletplugin.local.scheduler import nodeinfo, podinfo, unsupported
-from dra_kubeletplugin.local.scheduler.cache import Cache
-from dra_kubeletplugin.local.scheduler.cycle import Cycle
-from dra_kubeletplugin.local.scheduler.devices import PodClaims
-from dra_kubeletplugin.local.scheduler.nodeallocation import AllocationMemory, Allocations
+from dra_kubeletplugin.scheduling import nodeinfo, podinfo, unsupported
+from dra_kubeletplugin.scheduling.cache import Cache
+from dra_kubeletplugin.scheduling.cycle import Cycle
+from dra_kubeletplugin.scheduling.devices import PodClaims
+from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations
 
 JSON = dict[str, Any]
 DRIVER = "sim.example.com"

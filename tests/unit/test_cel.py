@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local import cel
+from dra_kubeletplugin import cel
 
 DEVICE = cel.Device(
     "d.example.com",

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.scheduler import devices, nodeinfo, podinfo, scoring, unsupported
-from dra_kubeletplugin.local.scheduler.cache import Cache
-from dra_kubeletplugin.local.scheduler.cycle import Cycle, Snapshot
-from dra_kubeletplugin.local.scheduler.devices import PodClaims
-from dra_kubeletplugin.local.scheduler.extended import class_names, requests_of
-from dra_kubeletplugin.local.scheduler.nodeallocation import AllocationMemory, Allocations
-from dra_kubeletplugin.local.scheduler.nodeinfo import NodeInfo
-from dra_kubeletplugin.local.scheduler.podinfo import PodInfo
-from dra_kubeletplugin.local.scheduler.preemption import Victims, preempt
-from dra_kubeletplugin.local.scheduler.status import Diagnosis, Plugin, Rejection, SchedulerError
+from dra_kubeletplugin.scheduling import devices, nodeinfo, podinfo, scoring, unsupported
+from dra_kubeletplugin.scheduling.cache import Cache
+from dra_kubeletplugin.scheduling.cycle import Cycle, Snapshot
+from dra_kubeletplugin.scheduling.devices import PodClaims
+from dra_kubeletplugin.scheduling.extended import class_names, requests_of
+from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations
+from dra_kubeletplugin.scheduling.nodeinfo import NodeInfo
+from dra_kubeletplugin.scheduling.podinfo import PodInfo
+from dra_kubeletplugin.scheduling.preemption import Victims, preempt
+from dra_kubeletplugin.scheduling.status import Diagnosis, Plugin, Rejection, SchedulerError
 
 JSON = dict[str, Any]
 DRIVER = "d.example.com"

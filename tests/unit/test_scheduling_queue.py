@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.scheduler import nodeinfo, podinfo
-from dra_kubeletplugin.local.scheduler.changes import Change, Kind, of_node, of_placed_pod, of_waiting_pod
-from dra_kubeletplugin.local.scheduler.podinfo import PodInfo
 from dra_kubeletplugin.local.scheduler.queue import Entry, SchedulingQueue
-from dra_kubeletplugin.local.scheduler.status import Plugin
+from dra_kubeletplugin.scheduling import nodeinfo, podinfo
+from dra_kubeletplugin.scheduling.changes import Change, Kind, of_node, of_placed_pod, of_waiting_pod
+from dra_kubeletplugin.scheduling.podinfo import PodInfo
+from dra_kubeletplugin.scheduling.status import Plugin
 
 JSON = dict[str, Any]
 DEVICES = frozenset({Plugin.DEVICES})

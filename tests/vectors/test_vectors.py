@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin import cel
+from dra_kubeletplugin.allocation.allocator import AllocationError, Allocator
 from dra_kubeletplugin.cdi import minimum_version
-from dra_kubeletplugin.local import cel
 from dra_kubeletplugin.local.apiserver import strategy
 from dra_kubeletplugin.local.apiserver.kinds import KINDS
 from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
-from dra_kubeletplugin.local.scheduler.allocator import AllocationError, Allocator
 from dra_kubeletplugin.resources import defaults
 from dra_kubeletplugin.resources.convert import convert
 

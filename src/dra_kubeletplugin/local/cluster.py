@@ -19,6 +19,7 @@ from ..errors import ApiError
 from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from ..resources.names import SUBDOMAIN
+from ..scheduling.binding import TIMEOUT as BINDING_TIMEOUT
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
 from .apiserver.journal import Journal, open_storage
@@ -28,7 +29,6 @@ from .informer import PODS
 from .kubelet import Kubelet, Timers
 from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
-from .scheduler.binding import TIMEOUT as BINDING_TIMEOUT
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 

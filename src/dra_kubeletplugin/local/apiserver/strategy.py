@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ... import cel
 from ...resources import claim_rules, claim_status_rules, defaults, metadata_rules, schema, slice_rules
 from ...resources.convert import GROUP, convert
 from ...resources.fields import FieldError
-from .. import cel
 from . import custom
 from .kinds import Kind
 from .rules import defaulting, events, objects

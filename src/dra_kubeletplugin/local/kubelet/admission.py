@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..scheduler import filters, nodeinfo, podinfo
-from ..scheduler.nodeinfo import NodeInfo, pods_allowed
-from ..scheduler.podinfo import PODS, PodInfo
-from ..scheduler.status import Rejection
+from ...scheduling import filters, nodeinfo, podinfo
+from ...scheduling.nodeinfo import NodeInfo, pods_allowed
+from ...scheduling.podinfo import PODS, PodInfo
+from ...scheduling.status import Rejection
 
 JSON = dict[str, Any]
 _OS = "kubernetes.io/os"

@@ -1,1 +1,1 @@
-"""The scheduler: which devices a claim gets, and on which node a pod goes."""
+"""The scheduler's loop: a queue of pods, a cycle for each, claims written and pods bound."""

@@ -13,13 +13,13 @@ from typing import Any
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.defaults import now
+from ...scheduling import extended
+from ...scheduling.binding import Readiness, state_of
+from ...scheduling.claimstore import ClaimStore, is_allocated, reserved_for, results_of
+from ...scheduling.devices import Offer, PodClaims
+from ...scheduling.podinfo import PodInfo
+from ...scheduling.status import Plugin, SchedulerError, Unschedulable
 from ..informer import CLAIMS, FINALIZER, PODS, words_of
-from . import extended
-from .binding import Readiness, state_of
-from .claimstore import ClaimStore, is_allocated, reserved_for, results_of
-from .devices import Offer, PodClaims
-from .podinfo import PodInfo
-from .status import Plugin, SchedulerError, Unschedulable
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

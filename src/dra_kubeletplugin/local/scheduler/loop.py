@@ -12,24 +12,24 @@ from typing import Any, TypeVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...scheduling import changes, devices, podinfo, scoring, unsupported
+from ...scheduling.binding import TIMEOUT
+from ...scheduling.cache import Cache
+from ...scheduling.changes import Change, Kind
+from ...scheduling.cycle import Cycle
+from ...scheduling.devices import PodClaims
+from ...scheduling.nodeallocation import AllocationMemory, Allocations
+from ...scheduling.nodeinfo import NodeInfo
+from ...scheduling.podinfo import PodInfo
+from ...scheduling.preemption import Victims, not_helpful, preempt
+from ...scheduling.status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 from .. import informer
 from ..events import EventRecorder
 from ..informer import CLAIMS, CLASSES, NODES, PODS, SLICES, Informers, is_finished, words_of
-from . import changes, devices, podinfo, scoring, unsupported
 from .arriving import ArrivingNodes
-from .binding import TIMEOUT
-from .cache import Cache
-from .changes import Change, Kind
 from .claimbinder import ClaimBinder, PodBinding
-from .cycle import Cycle
-from .devices import PodClaims
-from .nodeallocation import AllocationMemory, Allocations
-from .nodeinfo import NodeInfo
-from .podinfo import PodInfo
-from .preemption import Victims, not_helpful, preempt
 from .queue import Entry, SchedulingQueue
 from .reporting import Reporter
-from .status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

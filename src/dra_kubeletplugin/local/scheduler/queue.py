@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .changes import Change, Kind, helps
-from .podinfo import PodInfo
-from .status import Plugin
+from ...scheduling.changes import Change, Kind, helps
+from ...scheduling.podinfo import PodInfo
+from ...scheduling.status import Plugin
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 10.0

@@ -8,11 +8,11 @@ from typing import Any
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.defaults import now
+from ...scheduling.podinfo import PodInfo
+from ...scheduling.preemption import Victims
 from ..events import EventRecorder
 from ..informer import PODS
 from .claimbinder import STRATEGIC
-from .podinfo import PodInfo
-from .preemption import Victims
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

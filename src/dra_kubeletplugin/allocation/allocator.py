@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...resources.quantity import Quantity, parse
+from ..resources.quantity import Quantity, parse
 from .faults import AllocationError, AllocationTimeout
 from .pools import DeviceId, PoolKey, gather, key_of
 from .results import allocation_result

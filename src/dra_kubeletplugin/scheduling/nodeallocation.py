@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import msgspec
 
-from .allocator import TIME_LIMIT
+from ..allocation.allocator import TIME_LIMIT
+from ..allocation.faults import AllocationTimeout
+from ..allocation.pools import DeviceId, Pool, PoolKey
+from ..allocation.results import allocation_result
+from ..allocation.search import Search, State
 from .claimstore import UNUSED, Use
-from .faults import AllocationTimeout
 from .nodeinfo import NodeInfo
-from .pools import DeviceId, Pool, PoolKey
-from .results import allocation_result
-from .search import Search, State
 from .slicestore import PoolCache, Slices
 
 JSON = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import Any
 from .. import cel
 from . import capacity
 from .faults import AllocationError
-from .filters import tolerates
 from .pools import Candidate
 from .results import PickedRequest
+from .taints import tolerates
 
 JSON = Mapping[str, Any]
 _KEEPS_AWAY = {"NoSchedule", "NoExecute"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...resources.quantity import parse
+from ..resources.quantity import parse
 
 JSON = dict[str, Any]
 DEFAULT_SCHEDULER = "default-scheduler"

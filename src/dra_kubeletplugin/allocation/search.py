@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...resources.quantity import Quantity, parse
+from ..resources.quantity import Quantity, parse
 from . import bounds, capacity, constraints, selection
 from .faults import AllocationError, AllocationTimeout, NodeFault
 from .pools import Candidate, DeviceId, Pool

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ...resources import node_selection
+from ..allocation.faults import AllocationError, AllocationTimeout, NodeFault
+from ..allocation.results import JSON as Frozen
+from ..resources import node_selection
 from . import extended
 from .binding import Readiness, state_of
 from .claimstore import ClaimStore, is_allocated
-from .faults import AllocationError, AllocationTimeout, NodeFault
 from .nodeallocation import Allocations, fingerprint
 from .nodeinfo import NodeInfo
 from .podinfo import PodInfo
-from .results import JSON as Frozen
 from .status import Plugin, Rejection, SchedulerError
 
 JSON = dict[str, Any]

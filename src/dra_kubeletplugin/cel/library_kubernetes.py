@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ...resources import quantity, version
-from ...resources.quantity import Quantity, QuantityError
-from ...resources.version import Version
+from ..resources import quantity, version
+from ..resources.quantity import Quantity, QuantityError
+from ..resources.version import Version
 from .registry import FUNCTIONS, define, need, no_overload
 from .values import CelError
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...resources import node_selection
+from ..allocation.taints import tolerates
+from ..resources import node_selection
 from .affinity import NamespaceLabels, preference
-from .filters import tolerates
 from .nodeinfo import NodeInfo
 from .podinfo import CPU, MEMORY, PodInfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...resources.quantity import Format, Quantity, canonical, parse
+from ..resources.quantity import Format, Quantity, canonical, parse
 
 JSON = Mapping[str, Any]
 

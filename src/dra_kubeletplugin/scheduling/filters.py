@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ...resources import node_selection
+from ..allocation.taints import tolerates
+from ..resources import node_selection
 from .nodeinfo import NodeInfo, pods_allowed
 from .podinfo import PodInfo
 from .status import Plugin, Rejection
@@ -55,19 +56,6 @@ def fit(pod: PodInfo, node: NodeInfo, by_devices: Collection[str] = ()) -> Rejec
             reasons.append(f"Insufficient {name}")
             resolvable = resolvable and wanted <= has
     return Rejection(Plugin.FIT, tuple(reasons), resolvable) if reasons else None
-
-
-def tolerates(toleration: JSON, taint: JSON) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
-        return False
-    if toleration.get("key") and toleration["key"] != taint["key"]:
-        return False
-    match toleration.get("operator") or "Equal":
-        case "Equal":
-            return bool((toleration.get("value") or "") == (taint.get("value") or ""))
-        case "Exists":
-            return True
-    return False
 
 
 Filter = Callable[[PodInfo, NodeInfo], Rejection | None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...resources.quantity import Quantity
+from ..resources.quantity import Quantity
 from . import capacity
 from .faults import AllocationError
 from .pools import Candidate

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...resources import node_selection as nodes
 from .. import cel
+from ..resources import node_selection as nodes
 
 JSON = Mapping[str, Any]
 PoolKey = tuple[str, str]  # driver, pool

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..allocation.pools import Pool, PoolKey, gather, key_of
 from .nodeinfo import NodeInfo
-from .pools import Pool, PoolKey, gather, key_of
 
 JSON = dict[str, Any]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...resources.quantity import Quantity, parse
-from .pools import DeviceId, PoolKey
-from .search import plus
+from ..allocation.pools import DeviceId, PoolKey
+from ..allocation.search import plus
+from ..resources.quantity import Quantity, parse
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

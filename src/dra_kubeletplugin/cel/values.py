@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
-from ...resources.fields import ProgramFault
-from ...resources.quantity import Quantity
-from ...resources.version import Version
+from ..resources.fields import ProgramFault
+from ..resources.quantity import Quantity
+from ..resources.version import Version
 
 
 class CelError(Exception):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...resources.quantity import Quantity, parse
+from ..resources.quantity import Quantity, parse
 from .pools import Candidate
 
 JSON = Mapping[str, Any]

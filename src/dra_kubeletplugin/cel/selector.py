@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ...resources import quantity, version
+from ..resources import quantity, version
 from .checker import Checker, boolean_fault
 from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator

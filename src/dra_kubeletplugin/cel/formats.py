@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import date
 
-from ...resources import names
+from ..resources import names
 from .registry import FUNCTIONS, define, need
 from .urls import parse_url
 from .values import NONE, CelError, Format, Optional

@@ -1,0 +1,21 @@
+"""Whether a toleration bears a taint: the same rule for nodes and for devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+JSON = Mapping[str, Any]
+
+
+def tolerates(toleration: JSON, taint: JSON) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+        return False
+    if toleration.get("key") and toleration["key"] != taint["key"]:
+        return False
+    match toleration.get("operator") or "Equal":
+        case "Equal":
+            return bool((toleration.get("value") or "") == (taint.get("value") or ""))
+        case "Exists":
+            return True
+    return False
