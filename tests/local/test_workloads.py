@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.controllers.base import Key
+from dra_kubeletplugin.local.controllers.garbage import GarbageCollector
 from dra_kubeletplugin.local.controllers.workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
-from dra_kubeletplugin.local.informer import PODS
+from dra_kubeletplugin.local.informer import CLAIMS, PODS, Informers
 from dra_kubeletplugin.local.kubelet import Timers
 
 JSON = dict[str, Any]
@@ -146,3 +151,39 @@ async def test_a_pod_whose_owner_never_was_goes(cluster: LocalCluster) -> None:
         return await cluster.pod("lost") is None
 
     await cluster.wait("the pod to go", gone)
+
+
+async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its owner still seems to be there when it comes, and the API server let go only what it knew when the owner went."""
+    pod = {"metadata": {"name": "web", "namespace": "default", "uid": "pod-uid"}}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "pod-uid", "controller": True}
+    meta = {"name": "web-gpu", "namespace": "default", "uid": "claim-uid", "ownerReferences": [owner]}
+    client = KubeClient(ApiConfig(server="http://127.0.0.1:1"))
+    informers = Informers(client, dict.fromkeys((PODS, CLAIMS, REPLICA_SETS, DEPLOYMENTS, DAEMON_SETS, JOBS), ""))
+    collector = GarbageCollector(client, informers)
+    judged, deleted = asyncio.Event(), asyncio.Event()
+
+    async def delete(resource: Resource, name: str, namespace: str, *, uid: str) -> None:
+        assert (resource, name, uid) == (CLAIMS, "web-gpu", "claim-uid")
+        deleted.set()
+
+    async def get(resource: Resource, name: str, namespace: str) -> JSON:
+        raise ApiError(f'{resource.plural} "{name}" not found', status=404)
+
+    async def once(key: Key) -> None:
+        await collector.reconcile(key)
+        judged.set()
+
+    monkeypatch.setattr(client, "delete", delete)
+    monkeypatch.setattr(client, "get", get)
+    informers._copies[PODS]._take(pod, gone=False)
+    informers._copies[CLAIMS]._take({"metadata": meta, "spec": {}}, gone=False)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(collector.queue.work(once, collector._failed))
+        await judged.wait()
+        assert not deleted.is_set()
+        informers._copies[PODS]._take(pod, gone=True)
+        await deleted.wait()
+        work.cancel()

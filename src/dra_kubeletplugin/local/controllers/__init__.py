@@ -36,7 +36,6 @@ class ControllerManager:
             JobController,
             GarbageCollector,
             NodeLifecycle,
-            NodeLifecycle,
         )
         self.controllers: tuple[Controller, ...] = tuple(kind(client, self.informers) for kind in kinds)
 

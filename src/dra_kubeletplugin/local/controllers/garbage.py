@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...errors import ApiError
@@ -22,14 +23,17 @@ _DEPENDENTS = (PODS, CLAIMS, REPLICA_SETS)
 
 
 class GarbageCollector(Controller):
-    """One key for each new object that has owners of a kind that it knows."""
+    """One key for each object that has owners of a kind that it knows: when it is new, and when an owner is heard to go."""
 
     name = "garbage-collector"
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, _DEPENDENTS)
         for resource in _DEPENDENTS:
+            informers.index(resource, "owners", _owners_of)
             self.watch(resource, self._on(resource))
+        for owner in _OWNERS.values():
+            self.watch(owner, self._owner_changed)
 
     def _on(self, resource: Resource) -> Any:
         def changed(change: Change) -> None:
@@ -37,6 +41,13 @@ class GarbageCollector(Controller):
                 self.queue.add(key_of(resource, change.object))
 
         return changed
+
+    def _owner_changed(self, change: Change) -> None:
+        """A dependent that was made while its owner went was judged by a copy that still had the owner."""
+        if change.gone:
+            for resource in _DEPENDENTS:
+                for obj in self.informers.by(resource, "owners", change.object["metadata"]["uid"]):
+                    self.queue.add(key_of(resource, obj))
 
     async def reconcile(self, key: Key) -> None:
         obj = self.informers.find(key.resource, key.name, key.namespace)
@@ -66,3 +77,7 @@ class GarbageCollector(Controller):
                     raise
                 return True
         return bool(found["metadata"]["uid"] != owner["uid"])
+
+
+def _owners_of(obj: JSON) -> Iterable[str]:
+    return [o["uid"] for o in obj["metadata"].get("ownerReferences") or []]
