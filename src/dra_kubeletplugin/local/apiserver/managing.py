@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from ...observe.http import Request
 from ...resources import schema
 from ...resources.convert import convert
@@ -13,13 +15,15 @@ from .apply import Manager, Operation, Rules
 from .refusals import Refusal
 from .requests import Target
 from .schemas import typed
-from .schemas.field_paths import shown
+from .schemas.field_paths import Path, shown
 from .schemas.merging import MapOf
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
 _LONGEST = 128  # bytes of a manager's name
 _CONFLICT = "FieldManagerConflict"
+_KUBECTL = "kubectl"
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def check_options(request: Request, *, is_apply: bool) -> None:
@@ -80,11 +84,15 @@ def applied(request: Request, target: Target, live: JSON | None, config: JSON) -
     current = strategy.outgoing(target.kind, target.version, live) if live else None
     if current:
         current = {**current, "metadata": {k: v for k, v in current["metadata"].items() if k != "managedFields"}}
+    empty = _empty(target, stored=False)
     force = request.query.get("force") == "true"
     try:
-        merged, entries = apply.apply(
-            current, config, before, manager, rules, _empty(target, stored=False), force=force
-        )
+        try:
+            merged, entries = apply.apply(current, config, before, manager, rules, empty, force=force)
+        except apply.ConflictError as e:
+            if manager.name != _KUBECTL or not {p for _, p in e.conflicts} <= _applied_by_client(current or {}, rules):
+                raise
+            merged, entries = apply.apply(current, config, before, manager, rules, empty, force=True)
     except apply.ConflictError as e:
         causes = [{"reason": _CONFLICT, "message": f"conflict with {m}", "field": shown(p)} for m, p in e.conflicts]
         raise Refusal(409, "Conflict", str(e), {"causes": causes}) from None
@@ -93,6 +101,23 @@ def applied(request: Request, target: Target, live: JSON | None, config: JSON) -
         named = f"({place}; {target.kind.group}/{target.version}, Kind={target.kind.kind})"
         raise Refusal(500, "", f"failed to create typed patch object {named}: {e}") from None
     return merged, apply.written(entries)
+
+
+def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
+    """What ``kubectl apply`` without ``--server-side`` has said and is so still: with ``--server-side`` it may say it anew.
+
+    Source: apimachinery's ``managedfields``, the last-applied manager.
+    """
+    note = (live["metadata"].get("annotations") or {}).get(_LAST_APPLIED)
+    try:
+        said = msgspec.json.decode(note or "null")
+        if not isinstance(said, dict) or said.get("apiVersion") != live["apiVersion"]:
+            return set()
+        typed.check(said, rules.type)
+        differs = typed.compare(said, live, rules.type)
+        return typed.paths_of(said, rules.type) - differs.modified - differs.added - differs.removed
+    except (msgspec.DecodeError, typed.SchemaError):
+        return set()
 
 
 def updated(request: Request, target: Target, live: JSON | None, new: JSON, asked: Any = None) -> list[JSON]:
