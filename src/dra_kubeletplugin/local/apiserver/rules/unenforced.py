@@ -11,7 +11,9 @@ _WEBHOOKS = "the local cluster keeps webhook configurations and calls no webhook
 _POLICIES = "the local cluster keeps admission policies and does not evaluate them: what they would deny is admitted"
 _RULES = "the local cluster does not evaluate x-kubernetes-validations: objects that they would refuse are admitted"
 _CONVERSION = "the local cluster calls no conversion webhook: every version of the kind shows the same fields"
+_TAINTS = "the local cluster keeps DeviceTaintRules and taints no device by them: DRADeviceTaintRules is off in 1.36 too, by default"
 _BY_KIND = {
+    "devicetaintrules.resource.k8s.io": _TAINTS,
     "validatingadmissionpolicies.admissionregistration.k8s.io": _POLICIES,
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": _POLICIES,
     "validatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
