@@ -19,6 +19,7 @@ JSON = dict[str, Any]
 CORE = "/api/v1/namespaces/default"
 APPS = "/apis/apps/v1/namespaces/default"
 MERGE = {"Content-Type": "application/merge-patch+json"}
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
 
@@ -219,6 +220,47 @@ async def test_workloads_are_filled_in_judged_and_scaled(curl: Curl) -> None:
     assert (await curl("PATCH", scale, {"spec": {"replicas": 4}}, MERGE)).json["spec"] == {"replicas": 4}
     assert (await curl("GET", f"{APPS}/deployments/d")).json["spec"]["replicas"] == 4
     assert (await curl("PATCH", scale, {"spec": {"replicas": -1}}, MERGE)).status == 422
+
+
+async def test_a_job_gets_the_selector_of_its_own_pods(curl: Curl) -> None:
+    """``kubectl logs job/NAME`` and ``describe`` go by it; without one they take the pods of all others."""
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    made = await curl.make(jobs, {"metadata": {"name": "j"}, "spec": {"template": template(restartPolicy="Never")}})
+    uid = made["metadata"]["uid"]
+    assert made["spec"]["selector"] == {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    assert made["spec"]["template"]["metadata"]["labels"] == {
+        "a": "b",
+        "batch.kubernetes.io/controller-uid": uid,
+        "controller-uid": uid,
+        "batch.kubernetes.io/job-name": "j",
+        "job-name": "j",
+    }
+    by_hand = {"selector": {"matchLabels": {"a": "b"}}, "template": template(restartPolicy="Never")}
+    refused = await curl("POST", jobs, {"metadata": {"name": "k"}, "spec": by_hand})
+    assert ("FieldValueInvalid", "spec.selector") in refused.causes
+    meant = await curl.make(jobs, {"metadata": {"name": "k"}, "spec": {**by_hand, "manualSelector": True}})
+    assert (meant["spec"]["selector"], meant["spec"]["template"]["metadata"]["labels"]) == (
+        {"matchLabels": {"a": "b"}},
+        {"a": "b"},
+    )
+
+
+async def test_who_goes_over_from_client_side_to_server_side_apply_meets_no_conflict_with_himself(curl: Curl) -> None:
+    def said(value: str) -> JSON:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": value}}
+
+    def by(manager: str) -> str:
+        return f"{CORE}/configmaps/c?fieldManager={manager}"
+
+    note = {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(said("1"))}}
+    await curl.make(
+        f"{CORE}/configmaps?fieldManager=kubectl-client-side-apply", said("1") | {"metadata": {"name": "c", **note}}
+    )
+    assert (await curl("PATCH", by("other"), said("2"), APPLY)).status == 409
+    assert (await curl("PATCH", by("kubectl"), said("2"), APPLY)).json["data"] == {"a": "2"}
+    await curl("PATCH", by("editor"), {"data": {"a": "3"}}, MERGE)  # not what was applied any more
+    await curl("PATCH", by("kubectl"), {"metadata": note}, MERGE)
+    assert (await curl("PATCH", by("kubectl"), said("4"), APPLY)).status == 409
 
 
 async def test_secrets_take_plain_text_and_maps_may_be_immutable(curl: Curl) -> None:
@@ -496,6 +538,11 @@ async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: Curl
     spec = {"policyName": "p", "validationActions": ["Deny"]}
     made = await curl("POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec})
     assert "does not evaluate them" in made.headers["Warning"]
+    device = {"deviceSelector": {"driver": "d.example.com"}, "taint": {"key": "k", "effect": "NoExecute"}}
+    made = await curl(
+        "POST", "/apis/resource.k8s.io/v1beta2/devicetaintrules", {"metadata": {"name": "r"}, "spec": device}
+    )
+    assert (made.status, "taints no device" in made.headers["Warning"]) == (201, True)
     ruled = definition()
     schema = ruled["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["x-kubernetes-validations"] = [{"rule": "self.spec.size < 5"}]

@@ -158,6 +158,20 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
     return defaults.apply(obj, kind.kind) if kind.structured else obj
 
 
+def select_own_pods(kind: Kind, obj: JSON) -> None:
+    """The selector of a new Job, which nobody writes by hand, and the labels of its pods (batch/v1, ``manualSelector``)."""
+    spec = obj.get("spec") or {}
+    if kind.storage != "jobs.batch" or spec.get("manualSelector"):
+        return
+    name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
+    template = spec["template"] = dict(spec["template"])
+    meta = template["metadata"] = dict(template.get("metadata") or {})
+    own = {f"{prefix}job-name": name for prefix in _JOB_PREFIXES}
+    own |= {f"{prefix}controller-uid": uid for prefix in _JOB_PREFIXES}
+    meta["labels"] = {**(meta.get("labels") or {}), **own}
+    spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+
+
 def _not_ready_yet(node: JSON) -> None:
     """Keeps pods from a new node until the node controller has looked at it (admission plugin TaintNodesByCondition)."""
     spec = node["spec"] = dict(node.get("spec") or {})
@@ -166,6 +180,7 @@ def _not_ready_yet(node: JSON) -> None:
         spec["taints"] = [*taints, dict(_NOT_READY)]
 
 
+_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # of the labels of a Job's pods: now, and before 1.27
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 _STATUS_AT_ONCE = frozenset({"nodes"})  # a node is made with its capacity
 

@@ -196,6 +196,7 @@ class Writer:
         self.quotas.admit(target, obj, None)
         counts = target.kind.counts_generations
         obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
+        strategy.select_own_pods(target.kind, obj)
         self._manage(obj, managed or managing.updated(request, target, None, obj))
         return Written(self._keep(target, obj, None, dry=dry), 201)
 

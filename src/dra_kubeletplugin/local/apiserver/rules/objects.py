@@ -212,6 +212,8 @@ def _job(obj: JSON, old: JSON | None) -> list[FieldError]:
     if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
         out.append(required("spec.completions", "when completion mode is Indexed"))
     out += validate_template(spec.get("template"), "spec.template", ("OnFailure", "Never"))
+    if old is None and spec.get("selector") and not spec.get("manualSelector"):
+        out.append(invalid("spec.selector", spec["selector"], "`selector` not auto-generated"))
     if old is not None:
         before = _spec(old)
         for field in ("selector", "completionMode"):
