@@ -25,8 +25,10 @@ Nothing but pytest is imported before a fixture is used.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOST = "virtual-machine"
 _THIS_MACHINE = "this machine"
+_MARKER = ("driver", "host", "nodes", "timers", "environment", "process")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class _Wanted:
             if marker.args:
                 raise pytest.UsageError(f"@pytest.mark.dra takes names only: {marker.args[0]!r} has none")
             given = marker.kwargs | given
+        _check_names(given)
         config = request.config
         here = config.inipath.parent if config.inipath else config.rootpath
         driver: type[Driver] | str = given.pop("driver", None) or config.getini("dra_driver")
@@ -75,6 +79,19 @@ class _Wanted:
             given.pop("process", False),
             given,
         )
+
+
+def _check_names(given: Collection[str]) -> None:
+    from .settings import Settings
+
+    known = [*_MARKER, *(f.name for f in dataclasses.fields(Settings))]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = (
+                f": did you mean {near[0]}?" if near else f", only {', '.join(_MARKER)} and the options of the plugin"
+            )
+            raise pytest.UsageError(f"@pytest.mark.dra takes no {name!r}{hint}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

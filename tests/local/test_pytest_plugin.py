@@ -161,6 +161,16 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
                 node.kill()
             with pytest.raises(FaultError, match="nothing is no device of fpga.example.com"):
                 node.health("nothing")
+            with pytest.raises(FaultError, match="no PCI function '0000:99:00.0' on this host, only 0000:17:00.0"):
+                node.unplug("0000:99:00.0")
+            with pytest.raises(FaultError, match="no field of slices 'tains', only .*did you mean taints"):
+                api.drop("tains")
+            with pytest.raises(FaultError, match="no version of resource.k8s.io 'v1beta9'"):
+                api.serve("v1beta9")
+            with pytest.raises(PodError, match="there is no pod ghost"):
+                node.allocated("ghost")
+            with pytest.raises(ValueError, match="without apiVersion, metadata"):
+                api.apply({"kind": "Pod"})
             node.run_pod()
             with pytest.raises(FaultError, match="container other of pod pod was not started on node-1"):
                 node.env(api.get("Pod", "pod"), "other")
@@ -269,6 +279,13 @@ def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester
     result = run(author)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*which driver? Say it with dra_driver*"])
+
+
+def test_a_marker_s_misspelt_name_is_told_with_the_nearest(author: pytest.Pytester) -> None:
+    author.makepyfile("import pytest\n@pytest.mark.dra(health_intervall=1.0)\ndef test_it(node): pass")
+    result = run(author)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*takes no 'health_intervall': did you mean health_interval?*"])
 
 
 def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytester) -> None:

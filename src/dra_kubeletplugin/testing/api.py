@@ -39,11 +39,14 @@ class AsyncApi:
         """Creates objects, or changes those that exist, as ``kubectl apply --server-side`` does; in namespace ``default`` where
         they name none.
 
-        Raises :class:`ApiError` with what the server refuses, fields that it does not know among them.
+        Raises :class:`ApiError` with what the server refuses, fields that it does not know among them, and ``ValueError`` for an
+        object without ``apiVersion``, ``kind`` or ``metadata``.
         """
         return [await self._apply(obj) for obj in objects]
 
     async def _apply(self, obj: Mapping[str, Any]) -> JSON:
+        if missing := [key for key in ("apiVersion", "kind", "metadata") if not obj.get(key)]:
+            raise ValueError(f"an object without {', '.join(missing)} cannot be applied: {dict(obj)}")
         resource, meta = resource_of(dict(obj)), dict(obj["metadata"])
         namespace = meta.setdefault("namespace", "default") if resource.namespaced else ""
         body, client, strict = {**obj, "metadata": meta}, self.cluster.client, {"fieldValidation": "Strict"}
@@ -223,12 +226,26 @@ class AsyncApi:
         self._own("throttle").api.faults.throttle = times
 
     def drop(self, *fields: str) -> None:
-        """Drops these fields of slices (``taints``, ``sharedCounters``), as a server with their gate off; none: drops no more."""
-        self._own("drop").api.faults.dropped = set(fields)
+        """Drops these fields of slices (``taints``, ``sharedCounters``), as a server with their gate off; none: drops no more.
+
+        Raises :class:`FaultError` for a name that is no such field.
+        """
+        faults = self._own("drop").api.faults
+        try:
+            faults.drop(fields)
+        except ValueError as e:
+            raise FaultError(str(e)) from None
 
     def serve(self, *versions: str) -> None:
-        """Serves only these versions of ``resource.k8s.io``, as another release would; none: all of them."""
-        self._own("serve").api.faults.served = set(versions) or None
+        """Serves only these versions of ``resource.k8s.io``, as another release would; none: all of them.
+
+        Raises :class:`FaultError` for what is no version of it.
+        """
+        faults = self._own("serve").api.faults
+        try:
+            faults.serve(versions)
+        except ValueError as e:
+            raise FaultError(str(e)) from None
 
     def slow(self, seconds: float) -> None:
         """Waits this long before each answer; 0: does not."""

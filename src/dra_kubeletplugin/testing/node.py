@@ -20,6 +20,7 @@ from ..settings import Settings
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
+from .events import PodError
 from .running import InProcess, OwnProcess, Running
 
 JSON = dict[str, Any]
@@ -142,8 +143,15 @@ class DriverNode(Generic[D]):
         await self._looked()
 
     async def unplug(self, address: str) -> None:
-        """Takes the PCI function at ``address`` out of the described host, and waits as :meth:`plug`."""
-        described.remove_function(self._described("unplug"), address)
+        """Takes the PCI function at ``address`` out of the described host, and waits as :meth:`plug`.
+
+        Raises :class:`FaultError` where there is none.
+        """
+        sysfs = self._described("unplug")
+        present = sorted(f.name for f in (sysfs / "bus/pci/devices").iterdir())
+        if address not in present:
+            raise FaultError(f"no PCI function {address!r} on this host, only {', '.join(present) or 'none'}")
+        described.remove_function(sysfs, address)
         await self._looked()
 
     async def health(self, device: str, *, healthy: bool = False, message: str = "a fault made on purpose") -> None:
@@ -235,12 +243,14 @@ class DriverNode(Generic[D]):
         runtime.end(pod["metadata"]["uid"], container or pod["spec"]["containers"][0]["name"], exit_code)
 
     async def claim_of(self, pod_name: str) -> JSON:
-        """The claim that was made for a pod."""
+        """The claim that was made for a pod. Raises :class:`PodError` where there is no such pod."""
 
         async def find() -> JSON | None:
             for claim in await self.api.get_all("ResourceClaim"):
                 if any(o["name"] == pod_name for o in claim["metadata"].get("ownerReferences") or []):
                     return claim
+            if await self.api.get("Pod", pod_name) is None:
+                raise PodError(f"there is no pod {pod_name}", ())
             return None
 
         return await self.api.wait(f"the claim of pod {pod_name}", find)

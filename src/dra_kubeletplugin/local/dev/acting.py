@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections.abc import Callable
 from typing import Any, assert_never
 
 from ...errors import ApiError
@@ -38,12 +39,6 @@ from .verbs import (
 
 JSON = dict[str, Any]
 REFUSALS = (Refused, HostError, DriverFailed)
-GATED = {
-    "allowMultipleAllocations", "bindingConditions", "bindingFailureConditions", "bindsToNode", "bools", "consumesCounters", "ints",
-    "perDeviceNodeSelection", "requestPolicy", "sharedCounters", "strings", "taints", "versions",
-}  # fmt: skip
-"""Fields of slices that a feature gate of some version takes away."""
-VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 _LONGEST = 3600.0  # seconds
 
 
@@ -208,14 +203,12 @@ async def _server(
             on.cluster.api.drop_connections()
             return Answer(text="all connections to the API server are cut")
         case DropFields():
-            _known("field of slices", verb.fields, GATED)
-            faults.dropped = set(verb.fields)
+            _fault(faults.drop, verb.fields)
             text = (
                 f"the API server drops {', '.join(verb.fields)}" if verb.fields else "the API server keeps all fields"
             )
         case ServeVersions():
-            _known("version of resource.k8s.io", verb.versions, VERSIONS)
-            faults.served = set(verb.versions) or None
+            _fault(faults.serve, verb.versions)
             on.cluster.api.drop_connections()  # a watch of a version that is gone
             text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
         case Conflict():
@@ -256,13 +249,11 @@ async def _end(on: Environment, verb: End) -> Answer:
     return Answer(text=f"container {name} of pod {verb.pod} has ended with {verb.exit_code}")
 
 
-def _known(what: str, given: list[str], known: Any) -> None:
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise Refused(
-                f"no {what} {name!r}, only {', '.join(sorted(known))}{f': did you mean {near[0]}?' if near else ''}"
-            )
+def _fault(make: Callable[[list[str]], None], names: list[str]) -> None:
+    try:
+        make(names)
+    except ValueError as e:
+        raise Refused(str(e)) from None
 
 
 def _seconds(what: str, value: float) -> float:
