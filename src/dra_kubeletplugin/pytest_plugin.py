@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _HOST = "virtual-machine"
 _THIS_MACHINE = "this machine"
-_MARKER = ("driver", "host", "nodes", "timers", "environment", "process")
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,12 @@ class _Wanted:
 def _check_names(given: Collection[str]) -> None:
     from .settings import Settings
 
-    known = [*_MARKER, *(f.name for f in dataclasses.fields(Settings))]
+    own = [f.name for f in dataclasses.fields(_Wanted) if f.name != "settings"]
+    known = [*own, *(f.name for f in dataclasses.fields(Settings))]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = (
-                f": did you mean {near[0]}?" if near else f", only {', '.join(_MARKER)} and the options of the plugin"
-            )
+            hint = f": did you mean {near[0]}?" if near else f", only {', '.join(own)} and the options of the plugin"
             raise pytest.UsageError(f"@pytest.mark.dra takes no {name!r}{hint}")
 
 

@@ -235,6 +235,7 @@ async def test_a_job_gets_the_selector_of_its_own_pods(curl: Curl) -> None:
         "batch.kubernetes.io/job-name": "j",
         "job-name": "j",
     }
+    assert made["metadata"]["labels"] == made["spec"]["template"]["metadata"]["labels"]
     by_hand = {"selector": {"matchLabels": {"a": "b"}}, "template": template(restartPolicy="Never")}
     refused = await curl("POST", jobs, {"metadata": {"name": "k"}, "spec": by_hand})
     assert ("FieldValueInvalid", "spec.selector") in refused.causes

@@ -159,7 +159,7 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
 
 
 def select_own_pods(kind: Kind, obj: JSON) -> None:
-    """The selector of a new Job, which nobody writes by hand, and the labels of its pods (batch/v1, ``manualSelector``)."""
+    """The selector of a new Job, which nobody writes by hand, and the labels of its pods and its own (batch/v1, ``manualSelector``)."""
     spec = obj.get("spec") or {}
     if kind.storage != "jobs.batch" or spec.get("manualSelector"):
         return
@@ -170,6 +170,7 @@ def select_own_pods(kind: Kind, obj: JSON) -> None:
     own |= {f"{prefix}controller-uid": uid for prefix in _JOB_PREFIXES}
     meta["labels"] = {**(meta.get("labels") or {}), **own}
     spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    obj["metadata"]["labels"] = obj["metadata"].get("labels") or dict(meta["labels"])
 
 
 def _not_ready_yet(node: JSON) -> None:
