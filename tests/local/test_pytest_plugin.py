@@ -68,6 +68,27 @@ async def test_a_coroutine_goes_on_while_the_pod_starts(node, api, local_cluster
         pass
     await node.delete_pod.aio()
 """
+BY_ANYIO = """
+import anyio, pytest
+
+@pytest.mark.anyio
+async def test_a_coroutine_in_the_loop_of_asyncio_or_trio(node, api):
+    here = []
+
+    async def meanwhile():
+        here.append("the loop of the test is free")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(meanwhile)
+        pod = await node.run_pod.aio()
+        assert here and node.env(pod)["FPGA"]
+    async with api.away():
+        pass
+    with anyio.move_on_after(0.1) as scope:
+        await api.wait_event.aio("nothing", "Never", timeout=60)
+    assert scope.cancelled_caught
+    await node.delete_pod.aio()
+"""
 MARKED = "import pytest\n" + COROUTINES.replace("async def test", "@pytest.mark.asyncio\nasync def test")
 
 
@@ -92,13 +113,15 @@ def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
     [
         (["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"], COROUTINES),
         (["-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=session"], MARKED),
+        (["-p", "no:asyncio"], BY_ANYIO),
         (["-p", "no:asyncio"], ""),
     ],
-    ids=["auto", "strict", "no pytest-asyncio"],
+    ids=["auto", "strict", "anyio", "no plugin for coroutines"],
 )
 def test_the_fixtures_work_whatever_runs_coroutines(author: pytest.Pytester, mode: list[str], coroutines: str) -> None:
     author.makepyfile(test_functions=FUNCTIONS, test_coroutines=coroutines)
-    run(author, *mode).assert_outcomes(passed=1 + bool(coroutines))
+    loops = {"": 0, BY_ANYIO: 2}.get(coroutines, 1)
+    run(author, *mode).assert_outcomes(passed=1 + loops)
 
 
 def test_faults_are_verbs(author: pytest.Pytester) -> None:

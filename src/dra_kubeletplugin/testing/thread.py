@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -52,7 +53,20 @@ class LoopThread:
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs it over there, and awaits it in the loop of the caller. Raises what it raises."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass  # the loop is trio's, in which anyio runs tests too
+        else:
+            return await asyncio.wrap_future(future)
+        trio = importlib.import_module("trio")
+        try:
+            found: T = await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+        except BaseException:
+            future.cancel()  # where we were cancelled
+            raise
+        return found
 
 
 class Placed(Protocol[S_co]):
