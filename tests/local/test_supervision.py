@@ -10,8 +10,9 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.controllers.base import Controller, Key
 from dra_kubeletplugin.local.events import EventRecorder
-from dra_kubeletplugin.local.informer import CLAIMS, EVENTS, PODS
+from dra_kubeletplugin.local.informer import CLAIMS, EVENTS, PODS, Informers
 from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
 
 from .objects import claim_spec, device_class, pod, template
@@ -80,6 +81,26 @@ async def test_a_write_that_is_refused_starves_no_other_object() -> None:
             return any(c["metadata"]["name"].startswith("second-t0-") for c in cluster.claims())
 
         await cluster.wait("the claim of the other pod", made)
+
+
+async def test_an_object_that_goes_while_it_is_looked_at_is_no_fault_and_another_that_is_missing_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Looks(Controller):
+        name = "looks"
+
+        async def reconcile(self, key: Key) -> None: ...
+
+    async with LocalCluster() as cluster:
+        controller = Looks(cluster.client, Informers(cluster.client, {}), ())
+        for name, told in (("gone", False), ("other", True)):
+            caplog.clear()
+            with pytest.raises(ApiError) as e:
+                await cluster.client.update(
+                    CLAIMS, {"metadata": {"name": "gone", "namespace": "default"}, "spec": claim_spec()}
+                )
+            controller._failed(Key(CLAIMS, "default", name), e.value)
+            assert any("looks" in r.message for r in caplog.records if r.levelname == "WARNING") is told
 
 
 async def test_repeated_events_are_counted_and_similar_ones_combined() -> None:

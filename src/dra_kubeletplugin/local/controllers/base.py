@@ -88,8 +88,8 @@ class Controller(ABC):
         self._told.pop(key, None)
 
     def _failed(self, key: Key, error: Exception) -> None:
-        """Tells what is wrong once for the same text. A lost race is no fault: the newer object comes by itself."""
-        if isinstance(error, Waiting) or (isinstance(error, ApiError) and error.status == 409):
+        """Tells what is wrong once for the same text. A lost race is no fault: the newer object, or its end, comes by itself."""
+        if isinstance(error, Waiting) or (isinstance(error, ApiError) and _lost_race(key, error)):
             log.debug("%s: %s: %s", self.name, key, error)
             return
         text = f"{type(error).__name__}: {error}"
@@ -104,3 +104,11 @@ class Controller(ABC):
         if obj is not None and (kind := self.kinds.get(key.resource)):
             text = f"{self.name} cannot handle this object, is it well-formed? {text}"
             self.events.event(obj, kind, "Warning", "FailedSync", text, key.resource.api_version)
+
+
+def _lost_race(key: Key, error: ApiError) -> bool:
+    """Whether the object that was looked at is another by now, or gone."""
+    if error.status != 404:
+        return error.status == 409
+    about = error.details.get("details")
+    return isinstance(about, dict) and (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
