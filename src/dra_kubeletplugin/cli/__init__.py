@@ -81,6 +81,7 @@ def parser() -> Parser:
         ),
     )  # fmt: skip
     _add_parameters(commands)
+    _add_completion(commands)
     return out
 
 
@@ -112,6 +113,15 @@ def _add_parameters(commands: Any) -> None:
     )
     schema.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, where the driver knows several")
+
+
+def _add_completion(commands: Any) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes this command in a shell",
+        description='Prints a completion script: `eval "$(dra completion bash)"`, or save it where the shell looks for such.',
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def _add_webhook(webhook: argparse.ArgumentParser) -> None:
@@ -213,6 +223,11 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .claims import claims
 
             return claims(args)
+        case "completion":
+            from .completion import script
+
+            print(script(args.shell, parser()))
+            return 0
         case "webhook":
             from .webhook import webhook
 
