@@ -7,18 +7,17 @@ import argparse
 import shtab
 
 from . import dev_verbs
-from .options import Parser
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = frozenset({"FILE", "DRIVER", "HOST", "ADDRESS|FILE", "CERT", "KEY", "KUBECONFIG"})
 _FOLDERS = frozenset({"DIR", "ROOT"})
 
 
-def script(shell: str, parser: Parser) -> str:
+def script(shell: str, parser: argparse.ArgumentParser) -> str:
     """The script for one of :data:`SHELLS`. ``parser`` is of the whole command, and is changed."""
     commands = _commands(parser)
     # The verbs of `dra dev` have a parser of their own, because a driver may stand in their place.
-    commands.choices["dev"] = _with_verbs(commands.choices["dev"])  # type: ignore[index]
+    commands.choices["dev"] = _with_verbs(commands.choices["dev"])
     commands.required = True
     _tell_files(parser)
     # Where nothing of ours fits, a path may: `dra dev drivers/...`.
@@ -26,7 +25,7 @@ def script(shell: str, parser: Parser) -> str:
 
 
 def _with_verbs(dev: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    out = Parser(prog=dev.prog, description=dev.description, add_help=False)
+    out = argparse.ArgumentParser(prog=dev.prog, description=dev.description, add_help=False)
     for action in dev._actions:  # argparse has no other way to ask
         if action.option_strings:
             out._add_action(action)
