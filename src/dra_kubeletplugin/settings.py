@@ -348,6 +348,36 @@ class ControllerSettings(Settings):
         return out + self.common_faults()
 
 
+WEBHOOK_OPTIONS = frozenset({"driver_name", "log_format", "log_level", "stop_grace", "address", "tls_cert", "tls_key"})
+"""Options that say something to a webhook."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookSettings(Settings):
+    """What a webhook's process is told; options but :data:`WEBHOOK_OPTIONS` keep their defaults."""
+
+    address: str = _option(
+        "--address",
+        "WEBHOOK_ADDRESS",
+        ":8443",
+        "HOST:PORT where reviews are answered; :PORT for every address.",
+        _address,
+    )
+    tls_cert: Path = _option(
+        "--tls-cert",
+        "TLS_CERT",
+        Path("/etc/webhook/tls/tls.crt"),
+        "The webhook's certificate with those that signed it, PEM; read again when it changes.",
+        Path,
+    )
+    tls_key: Path = _option(
+        "--tls-key", "TLS_KEY", Path("/etc/webhook/tls/tls.key"), "The certificate's key, PEM.", Path
+    )
+
+    def faults(self) -> list[str]:
+        return self.name_faults()
+
+
 def _unwritable(folder: Path, option: str) -> list[str]:
     """Tries to make and write ``folder``, not its parents; access bits alone lie on read-only mounts."""
     try:
@@ -424,6 +454,9 @@ def page() -> str:
     known = {f.name for f in fields(Settings)}
     lines += ["", "## Controller", "", f"`dra controller` takes {both}, and:", ""]
     lines += _table([f for f in fields(ControllerSettings) if f.name not in known])
+    own = ", ".join(f"`{f.metadata['flag']}`" for f in fields(Settings) if f.name in WEBHOOK_OPTIONS)
+    lines += ["", "## Webhook", "", f"`dra webhook` takes {own}, and:", ""]
+    lines += _table([f for f in fields(WebhookSettings) if f.name not in known])
     return "\n".join(lines) + "\n"
 
 

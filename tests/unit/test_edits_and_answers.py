@@ -15,7 +15,7 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.answers import complete
 from dra_kubeletplugin.claims.record import Record, State
 from dra_kubeletplugin.driver import AllocatedDevice
-from dra_kubeletplugin.driver.config import resolve
+from dra_kubeletplugin.driver.parameters import resolve
 from dra_kubeletplugin.errors import (
     BadAnswerError,
     ConfigError,

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Device, Quantity, RequestPolicy, Version
-from dra_kubeletplugin.driver.config import decode
+from dra_kubeletplugin.driver.parameters import decode
 from dra_kubeletplugin.errors import ConfigError, InvalidObjectError
 from dra_kubeletplugin.resources import schema
 from dra_kubeletplugin.resources.quantity import Format, QuantityError, parse, stored

@@ -18,7 +18,7 @@ from enum import Enum
 
 from ..driver import AllocatedDevice, Claim, Condition, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.config import resolve
+from ..driver.parameters import resolve
 from ..errors import ApiError, ClaimError, ConfigError, DraError, PermanentError, clip, describe
 from ..inventory import Inventory
 from ..observe.log import operation, operation_id

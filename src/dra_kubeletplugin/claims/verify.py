@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..driver import AllocatedDevice, Driver
-from ..driver.config import resolve
+from ..driver.parameters import resolve
 from ..driver.results import AllocationResult
 from ..errors import (
     ApiError,

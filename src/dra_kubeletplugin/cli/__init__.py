@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..driver import Driver
 from ..errors import DraError, SettingsError
-from ..settings import NODE_ONLY, ControllerSettings
+from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
 from .options import Parser, add_settings, given
 
 DEV_VERBS = (
@@ -79,7 +80,55 @@ def parser() -> Parser:
             "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "scan_timeout", "list_attributes",
         ),
     )  # fmt: skip
+    _add_parameters(commands)
+    _add_completion(commands)
     return out
+
+
+def _add_parameters(commands: Any) -> None:
+    validate = commands.add_parser(
+        "validate",
+        help="judge claims, templates, classes and pods in files",
+        description="Judges objects in files as an API server would, and parameters in them as the drivers would. Needs no cluster. "
+        "Exit code 1 where something is wrong.",
+    )
+    validate.add_argument(
+        "files", metavar="FILE", nargs="+", help="YAML or JSON with one object or several; - for standard input"
+    )
+    validate.add_argument(
+        "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
+        help="path to a file, or module:Class: who reads the parameters; may be repeated",
+    )  # fmt: skip
+    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver, in place of the class's own")
+    validate.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    _add_webhook(commands.add_parser(
+        "webhook",
+        help="refuse wrong parameters when a claim is written",
+        description="A validating admission webhook over HTTPS for claims, templates and classes, until SIGTERM.",
+    ))  # fmt: skip
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON Schema of a driver's parameters",
+        description="Prints the JSON Schema of what a claim may give a driver as opaque.parameters.",
+    )
+    schema.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, where the driver knows several")
+
+
+def _add_completion(commands: Any) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes this command in a shell",
+        description='Prints a completion script: `eval "$(dra completion bash)"`, or save it where the shell looks for such.',
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _add_webhook(webhook: argparse.ArgumentParser) -> None:
+    webhook.add_argument(
+        "drivers", metavar="DRIVER", nargs="+", help="path to a file, or module:Class: whose parameters are judged"
+    )
+    add_settings(webhook, WebhookSettings, only=WEBHOOK_OPTIONS)
 
 
 def _add_dev(dev: argparse.ArgumentParser) -> None:
@@ -174,6 +223,23 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .claims import claims
 
             return claims(args)
+        case "completion":
+            from .completion import script
+
+            print(script(args.shell, parser()))
+            return 0
+        case "webhook":
+            from .webhook import webhook
+
+            webhook(args.drivers, given(args, WebhookSettings))
+        case "validate":
+            from .validate import validate
+
+            return validate(args)
+        case "schema":
+            from .validate import schema
+
+            return schema(args)
         case _:
             from .inspect import inspect
 

@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Callable
 from types import FunctionType
-from typing import ClassVar, TypeVar, get_origin
+from typing import Any, ClassVar, TypeVar, get_origin
 
 import msgspec
 
@@ -97,16 +97,27 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
 
 def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
     declared: object = cls.config
-    kinds = () if declared is None else tuple(declared) if isinstance(declared, (list, tuple)) else (declared,)
-    for kind in kinds:
+    found: list[Any] = [] if declared is None else list(declared) if isinstance(declared, (list, tuple)) else [declared]
+    named = {id(kind): f"{cls.__name__}.config" for kind in found}
+    for kind in found:  # grows by what each names as older
+        where = named[id(kind)]
         if not (isinstance(kind, type) and issubclass(kind, Config)):
+            raise DriverError(f"{where} is {printable(repr(kind))[:80]}: give a subclass of Config, or a list of them")
+        older: object = kind.OLDER
+        if not isinstance(older, (list, tuple)):
             raise DriverError(
-                f"{cls.__name__}.config is {printable(repr(kind))[:80]}: give a subclass of Config, or a list of them"
+                f"{kind.__name__}.OLDER is {printable(repr(older))[:80]}: give a list of subclasses of Config"
             )
-    return kinds
+        named |= {id(k): f"{kind.__name__}.OLDER" for k in older if k not in found}
+        found += [k for k in older if k not in found]
+    return tuple(found)
 
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
+    if kind.OLDER and kind.convert_from.__func__ is Config.convert_from.__func__:  # type: ignore[attr-defined]
+        raise DriverError(
+            f"{kind.__name__} names older versions in OLDER and has no convert_from(cls, older): write it"
+        )
     try:
         fields = msgspec.structs.fields(kind)
         msgspec.json.Decoder(kind)  # what cannot be told apart in JSON

@@ -30,26 +30,34 @@ class Manifest:
     document: JSON
 
 
-def read(paths: list[Path]) -> list[Manifest]:
-    """All objects of all files, lists taken apart. Raises :class:`ManifestError` with all faults."""
+def read(paths: list[Path], option: str = "--apply ", *, served: bool = True) -> list[Manifest]:
+    """All objects of all files, lists taken apart.
+
+    Raises :class:`ManifestError` with all faults, each with ``option`` and file; kinds that are not served count where ``served``.
+    """
     faults: list[str] = []
     out: list[Manifest] = []
     for path in paths:
         try:
             found = list(yaml.safe_load_all(path.read_text()))
         except OSError as e:
-            faults.append(f"--apply {path}: {e.strerror or e}")
+            faults.append(f"{option}{path}: {e.strerror or e}")
         except UnicodeDecodeError:
-            faults.append(f"--apply {path} is no text")
+            faults.append(f"{option}{path} is no text")
         except yaml.MarkedYAMLError as e:
             line = f", line {e.problem_mark.line + 1}" if e.problem_mark else ""
-            faults.append(f"--apply {path}{line}: no YAML: {e.problem or e.context or e}")
+            faults.append(f"{option}{path}{line}: no YAML: {e.problem or e.context or e}")
         except yaml.YAMLError as e:
-            faults.append(f"--apply {path}: no YAML: {e}")
+            faults.append(f"{option}{path}: no YAML: {e}")
         else:
             for number, document in enumerate(found, 1):
                 if document is not None:
-                    out += _objects(f"--apply {path}, document {number}", document, faults)
+                    out += _objects(f"{option}{path}, document {number}", document, faults)
+    for manifest in out if served else ():
+        try:
+            resource_of(manifest.document)
+        except ValueError as e:
+            faults.append(f"{manifest.place}: {e}")
     if faults:
         raise ManifestError(*faults)
     return out
@@ -68,11 +76,6 @@ def _objects(place: str, document: object, faults: list[str]) -> list[Manifest]:
         missing.append("metadata.name")
     if missing:
         faults.append(f"{place}: {', '.join(missing)} missing")
-        return []
-    try:
-        resource_of(document)
-    except ValueError as e:
-        faults.append(f"{place}: {e}")
         return []
     return [Manifest(place, document)]
 

@@ -1,0 +1,34 @@
+"""``dra webhook``: a driver's admission webhook, until a signal. Exit codes are those of ``dra run``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from ..driver import load_driver, make
+from ..errors import SettingsError
+from ..opaque import Reader
+from ..settings import WebhookSettings, load
+from ..webhook import Webhook
+from .serving import serve
+from .stopping import Stop
+
+
+async def _nothing(process: Webhook, stop: Stop) -> None:
+    """Nothing runs beside it."""
+
+
+def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+    """Ends the process. Raises :class:`DraError` for what the user has to correct, before anything is started."""
+    stop = Stop()
+    stop.handle()
+    settings = load(options, None, WebhookSettings)
+    if settings.driver_name and len(targets) > 1:
+        raise SettingsError("--driver-name (DRIVER_NAME) names one driver, and several are given")
+    drivers = [make(load_driver(t)) for t in targets]
+    readers = [Reader.of(d, settings.driver_name) for d in drivers]
+    settings = dataclasses.replace(settings, driver_name=readers[0].driver)
+    if twice := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
+        raise SettingsError(f"two drivers are named {', '.join(sorted(twice))}")
+    serve(lambda: Webhook(readers, settings), settings, stop, _nothing)

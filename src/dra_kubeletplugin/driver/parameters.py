@@ -1,0 +1,202 @@
+"""Which parameters a request has: entries of class and claim, in any version that the driver reads.
+
+Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
+from .config import Config, checked, converted, read_form
+from .config_faults import explained
+from .data import plain_json
+
+JSON = Mapping[str, Any]
+Resolved = tuple[Config | None, str]
+
+
+def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
+    """The configuration of one ``request`` (``req`` or ``req/sub``) and where it came from.
+
+    Entries are in the order of the allocation, class before claim; the last that applies wins, laid over those before where
+    its kind says so (``LAYERED``). Without one, the default of the first kind where all its fields have defaults. Origin is
+    ``FromClass``, ``FromClaim`` or empty.
+
+    Raises :class:`ConfigError` with the path of the wrong field, and :class:`DriverFailedError` where the author's own checks
+    raise something else than ``ValueError``.
+    """
+    found: Config | None = None
+    origin = ""
+    below: tuple[type[Config], JSON] | None = None
+    for i, entry in enumerate(entries):
+        opaque = entry.get("opaque")
+        if not opaque or opaque.get("driver") != driver or not applies(entry.get("requests") or (), request):
+            continue
+        source = str(entry.get("source", ""))
+        where = f"config[{i}] ({source})"
+        read = _given(opaque.get("parameters"), kinds, driver, where)
+        if read is None:
+            continue
+        cls, given = read
+        if cls.LAYERED:
+            _check_partial(given, cls, where)  # a field of this entry is told with this entry
+            given = _laid_over(below[1], given) if below and below[0] is cls else given
+            below = cls, given
+            found, origin = None, source
+        else:
+            below = None
+            found, origin = _newest(given, cls, kinds, where), source
+    if below:
+        found = _newest(below[1], below[0], kinds, f"parameters ({origin})")
+    if found is None and kinds:
+        with contextlib.suppress(msgspec.ValidationError):
+            found = converted({}, kinds[0])
+    return found, origin
+
+
+def applies(requests: Sequence[str], request: str) -> bool:
+    """Whether an entry for ``requests`` is for ``request``: none named means all; a base name covers its alternatives."""
+    return not requests or request in requests or request.partition("/")[0] in requests
+
+
+def judge(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
+    """Whether one entry of a claim or a class can be right, before anything is allocated.
+
+    Of layered parameters only what is given is looked at, because the rest may stand in the class.
+
+    Raises :class:`ConfigError` with the path of the wrong field, and :class:`DriverFailedError` as :func:`resolve` does.
+    """
+    read = _given(parameters, kinds, driver, where)
+    if read is None:
+        return
+    cls, given = read
+    if cls.LAYERED:
+        _check_partial(given, cls, where)
+    else:
+        _newest(given, cls, kinds, where)
+
+
+def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
+    """The typed parameters of one entry alone; None for an object of somebody else's kind. Raises as :func:`resolve` does."""
+    read = _given(parameters, kinds, driver, where)
+    return None if read is None else _newest(read[1], read[0], kinds, where)
+
+
+def _given(
+    parameters: object, kinds: Sequence[type[Config]], driver: str, where: str
+) -> tuple[type[Config], JSON] | None:
+    """The kind of the parameters, and their fields; None for an object of somebody else's kind."""
+    if not isinstance(parameters, Mapping):
+        raise ConfigError(f"{where}: opaque.parameters must be an object")
+    try:
+        given = plain_json(dict(parameters), "parameters")
+    except ValueError as e:
+        raise ConfigError(f"{where}: {e}") from None
+    fields = dict(given)
+    api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
+    cls = _choose(kinds, api_version, kind, driver, where)
+    if cls is None:
+        return None
+    if any(f.encode_name in {"apiVersion", "kind"} for f in msgspec.structs.fields(cls)):
+        fields = given
+    return cls, fields
+
+
+def _newest(given: JSON, cls: type[Config], kinds: Sequence[type[Config]], where: str) -> Config:
+    """The typed parameters, converted to the version that the driver's code knows."""
+    config = _decoded(given, cls, where)
+    newer = versions(kinds)
+    while (target := newer[type(config)]) is not None:
+        config = _converted_to(target, config, where)
+    return config
+
+
+def _decoded(given: JSON, cls: type[Config], where: str) -> Config:
+    try:
+        return converted(given, cls, check=True)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{where}: {explained(printable(e), cls)}") from None
+    except ValueError as e:
+        raise ConfigError(f"{where}: {printable(e)}") from None
+
+
+def _converted_to(target: type[Config], older: Config, where: str) -> Config:
+    """Where the author's ``convert_from`` runs."""
+    step = f"{_name(type(older))} as {_name(target)}"
+    try:
+        config = target.convert_from(older)
+        if type(config) is target:
+            return checked(config)
+    except ValueError as e:
+        raise ConfigError(f"{where}: {step}: {printable(e)}") from None
+    except DraError:
+        raise
+    except BaseException as e:  # no await in between: what is raised here is the author's
+        raise DriverFailedError(f"convert_from() of {target.__name__} raised {describe(e)}") from e
+    raise DriverFailedError(
+        f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
+    )
+
+
+def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
+    """Every kind that claims may give, with the one that it is converted to; None for what the driver's code knows."""
+    out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
+    waiting = list(kinds)
+    while waiting:
+        cls = waiting.pop(0)
+        for older in cls.OLDER:
+            if older not in out:
+                out[older] = cls
+                waiting.append(older)
+    return out
+
+
+def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:
+    if not kinds:
+        raise ConfigError(f"{where}: {driver} takes no parameters: remove this entry")
+    if not kind and not api_version and len(kinds) == 1:
+        return kinds[0]
+    known = versions(kinds)
+    for cls in known:
+        if (cls.KIND or kind) == kind and (cls.API_VERSION or api_version) == api_version:
+            return cls
+    group = api_version.partition("/")[0]
+    ours = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
+    if "/" in api_version and group not in ours and group != driver and not group.endswith("." + driver):
+        return None  # somebody else's kind, in their domain
+    names = ", ".join(map(_name, known))
+    raise ConfigError(f"{where}: {api_version or '-'} {kind or '-'} is not known to {driver}: known are {names}")
+
+
+def _name(cls: type[Config]) -> str:
+    return f"{cls.API_VERSION or '-'} {cls.KIND or cls.__name__}"
+
+
+def _laid_over(below: JSON, above: JSON) -> JSON:
+    """JSON Merge Patch (RFC 7386)."""
+    out = dict(below)
+    for key, value in above.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, Mapping):
+            under = out.get(key)
+            out[key] = _laid_over(under if isinstance(under, Mapping) else {}, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _check_partial(given: JSON, cls: type[Config], where: str) -> None:
+    """The fields that are given, by name and type; what is missing may come from elsewhere."""
+    fields = [(f.name, f.type | msgspec.UnsetType, msgspec.UNSET) for f in msgspec.structs.fields(cls)]
+    names = {f.name: f.encode_name for f in msgspec.structs.fields(cls)}
+    partial = msgspec.defstruct(cls.__name__, fields, rename=names, forbid_unknown_fields=True, kw_only=True)
+    try:
+        msgspec.convert(_laid_over({}, given), partial, dec_hook=read_form)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{where}: {explained(printable(e), cls)}") from None

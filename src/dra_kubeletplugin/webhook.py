@@ -1,0 +1,156 @@
+"""A validating admission webhook: parameters in claims, templates and classes are refused when they are written, with the same words that
+a pod's event would have had.
+
+Source: admission.k8s.io/v1 AdmissionReview; KEP-4381, "Custom parameters".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import SettingsError, clip, describe
+from .lifespan import bounded
+from .observe.http import HttpServer, Limits, Request, Response
+from .opaque import KINDS, Reader, faults
+from .settings import WebhookSettings
+
+log = logging.getLogger(__name__)
+JSON = Mapping[str, Any]
+PATH = "/validate"
+LIMITS = Limits(
+    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=256, head_bytes=16 * 1024
+)
+
+
+class Webhook:
+    """Answers reviews over HTTPS until its lifespan ends. Making one has no effects; :meth:`running` starts it.
+
+    It knows nothing of the cluster: no account, no permission, no Lease. Any number of replicas may run.
+    """
+
+    def __init__(self, readers: Sequence[Reader], settings: WebhookSettings, look: float = 10.0) -> None:
+        """``look``: seconds between two looks at the certificate's files."""
+        self.readers = readers
+        self._look = look
+        self.settings = settings
+        self.certificate = Certificate(settings.tls_cert, settings.tls_key)
+        self.url = ""
+        self.reviewed = self.refused = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Webhook]:
+        """Raises :class:`SettingsError` where certificate, key or address cannot be used."""
+        self.settings.check()
+        context = self.certificate.load()
+        server = HttpServer(self._answer, self.settings.address, context, LIMITS)
+        try:
+            self.url = await server.start()
+        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+            raise SettingsError(f"--address (WEBHOOK_ADDRESS) {self.settings.address}: {describe(e)}") from None
+        log.info("reviewing claims at %s%s for %s", self.url, PATH, ", ".join(r.driver for r in self.readers))
+        async with contextlib.AsyncExitStack() as stack:
+            bounded(stack, "closing the webhook", server.close)
+            async with asyncio.TaskGroup() as tasks:
+                reload = tasks.create_task(self.certificate.keep(self._look), name="certificate")
+                try:
+                    yield self
+                finally:
+                    reload.cancel()
+
+    async def _answer(self, request: Request) -> Response:
+        match request.path:
+            case "/healthz" | "/readyz":
+                return Response(200, b"ok\n", "text/plain")
+            case "/validate" if request.method == "POST":
+                return self._reviewed(request.body)
+        return Response(404, f"POST {PATH}, /healthz or /readyz\n".encode(), "text/plain")
+
+    def _reviewed(self, body: bytes) -> Response:
+        try:
+            review = msgspec.json.decode(body)
+            answer = self.review(review)
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as e:
+            text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
+            return Response(400, text.encode(), "text/plain")
+        return Response(200, msgspec.json.encode(answer))
+
+    def review(self, review: object) -> dict[str, Any]:
+        """The answer to an AdmissionReview. Raises ``ValueError`` for what is none."""
+        if not isinstance(review, Mapping) or not isinstance(request := review.get("request"), Mapping):
+            raise ValueError("it has no request")
+        if review.get("apiVersion") != "admission.k8s.io/v1" or not isinstance(uid := request.get("uid"), str):
+            raise ValueError(f"apiVersion {review.get('apiVersion')!r}, or no uid")
+        found = self._faults(request)
+        self.reviewed += 1
+        response: dict[str, Any] = {"uid": uid, "allowed": not found}
+        if found:
+            self.refused += 1
+            kind = (request.get("kind") or {}).get("kind")
+            log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
+            response["status"] = {
+                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": "; ".join(found)
+            }  # fmt: skip
+        return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+    def _faults(self, request: JSON) -> list[str]:
+        """An update is judged for what it changes: an object from before the webhook may still lose its finalizers."""
+        obj, old = request.get("object"), request.get("oldObject")
+        if not isinstance(obj, Mapping) or obj.get("kind") not in KINDS:
+            return []
+        before = set(faults(old, self.readers)) if isinstance(old, Mapping) else set()
+        return [clip(f) for f in faults(obj, self.readers) if f not in before]
+
+
+class Certificate:
+    """A certificate and its key in files that somebody renews: cert-manager, a Secret. Connections made afterwards get the new one."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        self._cert, self._key = cert, key
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._seen: object = None
+        self.fault = ""
+
+    def load(self) -> ssl.SSLContext:
+        """Raises :class:`SettingsError` where the files are no certificate with its key."""
+        seen = self._stamp()
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self._cert, self._key
+            )  # a pair that does not fit spoils nothing
+            self._context.load_cert_chain(self._cert, self._key)
+        except (OSError, ssl.SSLError, ValueError) as e:
+            raise SettingsError(
+                f"--tls-cert (TLS_CERT) {self._cert} with --tls-key (TLS_KEY) {self._key}: {describe(e)}"
+            ) from None
+        self._seen = seen
+        return self._context
+
+    def _stamp(self) -> object:
+        try:
+            return [(s.st_ino, s.st_mtime_ns, s.st_size) for s in (self._cert.stat(), self._key.stat())]
+        except OSError as e:
+            return str(e)
+
+    async def keep(self, every: float) -> None:
+        """Looks at the files for ever; what cannot be read yet (one of two is written) is tried again, and told once."""
+        while True:
+            await asyncio.sleep(every)
+            if self._stamp() == self._seen:
+                continue
+            try:
+                self.load()
+            except SettingsError as e:
+                if self.fault != e.message:
+                    log.error("the certificate of before is kept: %s", e.message)
+                self.fault = e.message
+            else:
+                self.fault = ""
+                log.info("the certificate was read again")

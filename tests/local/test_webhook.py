@@ -1,0 +1,200 @@
+"""The admission webhook over HTTPS: what it refuses, what it lets pass, and its certificate as it is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Config
+from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.local.apiserver import certificate
+from dra_kubeletplugin.opaque import Reader
+from dra_kubeletplugin.settings import WebhookSettings
+from dra_kubeletplugin.webhook import Webhook
+
+DRIVER = "gpu.example.com"
+ROOT = Path(__file__).parents[2]
+JSON = dict[str, Any]
+
+
+class GpuConfig(Config):
+    KIND = "GpuConfig"
+    API_VERSION = "gpu.example.com/v1"
+    count: int = 1
+
+    def check(self) -> None:
+        if self.count > 8:
+            raise RuntimeError("boom") if self.count > 100 else ValueError("count must be at most 8")
+
+
+def claim(*entries: Any, kind: str = "ResourceClaim") -> JSON:
+    config = [{"opaque": {"driver": DRIVER, "parameters": p}} for p in entries]
+    spec: JSON = {"devices": {"requests": [], "config": config}}
+    match kind:
+        case "ResourceClaimTemplate":
+            spec = {"spec": spec}
+        case "DeviceClass":
+            spec = {"config": config}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": "c"}, "spec": spec}
+
+
+def parameters(**fields: Any) -> JSON:
+    return {"apiVersion": GpuConfig.API_VERSION, "kind": GpuConfig.KIND, **fields}
+
+
+def review(obj: object, old: object = None) -> JSON:
+    kind = obj.get("kind", "") if isinstance(obj, dict) else ""
+    request = {"uid": "u-1", "kind": {"kind": kind}, "operation": "UPDATE" if old else "CREATE", "object": obj}
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": request | ({"oldObject": old} if old else {}),
+    }
+
+
+@asynccontextmanager
+async def serving(folder: Path, look: float = 10.0) -> AsyncIterator[tuple[Webhook, Path]]:
+    cert, key = certificate.write(folder, ["127.0.0.1"])
+    settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    async with Webhook([Reader(DRIVER, [GpuConfig])], settings, look).running() as webhook:
+        yield webhook, cert
+
+
+async def post(url: str, ca: Path, body: bytes, path: str = "/validate") -> tuple[int, bytes]:
+    host, port = url.removeprefix("https://").split(":")
+    context = ssl.create_default_context(cafile=str(ca))
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    )
+    writer.write(body)
+    raw = await reader.read()
+    writer.close()
+    return int(raw.split()[1]), raw.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
+async def test_wrong_parameters_are_refused_in_every_kind_that_has_them_with_path_and_nearest_name(
+    tmp_path: Path, kind: str
+) -> None:
+    async with serving(tmp_path) as (webhook, ca):
+        obj = claim(parameters(), parameters(cuont=2), kind=kind)
+        status, body = await post(webhook.url, ca, json.dumps(review(obj)).encode())
+        said = json.loads(body)
+        assert (status, said["response"]["uid"], said["response"]["allowed"]) == (200, "u-1", False)
+        message = said["response"]["status"]["message"]
+        assert "config[1].opaque: parameters: unknown field 'cuont', did you mean 'count'?" in message
+        assert message.startswith("spec.")
+
+
+async def test_right_parameters_and_those_of_other_drivers_pass(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        other = claim(parameters())
+        other["spec"]["devices"]["config"].append({"opaque": {"driver": "other.example.com", "parameters": {"x": 1}}})
+        for obj in (claim(parameters(count=8)), other, {"kind": "Pod", "spec": {}}, claim()):
+            assert webhook.review(review(obj))["response"] == {"uid": "u-1", "allowed": True}
+
+
+async def test_an_object_from_before_the_webhook_may_still_be_changed_elsewhere(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        bad, worse = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
+        assert webhook.review(review(bad, bad))["response"]["allowed"]
+        assert not webhook.review(review(worse, bad))["response"]["allowed"]
+
+
+async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        response = webhook.review(review(claim(parameters(count=101))))["response"]
+        assert "the checks of GpuConfig raised RuntimeError: boom" in response["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no json", b"[]", b"{}", b'{"request": 1}', b'{"apiVersion": "admission.k8s.io/v1beta1", "request": {}}', b"\xff"]
+)  # fmt: skip
+async def test_what_is_no_review_is_answered_with_400_and_what_it_lacks(tmp_path: Path, body: bytes) -> None:
+    async with serving(tmp_path) as (webhook, ca):
+        status, said = await post(webhook.url, ca, body)
+        assert status == 400
+        assert b"no AdmissionReview" in said
+        assert (await post(webhook.url, ca, b"", "/elsewhere"))[0] == 404
+
+
+async def test_odd_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        for spec in (
+            None,
+            [],
+            {"devices": []},
+            {"devices": {"config": {}}},
+            {"devices": {"config": [1, {"opaque": 2}]}},
+        ):
+            obj = {"kind": "ResourceClaim", "spec": spec}
+            assert webhook.review(review(obj))["response"]["allowed"]
+
+
+async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path: Path) -> None:
+    async with serving(tmp_path, look=0.01) as (webhook, ca):
+        first = ca.read_text()
+        fresh, key = certificate.make(["127.0.0.1"])
+        ca.write_text(fresh)  # its key is not there yet
+        while not webhook.certificate.fault:
+            await asyncio.sleep(0.005)
+        (tmp_path / "before.crt").write_text(first)
+        assert (await post(webhook.url, tmp_path / "before.crt", b""))[0] == 400
+        (tmp_path / "server.key").write_text(key)
+        while webhook.certificate.fault:
+            await asyncio.sleep(0.005)
+        assert (await post(webhook.url, ca, b""))[0] == 400
+
+
+async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
+    settings = WebhookSettings(driver_name=DRIVER, tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
+    with pytest.raises(SettingsError, match=r"--tls-cert \(TLS_CERT\) .*none.crt with --tls-key"):
+        async with Webhook([Reader(DRIVER, [GpuConfig])], settings).running():
+            pass
+
+
+async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    argv = [
+        "webhook",
+        "drivers/gpu_example",
+        "--address",
+        "127.0.0.1:0",
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dra_kubeletplugin.cli", *argv, cwd=ROOT, env=env, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr
+    try:
+        async with asyncio.timeout(30):
+            line = ""
+            while "reviewing claims at " not in line:
+                line = (await process.stderr.readline()).decode()
+                assert line
+            url = line.partition("reviewing claims at ")[2].partition("/validate")[0]
+            obj = claim(parameters())
+            obj["spec"]["devices"]["config"][0]["opaque"]["parameters"]["apiVersion"] = "gpu.resource.example.com/v2"
+            status, body = await post(url, cert, json.dumps(review(obj)).encode())
+            assert "is not known to gpu.example.com" in json.loads(body)["response"]["status"]["message"]
+            process.send_signal(signal.SIGTERM)
+            assert (status, await process.wait()) == (200, 0)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,199 @@
+"""Parameters over the years and over layers: older versions converted, a claim laid over its class, and the JSON Schema of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Capacity, Config, Driver, Quantity, Version
+from dra_kubeletplugin.driver.config_schema import json_schema
+from dra_kubeletplugin.driver.making import check
+from dra_kubeletplugin.driver.parameters import decode, judge, resolve
+from dra_kubeletplugin.errors import ConfigError, DriverError, DriverFailedError
+
+DRIVER = "gpu.example.com"
+
+
+class Alpha(Config):
+    KIND = "GpuConfig"
+    API_VERSION = "gpu.example.com/v1alpha1"
+    slice_ms: int = 10
+
+
+class Beta(Config):
+    KIND = "GpuConfig"
+    API_VERSION = "gpu.example.com/v1beta1"
+    OLDER = (Alpha,)
+    time_slice: Literal["Short", "Long"] = "Short"
+
+    @classmethod
+    def convert_from(cls, older: Alpha, /) -> Beta:
+        if older.slice_ms > 1000:
+            raise ValueError(f"a slice of {older.slice_ms} ms is longer than Long")
+        return cls(time_slice="Short" if older.slice_ms <= 20 else "Long")
+
+
+class Stable(Config):
+    KIND = "GpuConfig"
+    API_VERSION = "gpu.example.com/v1"
+    OLDER = (Beta,)
+    long: bool = False
+
+    @classmethod
+    def convert_from(cls, older: Beta, /) -> Stable:
+        return cls(long=older.time_slice == "Long")
+
+    def check(self) -> None:
+        if self.long:
+            raise ValueError("long slices are not sold any more")
+
+
+def gpu(version: str, **fields: Any) -> dict[str, Any]:
+    return {"apiVersion": f"{DRIVER}/{version}", "kind": "GpuConfig", **fields}
+
+
+def entry(parameters: Any, source: str = "FromClaim") -> dict[str, Any]:
+    return {"source": source, "requests": [], "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("parameters", [gpu("v1alpha1", sliceMs=20), gpu("v1beta1", timeSlice="Short"), gpu("v1"), {}])
+def test_every_version_is_read_and_the_driver_sees_the_newest(parameters: Any) -> None:
+    assert decode(parameters, [Stable], DRIVER, "config[0]") == Stable(long=False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        (gpu("v1alpha1", sliceMS=20), "parameters: unknown field 'sliceMS', did you mean 'sliceMs'"),
+        (gpu("v1alpha1", sliceMs=2000), "v1alpha1 GpuConfig as gpu.example.com/v1beta1 GpuConfig: a slice of 2000 ms"),
+        (
+            gpu("v1alpha1", sliceMs=200),
+            "v1beta1 GpuConfig as gpu.example.com/v1 GpuConfig: parameters: long slices are",
+        ),
+        (gpu("v2"), "v2 GpuConfig is not known .*/v1 GpuConfig, .*v1beta1 GpuConfig, .*v1alpha1 GpuConfig"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_version_that_was_given(parameters: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        decode(parameters, [Stable], DRIVER, "config[0]")
+
+
+def test_a_conversion_that_breaks_is_the_drivers_fault_and_not_the_claims() -> None:
+    class Broken(Config):
+        OLDER = (Alpha,)
+        API_VERSION = "gpu.example.com/v3"
+
+        @classmethod
+        def convert_from(cls, older: Alpha, /) -> Any:
+            return older if older.slice_ms else older.missing  # type: ignore[attr-defined]
+
+    with pytest.raises(DriverFailedError, match=r"convert_from\(\) of Broken raised AttributeError"):
+        decode(gpu("v1alpha1", sliceMs=0), [Broken], DRIVER, "config[0]")
+    with pytest.raises(DriverFailedError, match="answered Alpha: it must answer Broken"):
+        decode(gpu("v1alpha1"), [Broken], DRIVER, "config[0]")
+
+
+def test_a_kind_with_older_versions_and_no_conversion_is_told_at_the_start() -> None:
+    class Half(Config):
+        OLDER = (Alpha,)
+
+    class Odd(Config):
+        OLDER = (int,)  # type: ignore[assignment]
+
+    for kind, says in ((Half, r"has no convert_from\(cls, older\)"), (Odd, "Odd.OLDER is .*int.*: give a subclass")):
+        driver = type("Gpu", (Driver,), {"devices": lambda self: [], "prepare": lambda self, claim: [], "config": kind})
+        with pytest.raises(DriverError, match=says):
+            check(driver)
+
+
+class Inner(Config):
+    size: Quantity = Quantity("1Gi")
+    label: str = ""
+
+
+class Layered(Config):
+    LAYERED = True
+    mode: Literal["a", "b"]
+    inner: Inner = Inner()
+    sizes: Sequence[int] = ()
+
+
+def test_a_claim_is_laid_over_its_class_field_by_field() -> None:
+    entries = [
+        entry({"mode": "a", "inner": {"size": "2Gi", "label": "x"}, "sizes": [1, 2]}, "FromClass"),
+        entry({"inner": {"size": "3Gi", "label": None}, "sizes": [3]}),
+    ]
+    wanted = Layered(mode="a", inner=Inner(size=Quantity("3Gi")), sizes=[3])
+    assert resolve(entries, [Layered], DRIVER, "r") == (wanted, "FromClaim")
+
+
+def test_a_layer_alone_may_leave_out_what_is_required_and_not_spell_it_wrong() -> None:
+    judge({"sizes": [1]}, [Layered], DRIVER, "config[0]")
+    with pytest.raises(ConfigError, match=r"config\[0\]: parameters: unknown field 'size', did you mean 'sizes'"):
+        judge({"size": [1]}, [Layered], DRIVER, "config[0]")
+    with pytest.raises(ConfigError, match="missing required field `mode`"):
+        resolve([entry({"sizes": [1]})], [Layered], DRIVER, "r")
+
+
+def test_what_is_wrong_in_one_layer_is_told_with_that_layer() -> None:
+    with pytest.raises(ConfigError, match=r"config\[0\] \(FromClass\): parameters.sizes"):
+        resolve([entry({"mode": "a", "sizes": "x"}, "FromClass"), entry({"sizes": [1]})], [Layered], DRIVER, "r")
+
+
+class Whole(Config):
+    """All that a schema can tell."""
+
+    KIND = "Whole"
+    API_VERSION = "gpu.example.com/v1"
+    mode: Literal["a", "b"] = "a"
+    count: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    ratio: float | None = None
+    name: Annotated[str, msgspec.Meta(max_length=3)] = ""
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict)
+    inner: Inner = Inner()
+    memory: Capacity | None = None
+    firmware: Version | None = None
+    pair: tuple[int, bool] | None = None
+
+
+_leaf = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 10)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["a", "b", "abcd", "1Gi", "x", "1.2.3"])
+)
+_value = st.recursive(
+    _leaf,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["size", "label", "value", "k"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["mode", "count", "ratio", "name", "tags", "inner", "pair", "other"]), _value))
+def test_the_schema_says_what_decoding_says(fields: dict[str, Any]) -> None:
+    parameters = {"apiVersion": Whole.API_VERSION, "kind": Whole.KIND, **fields}
+    try:
+        judge(parameters, [Whole], DRIVER, "config[0]")
+        right = True
+    except ConfigError:
+        right = False
+    assert jsonschema.Draft202012Validator(json_schema(Whole)).is_valid(parameters) is right
+
+
+def test_a_schema_has_defaults_descriptions_and_what_belongs_to_the_kind() -> None:
+    schema = json_schema(Whole)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["description"] == "All that a schema can tell."
+    assert schema["required"] == ["apiVersion", "kind"]
+    assert schema["$defs"]["Inner"]["properties"]["size"]["default"] == "1Gi"
+    assert json_schema(Layered)["required"] == []

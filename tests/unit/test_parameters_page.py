@@ -1,0 +1,47 @@
+"""docs/parameters.md: its driver reads what it says, and its manifest is one that a server takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.driver.parameters import resolve
+from dra_kubeletplugin.errors import ConfigError
+from dra_kubeletplugin.local.apiserver import offline
+from dra_kubeletplugin.opaque import KINDS
+
+PAGE = (Path(__file__).parents[2] / "docs/parameters.md").read_text()
+DRIVER = "clocks.example.com"
+
+
+def entry(source: str, version: str, **fields: object) -> dict[str, object]:
+    parameters = {"apiVersion": f"{DRIVER}/{version}", "kind": "ClockConfig", **fields}
+    return {"source": source, "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+def test_the_driver_of_the_page_reads_versions_and_layers(tmp_path: Path) -> None:
+    found = re.search(r"```python\n# clocks.py\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    (tmp_path / "clocks.py").write_text(found[1])
+    driver = load_driver(str(tmp_path / "clocks.py"))()
+    kinds = driver.config_kinds()
+    config, _ = resolve([entry("FromClaim", "v1alpha1", mhz=3000)], kinds, DRIVER, "r")
+    assert config == kinds[0](speed="High")
+    layers = [entry("FromClass", "v1", speed="High"), entry("FromClaim", "v1", burst=True)]
+    assert resolve(layers, kinds, DRIVER, "r") == (kinds[0](speed="High", burst=True), "FromClaim")
+    with pytest.raises(ConfigError, match="burst needs speed High"):
+        resolve(layers[1:], kinds, DRIVER, "r")
+
+
+def test_the_manifest_of_the_page_is_right_and_covers_all_that_has_parameters() -> None:
+    found = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    manifest = yaml.safe_load(found[1])
+    assert offline.faults(manifest) == []
+    assert {k.lower() for k in KINDS} == {
+        r.rstrip("s").replace("classe", "class") for r in manifest["webhooks"][0]["rules"][0]["resources"]
+    }
