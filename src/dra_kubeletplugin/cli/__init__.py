@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..driver import Driver
@@ -81,6 +82,7 @@ def parser() -> Parser:
         ),
     )  # fmt: skip
     _add_parameters(commands)
+    _add_doctor(commands)
     _add_completion(commands)
     return out
 
@@ -113,6 +115,47 @@ def _add_parameters(commands: Any) -> None:
     )
     schema.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
     schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, where the driver knows several")
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is broken on this node, in its drivers and in the cluster",
+        description="Looks at kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
+        "Exit code 1 where something failed.",
+    )
+    doctor.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    gather = commands.add_parser(
+        "gather",
+        help="pack what `dra doctor` finds, with objects and logs, into one file without secrets",
+        description="Packs findings, objects of resource.k8s.io, pods with claims, logs of drivers, CDI specs and records into a tar.gz. "
+        "Secrets are not read; values of environment variables and what looks like a secret are taken out.",
+    )
+    gather.add_argument("file", metavar="FILE", nargs="?", help="a new file; dra-DATE.tar.gz when left out")
+    for command in (doctor, gather):
+        command.add_argument(
+            "--host", action=argparse.BooleanOptionalAction, default=None,
+            help="look at this machine too; when left out, where it has a kubelet's folder",
+        )  # fmt: skip
+        command.add_argument(
+            "--host-root", metavar="DIR", type=Path, default=Path("/"), help="where the host's file system is seen (/)"
+        )
+        command.add_argument(
+            "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
+            help="path to a file, or module:Class: its devices are compared with its slices; may be repeated",
+        )  # fmt: skip
+        command.add_argument(
+            "--permissions",
+            choices=("reader", "plugin"),
+            help="what this account has to be allowed; in a plugin's pod: plugin",
+        )
+        add_settings(
+            command,
+            only=(
+                "driver_name", "node_name", "kubeconfig", "kubelet_root", "cdi_root", "sysfs_root", "dev_root", "api_timeout",
+                "scan_timeout", "start_timeout", "list_attributes",
+            ),
+        )  # fmt: skip
 
 
 def _add_completion(commands: Any) -> None:
@@ -223,6 +266,14 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .claims import claims
 
             return claims(args)
+        case "doctor":
+            from .doctor import doctor
+
+            return doctor(args)
+        case "gather":
+            from .doctor import gathered
+
+            return gathered(args)
         case "completion":
             from .completion import script
 

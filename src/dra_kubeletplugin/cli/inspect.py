@@ -70,7 +70,7 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
     return lines
 
 
-async def _look(driver: Driver, settings: Settings) -> Inventory:
+async def look(driver: Driver, settings: Settings) -> Inventory:
     """What would be published of a driver's devices, in its role.
 
     Raises :class:`DriverError` where the driver takes longer than a plugin would wait.
@@ -123,7 +123,7 @@ def inspect(args: argparse.Namespace) -> int:
             settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
             driver.attach(host, settings, role)
             with _without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
-                inventory = asyncio.run(_look(driver, settings))
+                inventory = asyncio.run(look(driver, settings))
             print("\n".join(listed(inventory, node, style)))
             notes = _notes(inventory, style)
             if not notes and any(True for _ in inventory):

@@ -58,6 +58,13 @@ def object_of(answer: HttpResponse, what: str) -> JSON:
     return out
 
 
+def answered(answer: HttpResponse, what: str) -> HttpResponse:
+    """A good answer as it came. Raises :class:`ApiError` as :func:`object_of` does."""
+    if answer.status >= 300:
+        object_of(answer, what)  # which raises
+    return answer
+
+
 class Metadata(msgspec.Struct, rename="camel"):
     """What of an object's or a list's metadata is read where nothing else is. A list has no name and no UID."""
 

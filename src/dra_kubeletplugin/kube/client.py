@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import ApiError
 from ..resources.convert import GROUP
-from .boundary import Page, identified, listed, object_of, page_of, refusal, translated
+from .boundary import Page, answered, identified, listed, object_of, page_of, refusal, translated
 from .config import ApiConfig
 from .discovery import Discovery
 from .http1 import HttpResponse
@@ -177,6 +177,12 @@ class KubeClient:
         Raises :class:`ApiError`.
         """
         return await self._call(method, path, object_of, body, query=query, content_type=content_type, timeout=timeout)
+
+    async def raw(
+        self, path: str, query: Mapping[str, str] | None = None, *, timeout: float | None = None
+    ) -> HttpResponse:
+        """A GET of what is no JSON, such as a log or metrics, or with its headers. Raises :class:`ApiError`."""
+        return await self._call("GET", path, answered, query=query, content_type="", timeout=timeout)
 
     async def _call(
         self,

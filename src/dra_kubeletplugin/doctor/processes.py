@@ -1,0 +1,40 @@
+"""Processes of a node by name, from /proc. Source: proc(5)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    name: str
+    arguments: tuple[str, ...]
+
+    def option(self, name: str) -> str | None:
+        """The value of ``--name value`` or ``--name=value``; the last where it stands more than once."""
+        found = None
+        for i, argument in enumerate(self.arguments):
+            key, equals, value = argument.partition("=")
+            if key == name:
+                found = value if equals else (self.arguments[i + 1] if i + 1 < len(self.arguments) else None)
+        return found
+
+
+def running(root: Path) -> Iterator[Process]:
+    """Those that can be seen below ``root``: all of the node on the node, in a pod those of its process namespace."""
+    proc = root / "proc"
+    for folder in proc.iterdir() if proc.is_dir() else []:
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield at(root, int(folder.name))
+
+
+def at(root: Path, pid: int) -> Process:
+    """Raises ``OSError`` where it has ended."""
+    folder = root / "proc" / str(pid)
+    arguments = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    return Process(pid, (folder / "comm").read_text(errors="replace").strip(), tuple(arguments))

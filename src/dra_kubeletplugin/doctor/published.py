@@ -1,0 +1,136 @@
+"""ResourceSlices as the scheduler sees them: pools that are not whole, nodes that are gone, devices that their driver has not published.
+
+Source: KEP-4381, ``ResourcePool``: a pool counts only while all slices of its newest generation are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import ApiError
+from ..kube import KubeClient, Resource
+from .findings import Finding, failure, ok, unknown, warning
+
+JSON = Mapping[str, Any]
+_NODES = Resource("", "v1", "nodes")
+_NAMED = 4  # things of a kind that a line names
+
+
+async def look(
+    client: KubeClient, node: str = "", devices: Mapping[str, frozenset[str]] | None = None
+) -> AsyncIterator[Finding]:
+    """Args:
+    node: the only one that is looked at; all where it is empty.
+    devices: by driver, what its code finds on this machine now.
+    """
+    try:
+        resource = await client.dra("resourceslices")
+        slices = [s async for s in every(client, resource, f"spec.nodeName={node}" if node else "")]
+        names = None if node else {n["metadata"]["name"] async for n in every(client, _NODES)}
+    except ApiError as e:
+        yield unknown("slices", e.message)
+        return
+    slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
+    found = list(faults(slices, names))
+    for driver, there in (devices or {}).items():
+        found += list(_compared(driver, there, slices))
+    for fault in found:
+        yield fault
+    count = sum(len(s["spec"].get("devices") or ()) for s in slices)
+    by = ", ".join(sorted({s["spec"]["driver"] for s in slices}))
+    if not slices:
+        yield warning(
+            "slices",
+            f"nothing is published{f' for node {node}' if node else ''}",
+            "see the drivers' logs and readiness (/readyz)",
+        )
+    elif not found:
+        yield ok("slices", f"{count} devices in {len(slices)} slices of {by}")
+
+
+async def every(client: KubeClient, resource: Resource, fields: str = "") -> AsyncIterator[JSON]:
+    """All objects of a kind, in pages. Raises :class:`ApiError`."""
+    cont = ""
+    while True:
+        page = await client.list(resource, fields=fields, limit=500, cont=cont)
+        for item in page.get("items") or []:
+            yield item
+        cont = page["metadata"].get("continue") or ""
+        if not cont:
+            return
+
+
+def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
+    """What is wrong with pools; ``nodes`` are the cluster's, None where they are not known."""
+    pools: dict[tuple[str, str], list[JSON]] = {}
+    for s in slices:
+        pools.setdefault((s["spec"]["driver"], s["spec"]["pool"]["name"]), []).append(s)
+    for (driver, name), members in sorted(pools.items()):
+        newest = max(s["spec"]["pool"]["generation"] for s in members)
+        now = [s for s in members if s["spec"]["pool"]["generation"] == newest]
+        wanted = now[0]["spec"]["pool"]["resourceSliceCount"]
+        if len(now) < wanted:
+            yield failure(
+                "slices",
+                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} are there: none of its devices is "
+                "allocated",
+                "its driver publishes the rest; if this stays, see its log for what is refused",
+            )
+        if old := len(members) - len(now):
+            yield warning(
+                "slices",
+                f"pool {name} of {driver}: {old} slices of older generations",
+                "its driver removes them; if this stays, it does not run",
+            )
+        seen: dict[str, int] = {}
+        for s in now:
+            for device in s["spec"].get("devices") or ():
+                seen[device["name"]] = seen.get(device["name"], 0) + 1
+        if twice := [d for d, n in seen.items() if n > 1]:
+            yield failure(
+                "slices",
+                f"pool {name} of {driver} has {_named(twice)} more than once: it is not used at all",
+                "two publishers? see who writes them: managedFields",
+            )
+    lost = sorted(
+        {
+            s["spec"]["nodeName"]
+            for s in slices
+            if nodes is not None and s["spec"].get("nodeName") not in (None, "", *nodes)
+        }
+    )
+    if lost:
+        yield warning(
+            "slices",
+            f"slices for nodes that do not exist: {_named(lost)}",
+            "they go with their owner; without one, delete them",
+        )
+    tainted = [
+        f"{d['name']} of {s['spec']['driver']}: {t.get('key')}={t.get('value', '')}:{t.get('effect')}"
+        for s in slices for d in s["spec"].get("devices") or () for t in d.get("taints") or ()
+    ]  # fmt: skip
+    if tainted:
+        yield warning(
+            "slices", f"{len(tainted)} taints on devices: {_named(tainted)}", "see each driver's health report"
+        )
+
+
+def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Iterator[Finding]:
+    published = {d["name"] for s in slices if s["spec"]["driver"] == driver for d in s["spec"].get("devices") or ()}
+    if missing := sorted(there - published):
+        yield failure(
+            "slices",
+            f"{driver} finds {_named(missing)} here, and has not published them",
+            "see its readiness (/readyz): what is left out is named there",
+        )
+    if gone := sorted(published - there):
+        yield warning(
+            "slices",
+            f"{driver} has published {_named(gone)}, and does not find them here",
+            "it takes them back, unless a claim uses them",
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

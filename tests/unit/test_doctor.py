@@ -1,0 +1,177 @@
+"""What ``dra doctor`` says of folders, configurations and objects that are laid out here, and what ``dra gather`` takes out."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.doctor import Finding, Level, kubelet, machine, published, runtimes, specs
+from dra_kubeletplugin.doctor.processes import Process, running
+from dra_kubeletplugin.doctor.redaction import REMOVED, text, tidy
+
+JSON = dict[str, Any]
+CDI = Path("/var/run/cdi")
+
+
+def shown(findings: Any) -> str:
+    return "\n".join(f"{f.level}: {f.text} -> {f.todo}" for f in findings)
+
+
+def configured(root: Path, text: str, name: str = "etc/containerd/config.toml", cdi: Path = CDI) -> Finding:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    found = list(runtimes.look(root, cdi, []))
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "says"),
+    [
+        ("version = 2", Level.FAILURE, "CDI off"),
+        ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true', Level.OK, "/etc/cdi, /var/run/cdi"),
+        ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false', Level.FAILURE, "CDI off"),
+        ("version = 3", Level.OK, "reads CDI specs"),
+        ('version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false', Level.FAILURE, "CDI off"),
+        (
+            'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\ncdi_spec_dirs = ["/opt/cdi"]',
+            Level.WARNING,
+            "drivers write to /var/run/cdi",
+        ),
+        ("version = ", Level.FAILURE, "is no TOML"),
+        ("version = 9", Level.UNKNOWN, "version 9"),
+    ],
+)
+def test_a_runtime_resolves_devices_as_its_configuration_says(
+    tmp_path: Path, config: str, level: Level, says: str
+) -> None:
+    found = configured(tmp_path, config)
+    assert found.level is level
+    assert says in found.text
+
+
+def test_var_run_and_run_are_one_folder_and_crio_has_cdi_on(tmp_path: Path) -> None:
+    folders = '[crio.runtime]\ncdi_spec_dirs = ["/run/cdi"]'
+    assert configured(tmp_path, folders, "etc/crio/crio.conf.d/10.conf").level is Level.OK
+
+
+def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_told_apart(tmp_path: Path) -> None:
+    low, high = tmp_path / "low", tmp_path / "high"
+    device = {"name": "d", "containerEdits": {"env": ["A=1"]}}
+    for folder, names in ((low, "ab"), (high, "c")):
+        folder.mkdir()
+        for name in names:
+            kind = "v.com/twice" if folder is low else "v.com/other"
+            (folder / f"{name}.json").write_text(json.dumps({"cdiVersion": "0.6.0", "kind": kind, "devices": [device]}))
+    (low / "c.json").write_text((high / "c.json").read_text())
+    (high / "bad.json").write_text("{")
+    said = shown(specs.look([low, high]))
+    assert said.count('conflicting device "v.com/twice=d"') == 2
+    assert "bad.json" in said
+    assert "warning: v.com/other=d stands in" in said
+
+
+def test_a_socket_that_nobody_listens_at_is_named_and_one_that_says_nothing_too(tmp_path: Path) -> None:
+    for name in ("plugins", "plugins_registry"):
+        (tmp_path / name).mkdir()
+    dead, mute = tmp_path / "plugins_registry/dead-reg.sock", tmp_path / "plugins_registry/mute-reg.sock"
+    with socket.socket(socket.AF_UNIX) as a, socket.socket(socket.AF_UNIX) as b:
+        a.bind(str(dead))
+        a.listen()
+        a.close()
+        b.bind(str(mute))
+        b.listen()
+        said = shown(kubelet.drivers(Path("/"), tmp_path))
+    assert f"failure: nobody listens at {dead} -> its driver was killed or uninstalled: rm {dead}" in said
+    assert f"{mute}, of process" in said
+    assert "does not answer GetInfo" in said
+
+
+def test_a_kubelet_with_another_root_is_found_by_its_process(tmp_path: Path) -> None:
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/comm").write_text("kubelet\n")
+    (tmp_path / "proc/7/cmdline").write_bytes(b"/usr/bin/kubelet\0--root-dir\0/data/kubelet\0")
+    seen = list(running(tmp_path))
+    assert seen == [Process(7, "kubelet", ("/usr/bin/kubelet", "--root-dir", "/data/kubelet"))]
+    said = shown(kubelet.look(tmp_path, tmp_path / "var/lib/kubelet", seen))
+    assert "use --kubelet-root /data/kubelet" in said
+    assert "has no folder plugins and no folder plugins_registry" in said
+
+
+def test_a_machine_without_pci_or_kernel_is_told_as_unknown(tmp_path: Path) -> None:
+    assert {f.level for f in machine.look(tmp_path, tmp_path, tmp_path)} == {Level.UNKNOWN}
+
+
+def slice_of(pool: str, *devices: str, generation: int = 1, count: int = 1, node: str = "n") -> JSON:
+    return {
+        "spec": {
+            "driver": "d.example.com",
+            "nodeName": node,
+            "pool": {"name": pool, "generation": generation, "resourceSliceCount": count},
+            "devices": [{"name": d} for d in devices],
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("slices", "says"),
+    [
+        ([slice_of("p", "a", count=2)], "pool p of d.example.com: 1 of 2 slices of generation 1"),
+        ([slice_of("p", "a"), slice_of("p", "b", generation=2)], "1 slices of older generations"),
+        ([slice_of("p", "a", count=2), slice_of("p", "a", count=2)], "has a more than once"),
+        ([slice_of("p", "a", node="gone")], "nodes that do not exist: gone"),
+    ],
+)
+def test_pools_that_the_scheduler_cannot_use_are_named(slices: list[JSON], says: str) -> None:
+    assert says in shown(published.faults(slices, {"n"}))
+
+
+def test_a_whole_pool_has_no_faults() -> None:
+    assert list(published.faults([slice_of("p", "a", count=2), slice_of("p", "b", count=2)], {"n"})) == []
+
+
+SECRET = "s3cr3t-hunter2"  # noqa: S105 it is what must not be found
+_TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJl"  # noqa: S105 as above
+_keys = st.sampled_from(["password", "apiKey", "token", "MY_SECRET", "clientSecret", "private_key", "Authorization"])
+_places = st.recursive(
+    _keys.map(lambda k: {k: SECRET})
+    | st.just({"env": [{"name": "X", "value": SECRET}]})
+    | st.just({"env": [f"X={SECRET}"]})
+    | st.just({"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": SECRET}}})
+    | st.just({"managedFields": [SECRET]})
+    | st.just({"args": [f"--password={SECRET}"]}),
+    lambda inner: st.lists(inner, min_size=1, max_size=2) | st.fixed_dictionaries({"spec": inner}),
+    max_leaves=5,
+)
+
+
+@given(_places)
+def test_no_secret_is_left_wherever_it_stands(obj: Any) -> None:
+    assert SECRET not in json.dumps(tidy(obj))
+
+
+def test_a_log_keeps_its_words_and_loses_tokens_keys_and_passwords() -> None:
+    log = (
+        f"prepared gpu-1 with Authorization: Bearer {_TOKEN}\nhttps://user:{SECRET}@host/x password={SECRET}\n"
+        "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nend"
+    )
+    said = text(log)
+    assert SECRET not in said
+    assert "eyJ" not in said
+    assert "abc" not in said
+    assert said.startswith("prepared gpu-1 with ")
+    assert said.endswith("end")
+
+
+def test_what_only_refers_to_a_secret_stays() -> None:
+    obj = {"secretName": "tls", "tokenExpirationSeconds": 3600, "volumes": [{"secret": {"secretName": "x"}}]}
+    assert tidy(obj)["secretName"] == "tls"
+    assert tidy(obj)["volumes"] == obj["volumes"]
+    assert REMOVED not in json.dumps(tidy({"imagePullSecrets": [{"name": "x"}], "automountServiceAccountToken": False}))
