@@ -1,0 +1,51 @@
+"""A driver's own folder: its ``values.yaml`` as a kustomization, and its DeviceClasses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+from .kustomize import OPTIONS, PARAMETERS, kebab
+from .source import Source
+from .values import Values
+
+HEADER = "# Made by `make deploy` from values.yaml: change that.\n"
+
+
+def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
+    """Path below the folder, and content. ``base`` is where ``deploy/kustomize`` is, seen from there: a path or a URL."""
+    yield "kustomization.yaml", HEADER + yaml.safe_dump(_kustomization(source, values, base), sort_keys=False, width=140)
+    if values.classes:
+        yield "deviceclass.yaml", HEADER + "---\n".join(
+            yaml.safe_dump(
+                {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec},
+                sort_keys=False,
+                width=140,
+            )
+            for name, spec in values.classes.items()
+        )
+
+
+def _kustomization(source: Source, values: Values, base: str) -> dict[str, object]:
+    root, _, ref = base.partition("?")
+    at = f"?{ref}" if ref else ""
+    components = [kebab(name) for name in source.features if name in values.features]
+    if values.parameters["resourceAPI"] != "v1":
+        components.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == values.parameters["resourceAPI"]))
+    options = OPTIONS.replace("${name}", "NAME")
+    local = {"config.kubernetes.io/local-config": "true"}  # it is not applied
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [f"{root}/base{at}", *(["deviceclass.yaml"] if values.classes else [])],
+        "configMapGenerator": [
+            {
+                "name": PARAMETERS,
+                "options": {"disableNameSuffixHash": True, "annotations": local},
+                "literals": [f"{name}={value}" for name, value in values.parameters.items()],
+            },
+            {"name": options, "literals": [f"{name}={value}" for name, value in values.options.items()]},
+        ],
+        "components": [f"{root}/components/{name}{at}" for name in (*components, PARAMETERS)],
+    }

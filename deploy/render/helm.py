@@ -1,0 +1,144 @@
+"""Helm's form: one chart for every driver, which a driver's ``values.yaml`` makes its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from .kustomize import HEADER
+from .source import PARAMETER, Manifest, Parameter, Source
+
+CHART = "dra-driver"
+_WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
+_TEMPLATE = {"name", "namespace"}  # which Helm has a default for
+_OPTIONS = """apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "dra.name" . }}-options
+  namespace: {{ include "dra.namespace" . | quote }}
+data: {{- toYaml .Values.options | nindent 2 }}
+"""
+_CLASSES = """{{- range $name, $spec := .Values.deviceClasses }}
+---
+apiVersion: resource.k8s.io/{{ $.Values.resourceAPI }}
+kind: DeviceClass
+metadata:
+  name: {{ $name | quote }}
+spec:
+  {{- /* Before Kubernetes 1.34 a class had no such field. */}}
+  {{- if ne $.Values.resourceAPI "v1" }}{{ $spec = omit $spec "extendedResourceName" }}{{ end }}
+  {{- toYaml $spec | nindent 2 }}
+{{- end }}
+"""
+_REFUSED = """{{- if and .Values.features.hostNetwork .Values.features.probes .Values.features.rollingUpdate }}
+{{- fail "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or probes off" }}
+{{- end }}
+"""
+
+
+def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
+    """Path below ``deploy/helm``, and content."""
+    chart = {
+        "apiVersion": "v2",
+        "name": CHART,
+        "description": "A DRA driver made with dra-kubeletplugin: the node plugin, and the controller where it has one.",
+        "type": "application",
+        "version": version,
+        "appVersion": version,
+        "kubeVersion": ">=1.32.0-0",
+    }
+    yield f"{CHART}/Chart.yaml", HEADER + yaml.safe_dump(chart, sort_keys=False, width=140)
+    yield f"{CHART}/values.yaml", HEADER + _values(source)
+    yield f"{CHART}/values.schema.json", json.dumps(_schema(source), indent=2) + "\n"
+    yield f"{CHART}/templates/_helpers.tpl", _helpers(source)
+    for name, manifests in source.manifests.items():
+        shown = "".join(_template(m, source) for m in manifests if m.feature != "namespace")
+        yield f"{CHART}/templates/{name}.yaml", HEADER + (_REFUSED if name == "node" else "") + shown
+    yield f"{CHART}/templates/options.yaml", HEADER + _OPTIONS
+    yield f"{CHART}/templates/deviceclasses.yaml", HEADER + _CLASSES
+    for d in source.distributions.values():
+        yield f"distributions/{d.name}.yaml", f"# {d.help}\n" + HEADER + yaml.safe_dump(d.values, sort_keys=False)
+
+
+def _template(manifest: Manifest, source: Source) -> str:
+    lines = ["---"]
+    for step, line in manifest.as_template():
+        word, _, feature = step.partition(" ")
+        match word:
+            case "if":
+                lines.append(f"{{{{- if .Values.features.{feature} }}}}")
+            case "unless":
+                lines.append(f"{{{{- if not .Values.features.{feature} }}}}")
+            case "end":
+                lines.append("{{- end }}")
+            case _:
+                lines.append(_with_values(line, source))
+    if manifest.feature:
+        lines = [f"{{{{- if .Values.features.{manifest.feature} }}}}", *lines, "{{- end }}"]
+    return "\n".join(lines) + "\n"
+
+
+def _with_values(line: str, source: Source) -> str:
+    def whole(match: re.Match[str]) -> str:
+        number = isinstance(source.parameters[match[1]].default, int)
+        return f'{{{{ include "dra.{match[1]}" . {"" if number else "| quote "}}}}}'
+
+    line = _WHOLE.sub(whole, line)
+    return PARAMETER.sub(lambda m: f'{{{{ include "dra.{m[1]}" . }}}}', line)
+
+
+def _helpers(source: Source) -> str:
+    out = ["{{- /* Made by `make deploy` from deploy/source: change that. */}}"]
+    for p in source.parameters.values():
+        out.append(f'{{{{- define "dra.{p.name}" }}}}{_value(p)}{{{{ end }}}}')
+    return "\n".join(out) + "\n"
+
+
+def _value(p: Parameter) -> str:
+    if p.name == "name":
+        return "{{ .Values.name | default .Release.Name }}"
+    if p.name == "namespace":
+        return "{{ .Release.Namespace }}"
+    if p.default is None:
+        return f'{{{{ required {json.dumps(f"{p.name}: {p.help}")} .Values.{p.name} }}}}'
+    return f"{{{{ .Values.{p.name} }}}}"
+
+
+def _values(source: Source) -> str:
+    out = []
+    for p in source.parameters.values():
+        if p.name == "namespace":
+            continue
+        out.append(f"# {p.help}" + (" The release's name where empty." if p.name == "name" else ""))
+        out.append(f"{p.name}: {json.dumps(p.default or '')}")
+    out.append("features:")
+    for f in source.features.values():
+        if f.name != "namespace":
+            out += [f"  # {f.help}", f"  {f.name}: {str(f.default).lower()}"]
+    out += ["# Options of the driver and of the framework (docs/settings.md): environment variables, as text.", "options: {}"]
+    out += ["# Specs of DeviceClasses, by name.", "deviceClasses: {}"]
+    return "\n".join(out) + "\n"
+
+
+def _schema(source: Source) -> dict[str, object]:
+    properties: dict[str, object] = {}
+    for p in source.parameters.values():
+        if isinstance(p.default, int):
+            properties[p.name] = {"type": "integer", "description": p.help}
+        else:
+            empty = "" if p.default is not None else "|^$"
+            properties[p.name] = {"type": "string", "pattern": f"^({p.pattern})${empty}", "description": p.help}
+    features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
+    properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
+    properties["options"] = {"type": "object", "additionalProperties": {"type": "string"}}
+    properties["deviceClasses"] = {"type": "object", "additionalProperties": {"type": "object"}}
+    properties["global"] = {"type": "object"}  # Helm's own
+    return {
+        "$schema": "https://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }

@@ -1,0 +1,56 @@
+"""Where a parameter stands in a manifest, in kustomize's words: paths for ``replacements``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .source import JSON, PARAMETER, SourceError
+
+_DELIMITERS = '"/:-'
+
+
+@dataclass(frozen=True)
+class Place:
+    """``delimiter`` is empty where the parameter is the whole value; else the value's part between two delimiters."""
+
+    parameter: str
+    path: str
+    delimiter: str = ""
+    index: int = 0
+
+
+def places(manifest: JSON) -> Iterator[Place]:
+    """Every place of a parameter. Raises :class:`SourceError` for one that kustomize cannot replace."""
+    for path, text in _texts(manifest, ()):
+        for parameter in dict.fromkeys(PARAMETER.findall(text)):
+            yield from _in_text(parameter, ".".join(path), text)
+
+
+def _in_text(parameter: str, path: str, text: str) -> Iterator[Place]:
+    written = f"${{{parameter}}}"
+    if text == written:
+        yield Place(parameter, path)
+        return
+    for delimiter in _DELIMITERS:
+        parts = text.split(delimiter)
+        found = [i for i, part in enumerate(parts) if part == written]
+        if len(found) == text.count(written):
+            for index in found:
+                yield Place(parameter, path, delimiter, index)
+            return
+    raise SourceError(f"{path}: {written} does not stand between two of {_DELIMITERS} each time, as kustomize needs it")
+
+
+def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(inner, (*path, key.replace(".", "\\.")))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            name = inner.get("name", "") if isinstance(inner, dict) else ""
+            by_name = name and not PARAMETER.search(name)  # one that is replaced itself finds nothing afterwards
+            yield from _texts(inner, (*path, f"[name={name}]" if by_name else str(i)))
+    elif isinstance(value, str) and PARAMETER.search(value):
+        yield path, value

@@ -1,0 +1,138 @@
+"""What there is to render: manifests with ``${parameter}`` in them, and with lines that only some drivers want.
+
+``#? feature`` at the end of a line says that it, and what is indented below it, is there only with that feature; ``#? !feature``
+without. On the ``apiVersion`` of a manifest it is said of the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+JSON = dict[str, Any]
+SOURCE = Path(__file__).parents[1] / "source"
+HELM = "helm"
+"""A mark for lines that kustomize does otherwise."""
+PARAMETER = re.compile(r"\$\{(\w+)\}")
+_MARK = re.compile(r" #\? (!?)(\w+)$")
+
+
+class SourceError(Exception):
+    """What is wrong with the source, or with a driver's values; a sentence."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """``default`` is None where a value must be given; ``pattern`` is a regular expression for the whole of a text."""
+
+    name: str
+    help: str
+    default: str | int | None = None
+    pattern: str = ""
+
+
+@dataclass(frozen=True)
+class Feature:
+    name: str
+    help: str
+    default: bool
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Values that go on top of a driver's."""
+
+    name: str
+    help: str
+    values: JSON
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One object. ``feature`` is what the whole of it is for; empty for what every driver has."""
+
+    text: str
+    feature: str
+
+    @property
+    def features(self) -> Set[str]:
+        """Those that only parts of it are for."""
+        marks = (_MARK.search(line) for line in self.text.splitlines())
+        return {m[2] for m in marks if m} - {self.feature, HELM}
+
+    def with_features(self, on: Set[str]) -> str:
+        """Its text with those features and no others."""
+        kept: list[str] = []
+        skipped = ""  # the line that is left out, with what belongs to it
+        for line in self.text.splitlines():
+            if skipped and _belongs(line, skipped):
+                continue
+            mark = _MARK.search(line)
+            left_out = mark and mark[2] != self.feature and (mark[2] in on) is bool(mark[1])
+            skipped = line if left_out else ""
+            if not left_out:
+                kept.append(_MARK.sub("", line))
+        return "\n".join(kept) + "\n"
+
+    def as_template(self) -> Iterator[tuple[str, str]]:
+        """Its lines, each with ``if FEATURE``, ``unless FEATURE`` or ``end`` in front of it where a part begins or has ended."""
+        open_lines: list[str] = []
+        for line in self.text.splitlines():
+            while open_lines and not _belongs(line, open_lines[-1]):
+                open_lines.pop()
+                yield "end", ""
+            if (mark := _MARK.search(line)) and mark[2] not in {self.feature, HELM}:
+                open_lines.append(line)
+                yield ("unless " if mark[1] else "if ") + mark[2], ""
+            yield "", _MARK.sub("", line)
+        for _ in open_lines:
+            yield "end", ""
+
+
+def _belongs(line: str, opener: str) -> bool:
+    """Whether a line is part of what an earlier one begins: indented below it, or an item of the list that it names."""
+    indent, of_opener = (len(text) - len(text.lstrip()) for text in (line, opener))
+    names_list = _MARK.sub("", opener).endswith(":") and not opener.lstrip().startswith("- ")
+    return indent > of_opener or (indent == of_opener and names_list and line.lstrip().startswith("- "))
+
+
+@dataclass(frozen=True)
+class Source:
+    parameters: Mapping[str, Parameter]
+    features: Mapping[str, Feature]
+    distributions: Mapping[str, Distribution]
+    manifests: Mapping[str, tuple[Manifest, ...]]  # by the name of the file, without its ending
+
+    @property
+    def all(self) -> Iterator[Manifest]:
+        for manifests in self.manifests.values():
+            yield from manifests
+
+
+def load(folder: Path = SOURCE) -> Source:
+    """Raises :class:`SourceError` for a mark or a parameter that is not described."""
+    said = yaml.safe_load((folder / "parameters.yaml").read_text())
+    source = Source(
+        {name: Parameter(name, **p) for name, p in said["parameters"].items()},
+        {name: Feature(name, **f) for name, f in said["features"].items()},
+        {name: Distribution(name, **d) for name, d in said["distributions"].items()},
+        {n: tuple(_manifests((folder / f"{n}.yaml").read_text())) for n in ("node", "controller")},
+    )
+    for manifest in source.all:
+        if unknown := (manifest.features | {manifest.feature}) - {*source.features, ""}:
+            raise SourceError(f"{', '.join(sorted(unknown))} is marked with `#?` and no feature of parameters.yaml")
+        if unknown := set(PARAMETER.findall(manifest.text)) - set(source.parameters):
+            raise SourceError(f"${{{', '.join(sorted(unknown))}}} is no parameter of parameters.yaml")
+    return source
+
+
+def _manifests(text: str) -> Iterator[Manifest]:
+    for part in re.split(r"^---\n", text, flags=re.MULTILINE):
+        first = next(line for line in part.splitlines() if not line.startswith("#"))
+        mark = _MARK.search(first)
+        yield Manifest(part, mark[2] if mark else "")

@@ -1,0 +1,78 @@
+"""What a driver's author says: values, checked, with the defaults of the source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .source import JSON, Parameter, Source, SourceError
+
+OTHERS = ("features", "options", "deviceClasses")
+
+
+@dataclass(frozen=True)
+class Values:
+    """``options`` are environment variables of the driver; ``classes`` the specs of DeviceClasses by name."""
+
+    parameters: Mapping[str, str | int]
+    features: frozenset[str]
+    options: Mapping[str, str]
+    classes: Mapping[str, JSON]
+
+
+def merged(below: JSON, above: JSON) -> JSON:
+    """As Helm merges files of values: maps by key, everything else replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        out[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def read(source: Source, given: JSON) -> Values:
+    """Raises :class:`SourceError` with everything that is wrong."""
+    features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
+    on = frozenset(name for name, wanted in features.items() if wanted)
+    values = {p.name: given.get(p.name, p.default) for p in source.parameters.values()}
+    if faults := list(_faults(source, given, features, values)):
+        raise SourceError("; ".join(faults))
+    return Values(
+        {name: v for name, v in values.items() if v is not None},
+        on,
+        given.get("options") or {},
+        given.get("deviceClasses") or {},
+    )
+
+
+def _faults(source: Source, given: JSON, features: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(set(given) - {*source.parameters, *OTHERS}):
+        yield f"{name}: no such value; there are {', '.join((*source.parameters, *OTHERS))}"
+    for name, wanted in features.items():
+        if name not in source.features:
+            yield f"features.{name}: no such feature; there are {', '.join(source.features)}"
+        elif not isinstance(wanted, bool):
+            yield f"features.{name}: {wanted!r} is neither true nor false"
+    for p in source.parameters.values():
+        if values[p.name] is None:
+            if p.name not in source.features or features[p.name] is True:  # nodeLabel is for its feature alone
+                yield f"{p.name}: must be given: {p.help}"
+        elif fault := _fault(p, values[p.name]):
+            yield f"{p.name}: {fault}"
+    for name, value in (given.get("options") or {}).items():
+        if not isinstance(value, str):
+            yield f'options.{name}: {value!r} is no text: write it in quotes, "{value}"'
+    if all(features.get(f) is True for f in ("hostNetwork", "probes", "rollingUpdate")):
+        yield (
+            "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch "
+            "rollingUpdate or probes off"
+        )
+
+
+def _fault(parameter: Parameter, value: Any) -> str:
+    if isinstance(parameter.default, int):
+        return "" if isinstance(value, int) and not isinstance(value, bool) else f"{value!r} is no number"
+    if not isinstance(value, str):
+        return f"{value!r} is no text: write it in quotes"
+    return "" if re.fullmatch(parameter.pattern, value) else f"{value!r} does not match {parameter.pattern}"
