@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "runc" not in wanted or (not runc.missing() and Path("/bin/busybox").is_file() and _can_mount())
         else runc.missing() or "needs a static /bin/busybox, and the right to mount",
         "kubectl": None if shutil.which("kubectl") else "needs kubectl on the PATH",
+        "helm": None if shutil.which("helm") else "needs helm on the PATH",
     }
     for item in items:
         for marker, reason in reasons.items():

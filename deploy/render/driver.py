@@ -30,9 +30,11 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
 def _kustomization(source: Source, values: Values, base: str) -> dict[str, object]:
     root, _, ref = base.partition("?")
     at = f"?{ref}" if ref else ""
-    components = [kebab(name) for name in source.features if name in values.features]
-    if values.parameters["resourceAPI"] != "v1":
-        components.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == values.parameters["resourceAPI"]))
+    adding = {m.feature for m in source.all}
+    wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
+    components = [kebab(name) for name in wanted]  # what changes objects comes after what adds them
+    if (version := values.parameters["resourceAPI"]) != "v1":  # a class has fewer fields then
+        components.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
     options = OPTIONS.replace("${name}", "NAME")
     local = {"config.kubernetes.io/local-config": "true"}  # it is not applied
     return {

@@ -1,0 +1,131 @@
+"""Manifests of drivers, rendered three ways: plainly from the source, by kustomize, and by Helm."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.render import driver
+from deploy.render.source import PARAMETER, load
+from deploy.render.values import Values, merged, read
+
+JSON = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+SOURCE = load()
+CHART = ROOT / "deploy/helm/dra-driver"
+DRIVERS = sorted(p.parents[1].name for p in ROOT.glob("drivers/*/deploy/values.yaml"))
+LEAST: JSON = {
+    "name": "npu",
+    "namespace": "npu-system",
+    "driverName": "npu.example.com",
+    "image": "registry.example.com:5000/npu@sha256:0123",
+    "options": {"NPU_MODE": "true", "NPU_COUNT": "8"},
+    "deviceClasses": {"npu.example.com": {"selectors": [{"cel": {"expression": 'device.driver == "npu.example.com"'}}]}},
+}
+"""Values of a driver that leaves everything else as it is."""
+
+
+def values_of(name: str) -> JSON:
+    loaded: JSON = yaml.safe_load((ROOT / f"drivers/{name}/deploy/values.yaml").read_text())
+    return loaded
+
+
+def with_features(*names: str, **more: Any) -> JSON:
+    """``LEAST`` with these features and no others."""
+    features = {f: f in names for f in SOURCE.features}
+    return merged(LEAST, {"features": features, "nodeLabel": "example.com/npu", **more})
+
+
+def plain(given: JSON) -> list[JSON]:
+    """The source with text in place of parameters: what both forms must come to. Namespaced objects first."""
+    values = read(SOURCE, given)
+    out = [
+        yaml.safe_load(_filled(m.with_features(values.features), values))
+        for m in SOURCE.all
+        if not m.feature or m.feature in values.features
+    ]
+    head = {"name": f"{values.parameters['name']}-options", "namespace": values.parameters["namespace"]}
+    out.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": dict(values.options)})
+    version = f"resource.k8s.io/{values.parameters['resourceAPI']}"
+    for name, spec in values.classes.items():
+        kept = {k: v for k, v in spec.items() if k != "extendedResourceName" or version.endswith("/v1")}
+        out.append({"apiVersion": version, "kind": "DeviceClass", "metadata": {"name": name}, "spec": kept})
+    return out
+
+
+def _filled(text: str, values: Values) -> str:
+    return PARAMETER.sub(lambda m: str(values.parameters[m[1]]), text)
+
+
+def kustomized(given: JSON, folder: Path) -> list[JSON]:
+    """As ``kubectl apply -k`` would apply it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base = Path("/".join([".."] * (len(folder.resolve().parts) - 1))) / str(ROOT / "deploy/kustomize").lstrip("/")
+    for path, text in driver.files(SOURCE, read(SOURCE, given), str(base)):
+        (folder / path).write_text(text)
+    return built(folder)
+
+
+def built(folder: Path) -> list[JSON]:
+    return documents(_run("kubectl", "kustomize", str(folder)))
+
+
+def helmed(given: JSON, folder: Path, *files: Path) -> list[JSON]:
+    """As ``helm install`` would, into the namespace of the values, with further files of values on top."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump(given))
+    on_top = [part for file in files for part in ("-f", str(file))]
+    return documents(
+        _run("helm", "template", "release", str(CHART), "-n", given["namespace"], "-f", str(path), *on_top)
+    )
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def documents(text: str) -> list[JSON]:
+    return [d for d in yaml.safe_load_all(text) if d]
+
+
+def by_id(manifests: list[JSON]) -> dict[tuple[str, str, str], JSON]:
+    """By kind, namespace and name; a name with a hash of its content without it, and what only tells of that not at all.
+
+    Variables that a patch adds stand first, and none refers to another: their order is made one.
+    """
+    found = {}
+    for manifest in manifests:
+        options = _options_name(manifests)
+        clean = yaml.safe_load(yaml.safe_dump(manifest).replace(options, options.partition("-options")[0] + "-options"))
+        if clean["kind"] in {"DaemonSet", "Deployment"}:
+            clean["spec"]["template"]["metadata"].pop("annotations", None)
+            for inner in clean["spec"]["template"]["spec"]["containers"]:
+                inner["env"].sort(key=lambda e: e["name"])
+        if clean["kind"] == "ConfigMap":
+            clean.setdefault("data", {})
+        meta = clean["metadata"]
+        key = (clean["kind"], meta.get("namespace", ""), meta["name"])
+        assert key not in found, key
+        found[key] = clean
+    return found
+
+
+def _options_name(manifests: list[JSON]) -> str:
+    (name,) = (m["metadata"]["name"] for m in manifests if m["kind"] == "ConfigMap")
+    return str(name)
+
+
+def one(manifests: list[JSON], kind: str) -> JSON:
+    (found,) = (m for m in manifests if m["kind"] == kind)
+    return found
+
+
+def container(workload: JSON) -> JSON:
+    (found,) = workload["spec"]["template"]["spec"]["containers"]
+    return dict(found)

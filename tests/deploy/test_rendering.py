@@ -1,0 +1,232 @@
+"""One source, two forms: kustomize and Helm come to the same objects, whatever a driver wants."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.render.__main__ import main, render_all
+from deploy.render.patching import patch
+from deploy.render.replacing import places
+from deploy.render.source import Distribution, Manifest, SourceError
+from deploy.render.values import merged
+
+from .rendering import (
+    CHART,
+    DRIVERS,
+    LEAST,
+    ROOT,
+    SOURCE,
+    JSON,
+    built,
+    by_id,
+    container,
+    helmed,
+    kustomized,
+    one,
+    plain,
+    values_of,
+    with_features,
+)
+
+FEATURES = tuple(SOURCE.features)
+ALL = tuple(f for f in FEATURES if f != "hostNetwork")
+WANTED: dict[str, JSON] = {
+    "nothing": with_features(),
+    "everything": with_features(*ALL),
+    "on-the-node's-network": with_features("probes", "hostNetwork", "controller"),
+    **{f"only-{f}": with_features(f) for f in FEATURES},
+    **{f"all-but-{f}": with_features(*(x for x in ALL if x != f)) for f in ("probes", "privileged", "controller")},
+    "every-parameter": with_features(
+        *ALL,
+        driverFile="npu.plugin:Npu",
+        kubeletRoot="/data/kubelet",
+        cdiRoot="/data/cdi",
+        logLevel="debug",
+        httpPort=9100,
+        controllerReplicas=3,
+        seLinuxType="npu_t",
+        resourceAPI="v1beta1",
+    ),
+    **{name: values_of(name) for name in DRIVERS},
+}
+
+
+@pytest.mark.kubectl
+@pytest.mark.parametrize("wanted", WANTED)
+def test_kustomize_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
+    assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize("wanted", WANTED)
+def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
+    expected = by_id(plain(merged(WANTED[wanted], {"features": {"namespace": False}})))
+    assert by_id(helmed(WANTED[wanted], tmp_path)) == expected
+
+
+@pytest.mark.helm
+@pytest.mark.kubectl
+@pytest.mark.parametrize("distribution", SOURCE.distributions.values(), ids=lambda d: d.name)
+def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, tmp_path: Path) -> None:
+    below = merged(values_of("gpu_example"), {"features": {"namespace": False}})
+    expected = by_id(plain(merged(below, distribution.values)))
+    assert by_id(helmed(below, tmp_path / "helm", ROOT / f"deploy/helm/distributions/{distribution.name}.yaml")) == expected
+    assert by_id(kustomized(merged(below, distribution.values), tmp_path / "kustomize")) == expected
+
+
+@pytest.mark.kubectl
+@pytest.mark.parametrize("name", [d.name for d in SOURCE.distributions.values() if set(d.values) - {"features"}])
+def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_path: Path) -> None:
+    values = SOURCE.distributions[name].values
+    without = {k: v for k, v in values.items() if k != "features"}
+    folder = tmp_path / "driver"
+    expected = by_id(plain(merged(values_of("gpu_example"), without)))
+    kustomized(values_of("gpu_example"), folder)
+    file = folder / "kustomization.yaml"
+    first = file.read_text().partition("components:\n")[2].partition("\n")[0]
+    listed = first.rpartition("/")[0] + f"/{name}\n"
+    file.write_text(file.read_text().replace("components:\n", f"components:\n{listed}"))
+    assert by_id(built(folder)) == expected
+
+
+def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
+    render_all(SOURCE, tmp_path)
+    fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    committed = {
+        p.relative_to(ROOT): p.read_text()
+        for folder in ("deploy/kustomize", "deploy/helm")
+        for p in (ROOT / folder).rglob("*")
+        if p.is_file()
+    }
+    committed |= {p: (ROOT / p).read_text() for p in fresh if p.parts[0] == "drivers"}
+    assert set(committed) == set(fresh), "run `make deploy`"
+    for path, text in fresh.items():
+        assert committed[path] == text, f"{path}: run `make deploy`"
+
+
+@pytest.mark.kubectl
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_committed_overlay_builds_as_its_values_say(name: str) -> None:
+    assert by_id(built(ROOT / f"drivers/{name}/deploy")) == by_id(plain(values_of(name)))
+
+
+@pytest.mark.kubectl
+def test_a_base_without_parameters_is_no_valid_set_of_objects() -> None:
+    """Capitals stand where parameters belong: an API server refuses them all."""
+    assert {m["metadata"]["name"] for m in built(ROOT / "deploy/kustomize/base")} == {"NAME", "NAME-resourceslices"}
+
+
+@pytest.mark.kubectl
+@pytest.mark.helm
+def test_changed_options_change_the_pods(tmp_path: Path) -> None:
+    changed = merged(LEAST, {"options": {"NPU_COUNT": "9"}})
+    for render in (kustomized, helmed):
+        before, after = (
+            one(render(v, tmp_path / f"{render.__name__}{i}"), "DaemonSet")["spec"]["template"]
+            for i, v in enumerate((LEAST, changed))
+        )
+        assert before != after
+
+
+def test_no_overlay_patches_by_place() -> None:
+    """A list of operations names places, which move; and a second entry of a variable's name makes an update fail."""
+    for path in (ROOT / "deploy/kustomize").rglob("kustomization.yaml"):
+        for change in yaml.safe_load(path.read_text()).get("patches", []):
+            assert isinstance(yaml.safe_load(change["patch"]), dict), path
+    for wanted in WANTED.values():
+        for manifest in plain(wanted):
+            if manifest["kind"] in {"DaemonSet", "Deployment"}:
+                names = [e["name"] for e in container(manifest)["env"]]
+                assert len(names) == len(set(names))
+
+
+# --- what an author gets wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"driverName": None}, "driverName: must be given"),
+        ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
+        ({"kubeletroot": "/x"}, "kubeletroot: no such value; there are name, "),
+        ({"features": {"probe": True}}, "features.probe: no such feature; there are namespace, "),
+        ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
+        ({"features": {"nodeLabel": True}}, "nodeLabel: must be given"),
+        ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
+        ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is no text: write it in quotes, "8"'),
+        ({"httpPort": "8080"}, "httpPort: '8080' is no number"),
+        ({"logLevel": 5}, "logLevel: 5 is no text"),
+        ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
+    ],
+)
+def test_wrong_values_are_told_in_a_sentence(given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None}))
+    assert main([str(tmp_path), "--base", "../x"]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert not (tmp_path / "kustomization.yaml").exists()
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"driverName": ""}, "driverName: The driver's name"),
+        ({"driverName": "NPU"}, "match pattern"),
+        ({"features": {"probe": True}}, "probe"),
+        ({"features": {"nodeLabel": True}}, "nodeLabel: With the feature nodeLabel"),
+        ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
+        ({"options": {"COUNT": 8}}, "string"),
+    ],
+)
+def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(LEAST | given))
+    done = subprocess.run(
+        ["helm", "template", "x", str(CHART), "-f", str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+@pytest.mark.helm
+def test_the_chart_passes_helms_own_lint() -> None:
+    values = ROOT / "drivers/pci/deploy/values.yaml"
+    done = subprocess.run(
+        ["helm", "lint", "--strict", str(CHART), "-f", str(values)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- how it is rendered -------------------------------------------------------------------------------
+
+
+def test_a_mark_covers_a_line_and_what_is_indented_below_it_or_its_list() -> None:
+    text = "a: 1\nports: #? on\n- x\n- y\nb: #? on\n  c: 1\n# stays\nd: 2 #? !on\n"
+    manifest = Manifest(text, "")
+    assert manifest.with_features(frozenset()) == "a: 1\n# stays\nd: 2\n"
+    assert manifest.with_features(frozenset({"on"})) == "a: 1\nports:\n- x\n- y\nb:\n  c: 1\n# stays\n"
+
+
+def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"spec\.x: \$\{name\} does not stand between two of"):
+        list(places({"spec": {"x": "a${name}b"}}))
+
+
+def test_a_patch_of_a_list_without_names_is_refused() -> None:
+    with pytest.raises(SourceError, match="items have no names"):
+        patch({"rules": [1]}, {"rules": [2]})
+
+
+def test_a_patch_adds_changes_and_removes_by_name() -> None:
+    before = {"a": 1, "b": 2, "env": [{"name": "X", "value": "1"}, {"name": "Y"}]}
+    after = {"a": 3, "env": [{"name": "X", "value": "2"}, {"name": "Z"}]}
+    assert patch(before, after) == {
+        "a": 3,
+        "b": None,
+        "env": [{"name": "Y", "$patch": "delete"}, {"name": "X", "value": "2"}, {"name": "Z"}],
+    }
