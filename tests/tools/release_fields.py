@@ -32,7 +32,7 @@ def models(wheel: Path) -> dict[str, Fields]:
     out: dict[str, Fields] = {}
     with zipfile.ZipFile(wheel) as files:
         for name in files.namelist():
-            if re.fullmatch(r"kubernetes/client/models/v\d\w*\.py", name):
+            if re.fullmatch(r"kubernetes/client/models/\w+\.py", name):
                 for node in ast.parse(files.read(name)).body:
                     if isinstance(node, ast.ClassDef) and (found := _tables(node)):
                         types, names = found

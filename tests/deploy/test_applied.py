@@ -1,0 +1,94 @@
+"""What is rendered, applied to the local cluster: strictly validated, twice without a change, and deleted without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.render.values import merged
+from dra_kubeletplugin.local.cluster import LocalCluster
+
+from .rendering import DRIVERS, ROOT, SOURCE, JSON, helmed, kustomized, plain, values_of, with_features
+
+Kubectl = Callable[..., Awaitable[str]]
+
+
+async def run_kubectl(cluster: LocalCluster, *args: str, stdin: str = "") -> str:
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["kubectl", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(cluster.state)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, (args, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+async def kubectl() -> AsyncIterator[Kubectl]:
+    async with LocalCluster(("node-1",)) as cluster:
+
+        async def run(*args: str, stdin: str = "") -> str:
+            return await run_kubectl(cluster, *args, stdin=stdin)
+
+        yield run
+
+
+def text(manifests: list[JSON]) -> str:
+    return yaml.safe_dump_all(manifests)
+
+
+EVERYTHING = with_features(*(f for f in SOURCE.features if f != "hostNetwork"))
+ON_NODE = with_features("probes", "hostNetwork", "namespace")
+
+
+@pytest.mark.kubectl
+async def test_every_form_is_applied_under_strict_validation(kubectl: Kubectl) -> None:
+    forms = [EVERYTHING, ON_NODE, with_features("namespace")]
+    forms += [merged(EVERYTHING, d.values) for d in SOURCE.distributions.values()]
+    for form in forms:
+        manifests = plain(form)
+        given = text(manifests)
+        said = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=given)
+        assert said.count("serverside-applied") == len(manifests), said
+        await kubectl("delete", "--ignore-not-found", "-f", "-", stdin=given)
+
+
+@pytest.mark.kubectl
+@pytest.mark.parametrize("name", DRIVERS)
+async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(name: str, kubectl: Kubectl, tmp_path: Path) -> None:
+    folder = f"{ROOT}/drivers/{name}/deploy"
+    kinds = "serviceaccount,configmap,daemonset,deployment,role,rolebinding"
+    cluster_wide = "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace"
+    before = (await kubectl("get", cluster_wide, "-o", "name")).split()
+    await kubectl("apply", "--validate=strict", "-k", folder)
+    again = await kubectl("apply", "--validate=strict", "-k", folder)
+    assert "created" not in again
+    assert "configured" not in again
+    changed = merged(values_of(name), {"options": {"MORE": "1"}, "logLevel": "debug", "httpPort": 9000})
+    kustomized(changed, tmp_path / "changed")
+    updated = await kubectl("apply", "--validate=strict", "-k", str(tmp_path / "changed"))
+    assert f"daemonset.apps/{values_of(name)['name']} configured" in updated
+    await kubectl("delete", "-k", folder, "--ignore-not-found", "--timeout=40s")
+    assert (await kubectl("get", cluster_wide, "-o", "name")).split() == before
+    left = await kubectl("get", kinds, "-n", values_of(name)["namespace"], "-o", "name")
+    assert "No resources found" in left
+
+
+@pytest.mark.kubectl
+@pytest.mark.helm
+async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubectl, tmp_path: Path) -> None:
+    await kubectl("create", "namespace", EVERYTHING["namespace"])
+    manifests = helmed(EVERYTHING, tmp_path)
+    said = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=text(manifests))
+    assert said.count("serverside-applied") == len(manifests), said
