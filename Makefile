@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test mutants lint type soak bench proto proto-env docs clean
+.PHONY: help demo examples dev test mutants lint type soak bench proto proto-env docs deploy clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -53,6 +53,9 @@ docs: $(STAMP) ## regenerate the pages that come from the code
 	@$(BIN)/python -c 'from dra_kubeletplugin import errors; print(errors.page(), end="")' > docs/errors.md
 	@$(BIN)/python -c 'from dra_kubeletplugin import settings; print(settings.page(), end="")' > docs/settings.md
 	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
+
+deploy: $(STAMP) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
+	@$(BIN)/python -m deploy.render
 
 clean:
 	rm -rf $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

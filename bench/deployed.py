@@ -74,7 +74,7 @@ class Deployed:
 
 
 def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
-    """What deploy/base/daemonset.yaml sets, and nothing of ours. Compiled files may be written: the image has them."""
+    """What the DaemonSet of deploy/ sets, and nothing of ours. Compiled files may be written: the image has them."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "PYTHONPATH", "HOME", "LANG"}}
     return kept | {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",

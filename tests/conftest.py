@@ -23,6 +23,16 @@ def _can_mount() -> bool:
         return done.returncode == 0
 
 
+def _can_make_networks() -> bool:
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        return False
+    name = f"dra-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+    return made
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wanted = {m for item in items for m in item.keywords}
     reasons = {
@@ -32,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "runc" not in wanted or (not runc.missing() and Path("/bin/busybox").is_file() and _can_mount())
         else runc.missing() or "needs a static /bin/busybox, and the right to mount",
         "kubectl": None if shutil.which("kubectl") else "needs kubectl on the PATH",
+        "netns": None
+        if "netns" not in wanted or _can_make_networks()
+        else "needs root, and iproute2 with network namespaces",
         "helm": None if shutil.which("helm") else "needs helm on the PATH",
     }
     for item in items:

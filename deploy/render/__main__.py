@@ -20,8 +20,12 @@ ROOT = Path(__file__).parents[2]
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.render", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="a driver's folder with values.yaml; all that is committed if left out")
-    parser.add_argument("-f", "--values", action="append", default=[], type=Path, help="values on top, as Helm takes them")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="a driver's folder with values.yaml; all that is committed if left out"
+    )
+    parser.add_argument(
+        "-f", "--values", action="append", default=[], type=Path, help="values on top, as Helm takes them"
+    )
     parser.add_argument("-o", "--out", type=Path, help="write here instead of FOLDER")
     parser.add_argument("--base", default="", help="where deploy/kustomize is: a path from there, or a URL with ?ref=")
     args = parser.parse_args(argv)

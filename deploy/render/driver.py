@@ -15,15 +15,27 @@ HEADER = "# Made by `make deploy` from values.yaml: change that.\n"
 
 def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
     """Path below the folder, and content. ``base`` is where ``deploy/kustomize`` is, seen from there: a path or a URL."""
-    yield "kustomization.yaml", HEADER + yaml.safe_dump(_kustomization(source, values, base), sort_keys=False, width=140)
+    yield (
+        "kustomization.yaml",
+        HEADER + yaml.safe_dump(_kustomization(source, values, base), sort_keys=False, width=140),
+    )
     if values.classes:
-        yield "deviceclass.yaml", HEADER + "---\n".join(
-            yaml.safe_dump(
-                {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec},
-                sort_keys=False,
-                width=140,
-            )
-            for name, spec in values.classes.items()
+        yield (
+            "deviceclass.yaml",
+            HEADER
+            + "---\n".join(
+                yaml.safe_dump(
+                    {
+                        "apiVersion": "resource.k8s.io/v1",
+                        "kind": "DeviceClass",
+                        "metadata": {"name": name},
+                        "spec": spec,
+                    },
+                    sort_keys=False,
+                    width=140,
+                )
+                for name, spec in values.classes.items()
+            ),
         )
 
 
@@ -34,7 +46,9 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
     wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
     components = [kebab(name) for name in wanted]  # what changes objects comes after what adds them
     if (version := values.parameters["resourceAPI"]) != "v1":  # a class has fewer fields then
-        components.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
+        components.insert(
+            0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version)
+        )
     options = OPTIONS.replace("${name}", "NAME")
     local = {"config.kubernetes.io/local-config": "true"}  # it is not applied
     return {

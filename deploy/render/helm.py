@@ -10,10 +10,10 @@ import yaml
 
 from .kustomize import HEADER
 from .source import PARAMETER, Manifest, Parameter, Source
+from .values import EXCLUSIVE, EXCLUSIVE_BECAUSE
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
-_TEMPLATE = {"name", "namespace"}  # which Helm has a default for
 _OPTIONS = """apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -33,9 +33,9 @@ spec:
   {{- toYaml $spec | nindent 2 }}
 {{- end }}
 """
-_REFUSED = """{{- if and .Values.features.hostNetwork .Values.features.probes .Values.features.rollingUpdate }}
-{{- fail "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or probes off" }}
-{{- end }}
+_REFUSED = f"""{{{{- if and {" ".join(f".Values.features.{f}" for f in EXCLUSIVE)} }}}}
+{{{{- fail "{EXCLUSIVE_BECAUSE}" }}}}
+{{{{- end }}}}
 """
 
 
@@ -103,7 +103,7 @@ def _value(p: Parameter) -> str:
     if p.name == "namespace":
         return "{{ .Release.Namespace }}"
     if p.default is None:
-        return f'{{{{ required {json.dumps(f"{p.name}: {p.help}")} .Values.{p.name} }}}}'
+        return f"{{{{ required {json.dumps(f'{p.name}: {p.help}')} .Values.{p.name} }}}}"
     return f"{{{{ .Values.{p.name} }}}}"
 
 
@@ -118,7 +118,10 @@ def _values(source: Source) -> str:
     for f in source.features.values():
         if f.name != "namespace":
             out += [f"  # {f.help}", f"  {f.name}: {str(f.default).lower()}"]
-    out += ["# Options of the driver and of the framework (docs/settings.md): environment variables, as text.", "options: {}"]
+    out += [
+        "# Options of the driver and of the framework (docs/settings.md): environment variables, as text.",
+        "options: {}",
+    ]
     out += ["# Specs of DeviceClasses, by name.", "deviceClasses: {}"]
     return "\n".join(out) + "\n"
 

@@ -43,15 +43,18 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
         data = {k: v for k, v in distribution.values.items() if k in source.parameters}
         if not data:
             continue
-        patches = [_patch_of({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})]
+        patches = [
+            _patch_of({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})
+        ]
         if data.get("resourceAPI", "v1") != "v1":  # before 1.34 a class had no such field
             head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": ".*"}}
             patches.append(_patch_of(head, {"spec": {"extendedResourceName": None}}))
         text = f"# {distribution.help}\n" + _dump(_kustomization("Component", {"patches": patches}))
         yield f"components/{distribution.name}/kustomization.yaml", text
     last = {"replacements": _replacements(_all_places(source), capitals)}
-    yield f"components/{PARAMETERS}/kustomization.yaml", "# Puts the parameters in: the last component of a driver.\n" + _dump(
-        _kustomization("Component", last)
+    yield (
+        f"components/{PARAMETERS}/kustomization.yaml",
+        "# Puts the parameters in: the last component of a driver.\n" + _dump(_kustomization("Component", last)),
     )
 
 

@@ -10,6 +10,11 @@ from typing import Any
 from .source import JSON, Parameter, Source, SourceError
 
 OTHERS = ("features", "options", "deviceClasses")
+EXCLUSIVE = ("hostNetwork", "probes", "rollingUpdate")
+EXCLUSIVE_BECAUSE = (
+    "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
+    "probes off"
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,8 @@ def _faults(source: Source, given: JSON, features: Mapping[str, Any], values: Ma
     for name, value in (given.get("options") or {}).items():
         if not isinstance(value, str):
             yield f'options.{name}: {value!r} is no text: write it in quotes, "{value}"'
-    if all(features.get(f) is True for f in ("hostNetwork", "probes", "rollingUpdate")):
-        yield (
-            "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch "
-            "rollingUpdate or probes off"
-        )
+    if all(features.get(f) is True for f in EXCLUSIVE):
+        yield EXCLUSIVE_BECAUSE
 
 
 def _fault(parameter: Parameter, value: Any) -> str:

@@ -41,7 +41,7 @@ async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterat
         for name in NODES[:nodes]:
             await stack.enter_async_context(plugin_on(cluster, Fabric, name))
         api = AsyncApi(cluster)
-        await api.apply_file(HERE / "deploy/deviceclasses.yaml")
+        await api.apply_file(HERE / "deploy/deviceclass.yaml")
         yield api
 
 

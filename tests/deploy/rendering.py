@@ -23,7 +23,9 @@ LEAST: JSON = {
     "driverName": "npu.example.com",
     "image": "registry.example.com:5000/npu@sha256:0123",
     "options": {"NPU_MODE": "true", "NPU_COUNT": "8"},
-    "deviceClasses": {"npu.example.com": {"selectors": [{"cel": {"expression": 'device.driver == "npu.example.com"'}}]}},
+    "deviceClasses": {
+        "npu.example.com": {"selectors": [{"cel": {"expression": 'device.driver == "npu.example.com"'}}]}
+    },
 }
 """Values of a driver that leaves everything else as it is."""
 

@@ -14,15 +14,19 @@ import yaml
 from deploy.render.values import merged
 from dra_kubeletplugin.local.cluster import LocalCluster
 
-from .rendering import DRIVERS, ROOT, SOURCE, JSON, helmed, kustomized, plain, values_of, with_features
+from .rendering import DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features
 
 Kubectl = Callable[..., Awaitable[str]]
+NAMESPACED = "serviceaccount,configmap,daemonset,deployment,role,rolebinding"
+CLUSTER_WIDE = (
+    "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace"
+)
 
 
-async def run_kubectl(cluster: LocalCluster, *args: str, stdin: str = "") -> str:
+async def run(cluster: LocalCluster, *command: str, stdin: str = "") -> str:
     done = await asyncio.to_thread(
         subprocess.run,
-        ["kubectl", *args],
+        command,
         input=stdin,
         capture_output=True,
         text=True,
@@ -30,7 +34,7 @@ async def run_kubectl(cluster: LocalCluster, *args: str, stdin: str = "") -> str
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, (args, done.stdout, done.stderr)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout + done.stderr
 
 
@@ -38,10 +42,10 @@ async def run_kubectl(cluster: LocalCluster, *args: str, stdin: str = "") -> str
 async def kubectl() -> AsyncIterator[Kubectl]:
     async with LocalCluster(("node-1",)) as cluster:
 
-        async def run(*args: str, stdin: str = "") -> str:
-            return await run_kubectl(cluster, *args, stdin=stdin)
+        async def kubectl(*args: str, stdin: str = "") -> str:
+            return await run(cluster, "kubectl", *args, stdin=stdin)
 
-        yield run
+        yield kubectl
 
 
 def text(manifests: list[JSON]) -> str:
@@ -66,11 +70,11 @@ async def test_every_form_is_applied_under_strict_validation(kubectl: Kubectl) -
 
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", DRIVERS)
-async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(name: str, kubectl: Kubectl, tmp_path: Path) -> None:
+async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
+    name: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
     folder = f"{ROOT}/drivers/{name}/deploy"
-    kinds = "serviceaccount,configmap,daemonset,deployment,role,rolebinding"
-    cluster_wide = "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace"
-    before = (await kubectl("get", cluster_wide, "-o", "name")).split()
+    before = (await kubectl("get", CLUSTER_WIDE, "-o", "name")).split()
     await kubectl("apply", "--validate=strict", "-k", folder)
     again = await kubectl("apply", "--validate=strict", "-k", folder)
     assert "created" not in again
@@ -80,8 +84,8 @@ async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(n
     updated = await kubectl("apply", "--validate=strict", "-k", str(tmp_path / "changed"))
     assert f"daemonset.apps/{values_of(name)['name']} configured" in updated
     await kubectl("delete", "-k", folder, "--ignore-not-found", "--timeout=40s")
-    assert (await kubectl("get", cluster_wide, "-o", "name")).split() == before
-    left = await kubectl("get", kinds, "-n", values_of(name)["namespace"], "-o", "name")
+    assert (await kubectl("get", CLUSTER_WIDE, "-o", "name")).split() == before
+    left = await kubectl("get", NAMESPACED, "-n", values_of(name)["namespace"], "-o", "name")
     assert left == ""
 
 
@@ -92,3 +96,27 @@ async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubec
     manifests = helmed(EVERYTHING, tmp_path)
     said = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=text(manifests))
     assert said.count("serverside-applied") == len(manifests), said
+
+
+@pytest.mark.helm
+@pytest.mark.kubectl
+async def test_helm_installs_upgrades_and_uninstalls(tmp_path: Path) -> None:
+    values = ["-f", str(ROOT / "drivers/fabric_example/deploy/values.yaml")]
+    chart = str(ROOT / "deploy/helm/dra-driver")
+    async with LocalCluster(("node-1",)) as cluster:
+
+        async def helm(*args: str) -> str:
+            return await run(cluster, "helm", *args, "--namespace", "apart")
+
+        async def names() -> list[str]:
+            found = await run(cluster, "kubectl", "get", f"{NAMESPACED},{CLUSTER_WIDE}", "-n", "apart", "-o", "name")
+            return [n for n in found.split() if "fabric" in n]
+
+        await helm("install", "fabric-example", chart, *values, "--create-namespace")
+        made = await names()
+        assert "daemonset.apps/fabric-example" in made
+        assert "deviceclass.resource.k8s.io/tpu.fabric.dra-kubeletplugin.dev" in made
+        await helm("upgrade", "fabric-example", chart, *values, "--set", "features.controller=false,options.MORE=yes")
+        assert {n for n in made if "controller" not in n} == set(await names())
+        await helm("uninstall", "fabric-example", "--timeout", "40s")
+        assert await names() == []

@@ -10,7 +10,7 @@ from cel_expr_python.ext import ext_optional
 
 from deploy.render.values import merged
 
-from .rendering import LEAST, JSON, plain
+from .rendering import JSON, LEAST, plain
 
 NODE, POD = "authentication.kubernetes.io/node-name", "authentication.kubernetes.io/pod-name"
 OTHER = {"name": "fpga", "namespace": "fpga-system", "driverName": "fpga.example.com", "deviceClasses": {}}
@@ -56,7 +56,9 @@ def denials(policies: list[JSON], request: JSON) -> list[str]:
     return out
 
 
-def writes(operation: str, account: str, *, node: str = "n1", pod: bool = True, driver: str = "npu.example.com", at: str = "n1") -> JSON:
+def writes(
+    operation: str, account: str, *, node: str = "n1", pod: bool = True, driver: str = "npu.example.com", at: str = "n1"
+) -> JSON:
     extra = ({POD: ["p"]} if pod else {}) | ({NODE: [node]} if node else {})
     spec = {"driver": driver, "pool": {"name": "p"}} | ({"nodeName": at} if at else {"allNodes": True})
     user = {"username": account} | ({"extra": extra} if extra else {})
@@ -79,15 +81,23 @@ OPERATIONS = ("CREATE", "UPDATE", "DELETE")
         (PLUGIN, {"at": ""}, "npu-resourceslices: pods on node n1 may not"),
         (PLUGIN, {"node": ""}, "npu-resourceslices: the token carries no node name"),
         (PLUGIN, {"node": "", "pod": False}, "npu-resourceslices: the token carries no node name"),
-        (PLUGIN, {"driver": "gpu.example.com"}, "npu-resourceslices: this service account may write ResourceSlices of its own"),
+        (
+            PLUGIN,
+            {"driver": "gpu.example.com"},
+            "npu-resourceslices: this service account may write ResourceSlices of its own",
+        ),
         (CONTROLLER, {"at": ""}, ""),
-        (CONTROLLER, {"at": "", "driver": "gpu.example.com"}, "npu-controller-resourceslices: this service account may write"),
+        (
+            CONTROLLER,
+            {"at": "", "driver": "gpu.example.com"},
+            "npu-controller-resourceslices: this service account may write",
+        ),
         (CONTROLLER, {}, "npu-controller-resourceslices: slices of a node are written by the plugin on that node"),
     ],
 )
 def test_an_account_writes_what_is_its_own(operation: str, account: str, how: JSON, says: str) -> None:
     said = denials(policies({}), writes(operation, account, **how))
-    assert (any(s.startswith(says) for s in said) if says else not said), said
+    assert any(s.startswith(says) for s in said) if says else not said, said
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
@@ -99,7 +109,9 @@ def test_an_account_that_was_renamed_or_moved_is_told_so_and_not_let_through(ope
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("account", ["system:node:n1", "system:serviceaccount:kube-system:generic-garbage-collector", "admin"])
+@pytest.mark.parametrize(
+    "account", ["system:node:n1", "system:serviceaccount:kube-system:generic-garbage-collector", "admin"]
+)
 def test_who_is_no_pod_is_not_judged(operation: str, account: str) -> None:
     for at in ("n1", "n2", ""):
         assert denials(policies({}), writes(operation, account, node="", pod=False, at=at)) == []

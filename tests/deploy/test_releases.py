@@ -12,7 +12,7 @@ import pytest
 
 from deploy.render.values import merged
 
-from .rendering import DRIVERS, SOURCE, JSON, container, one, plain, values_of, with_features
+from .rendering import DRIVERS, JSON, SOURCE, container, one, plain, values_of, with_features
 
 TYPES = json.loads((Path(__file__).parent / "release_fields.json").read_text())
 """Of the official clients, whose models come from each release's OpenAPI: see tests/tools/release_fields.py."""

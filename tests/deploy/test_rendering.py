@@ -17,10 +17,10 @@ from deploy.render.values import merged
 from .rendering import (
     CHART,
     DRIVERS,
+    JSON,
     LEAST,
     ROOT,
     SOURCE,
-    JSON,
     built,
     by_id,
     container,
@@ -74,7 +74,10 @@ def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> N
 def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, tmp_path: Path) -> None:
     below = merged(values_of("gpu_example"), {"features": {"namespace": False}})
     expected = by_id(plain(merged(below, distribution.values)))
-    assert by_id(helmed(below, tmp_path / "helm", ROOT / f"deploy/helm/distributions/{distribution.name}.yaml")) == expected
+    assert (
+        by_id(helmed(below, tmp_path / "helm", ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"))
+        == expected
+    )
     assert by_id(kustomized(merged(below, distribution.values), tmp_path / "kustomize")) == expected
 
 
@@ -163,7 +166,9 @@ def test_no_overlay_patches_by_place() -> None:
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
     ],
 )
-def test_wrong_values_are_told_in_a_sentence(given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_values_are_told_in_a_sentence(
+    given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None}))
     assert main([str(tmp_path), "--base", "../x"]) == 2
     said = capsys.readouterr().err
@@ -197,7 +202,11 @@ def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -
 def test_the_chart_passes_helms_own_lint() -> None:
     values = ROOT / "drivers/pci/deploy/values.yaml"
     done = subprocess.run(
-        ["helm", "lint", "--strict", str(CHART), "-f", str(values)], capture_output=True, text=True, timeout=60, check=False
+        ["helm", "lint", "--strict", str(CHART), "-f", str(values)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -20,7 +20,7 @@ from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.node import env_of
 from dra_kubeletplugin.testing.pods import pod, template
 
-from .rendering import LEAST, JSON, by_id, container, one, plain
+from .rendering import JSON, LEAST, by_id, container, one, plain
 
 NPU: JSON = merged(LEAST, {"features": {"deviceStatus": True, "controller": True}})
 _SELECTOR = {"selectors": [{"cel": {"expression": 'device.driver == "fpga.example.com"'}}]}
@@ -77,7 +77,12 @@ def environment(manifests: list[JSON], pod: JSON, cluster: LocalCluster) -> dict
         path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
         out[entry["name"]] = fields[path] if path else entry["value"]
     mounts = {m["mountPath"] for m in main["volumeMounts"]}
-    assert {f"{out['KUBELET_ROOT']}/plugins", f"{out['KUBELET_ROOT']}/plugins_registry", out["CDI_ROOT"], out["DEV_ROOT"]} <= mounts
+    assert {
+        f"{out['KUBELET_ROOT']}/plugins",
+        f"{out['KUBELET_ROOT']}/plugins_registry",
+        out["CDI_ROOT"],
+        out["DEV_ROOT"],
+    } <= mounts
     here = {
         "KUBELET_ROOT": str(cluster.node.kubelet_root),
         "CDI_ROOT": str(cluster.node.cdi_root),
@@ -120,7 +125,10 @@ async def test_both_run_side_by_side_and_one_goes_without_the_other(other: JSON)
                     await cluster.apply(template(name, ClaimSpec(Request(device_class=name))))
                 await cluster.apply(pod("uses-both", templates=drivers))
                 env = env_of(cluster, await cluster.wait_running("uses-both"))
-                assert {k: v for k, v in env.items() if k.endswith("_DEVICE")} == {"NPU_DEVICE": "d0", "FPGA_DEVICE": "d0"}
+                assert {k: v for k, v in env.items() if k.endswith("_DEVICE")} == {
+                    "NPU_DEVICE": "d0",
+                    "FPGA_DEVICE": "d0",
+                }
                 assert {s["spec"]["driver"] for s in cluster.slices()} == set(drivers)
                 await cluster.delete_pod("uses-both")
             for manifest in mine:

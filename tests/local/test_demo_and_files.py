@@ -1,4 +1,4 @@
-"""What a newcomer and an operator meet: the demo, the command, the manifests, the generated files."""
+"""What a newcomer meets: the demo, the command, README, the generated files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from dra_kubeletplugin import errors, settings
 from dra_kubeletplugin.local.runtime import runc
@@ -113,104 +111,6 @@ def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
     assert {p.name for p in fresh} == {p.name for p in committed.iterdir() if "_pb2" in p.name}
     for file in fresh:
         assert (committed / file.name).read_text() == file.read_text(), f"{file.name}: run `make proto`"
-
-
-# --- manifests ----------------------------------------------------------------------------------------
-
-
-def manifests() -> list[Any]:
-    out = []
-    for folder in ("deploy/base", "drivers/pci/deploy"):
-        for path in sorted((ROOT / folder).glob("*.yaml")):
-            out += [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] != "Kustomization"]
-    return out
-
-
-def test_manifests_are_objects_of_the_official_models() -> None:
-    import kubernetes.client as models
-
-    known = {
-        "DaemonSet": models.V1DaemonSet,
-        "ClusterRole": models.V1ClusterRole,
-        "ClusterRoleBinding": models.V1ClusterRoleBinding,
-        "ServiceAccount": models.V1ServiceAccount,
-        "Namespace": models.V1Namespace,
-        "DeviceClass": models.V1DeviceClass,
-        "ValidatingAdmissionPolicy": models.V1ValidatingAdmissionPolicy,
-        "ValidatingAdmissionPolicyBinding": models.V1ValidatingAdmissionPolicyBinding,
-    }
-    for manifest in manifests():
-        known[manifest["kind"]].model_validate(manifest)
-
-
-def test_the_service_account_may_do_what_the_plugin_does_and_no_more() -> None:
-    role = next(m for m in manifests() if m["kind"] == "ClusterRole")
-    rules = {r["resources"][0]: r["verbs"] for r in role["rules"]}
-    assert rules["resourceclaims"] == ["get"]
-    assert rules["nodes"] == ["get"]
-    assert set(rules["resourceslices"]) == {"list", "watch", "create", "update", "delete"}
-
-
-def test_the_daemonset_gives_every_option_by_environment_and_stops_in_time() -> None:
-    spec = next(m for m in manifests() if m["kind"] == "DaemonSet")["spec"]["template"]["spec"]
-    names = {e["name"] for e in spec["containers"][0]["env"]}
-    assert {
-        "NODE_NAME",
-        "POD_UID",
-        "DRIVER_NAME",
-        "KUBELET_ROOT",
-        "CDI_ROOT",
-        "SYSFS_ROOT",
-        "DEV_ROOT",
-        "HTTP_ADDRESS",
-        "LOG_FORMAT",
-        "LOG_LEVEL",
-    } <= names
-    assert spec["terminationGracePeriodSeconds"] > settings.Settings().stop_grace
-
-
-def test_the_policy_pins_node_and_driver_in_all_versions() -> None:
-    policy = next(m for m in manifests() if m["kind"] == "ValidatingAdmissionPolicy")["spec"]
-    rule = policy["matchConstraints"]["resourceRules"][0]
-    assert rule["apiVersions"] == ["v1", "v1beta2", "v1beta1"]
-    assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]
-    expressions = " ".join(v["expression"] for v in policy["validations"])
-    assert "userNode" in expressions
-    assert "spec.driver == variables.driver" in expressions
-
-
-@pytest.mark.kubectl
-def test_the_kustomization_builds() -> None:
-    done = subprocess.run(
-        ["kubectl", "kustomize", "drivers/pci/deploy"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    built = {d["kind"]: d for d in yaml.safe_load_all(done.stdout)}
-    env = {e["name"]: e.get("value") for e in built["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert env["DRIVER_NAME"] == "pci.dra-kubeletplugin.dev"
-    variables = {v["name"]: v["expression"] for v in built["ValidatingAdmissionPolicy"]["spec"]["variables"]}
-    assert variables["driver"] == '"pci.dra-kubeletplugin.dev"'
-    container = built["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
-    assert container["securityContext"] == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
-
-
-def test_overlays_patch_by_name_and_never_by_place() -> None:
-    """A second entry of a variable's name makes `kubectl apply` fail on an update."""
-    for path in ROOT.glob("drivers/*/deploy/kustomization.yaml"):
-        overlay = yaml.safe_load(path.read_text())
-        for patch in overlay.get("patches", []):
-            assert isinstance(yaml.safe_load(patch["patch"]), dict), f"{path}: a list of operations names places"
-    names = [e["name"] for m in manifests() if m["kind"] == "DaemonSet" for e in _container(m)["env"]]
-    assert len(names) == len(set(names))
-
-
-def _container(daemonset: Any) -> Any:
-    return daemonset["spec"]["template"]["spec"]["containers"][0]
 
 
 # --- README -------------------------------------------------------------------------------------------

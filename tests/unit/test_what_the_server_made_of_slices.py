@@ -55,7 +55,7 @@ async def test_a_server_that_does_not_permit_it_is_told_apart_from_one_that_is_a
     server: Any = Forbidding([])
     publisher = Publisher(server, inventory, NodeScope("d.example.com", "node"), Metrics(), lambda: True)
     assert await publisher._attempt() > 0
-    assert publisher.fault == "not permitted to publish slices (see deploy/base/rbac.yaml): slices is forbidden"
+    assert publisher.fault == "not permitted to publish slices (see docs/deploy.md): slices is forbidden"
 
 
 async def test_a_field_that_the_server_drops_is_counted_once_for_each_path() -> None:

@@ -73,7 +73,7 @@ class Notices:
                 await self._send(text)
             except ApiError as e:
                 if str(e) != self._fault:
-                    log.warning("an Event cannot be written (see deploy/base/rbac.yaml): %s", e)
+                    log.warning("an Event cannot be written (see docs/deploy.md): %s", e)
                 self._fault = str(e)
                 return False
             self._told.add(text)

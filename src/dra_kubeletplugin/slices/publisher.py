@@ -270,7 +270,7 @@ class Publisher:
             )
             return 0.0
         if e.status == 403:
-            return self._later(f"not permitted to publish slices (see deploy/base/rbac.yaml): {e}", logging.ERROR)
+            return self._later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
         return self._later(
             f"publishing failed, trying again: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
         )
