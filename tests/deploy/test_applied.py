@@ -90,6 +90,22 @@ async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
 
 
 @pytest.mark.kubectl
+@pytest.mark.parametrize("features", [["rollingUpdate"], []], ids=["two-at-once", "one-after-the-other"])
+async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> None:
+    """Without probes, which the local cluster does not run: it says so, and calls no such pod ready."""
+    async with LocalCluster(("node-1",)) as cluster:
+        folders = {"kubeletRoot": str(cluster.node.kubelet_root), "cdiRoot": str(cluster.node.cdi_root)}
+        given = with_features("namespace", "controller", *features, **folders)
+        for i, image in enumerate(("npu:1", "npu:2")):
+            kustomized(merged(given, {"image": image}), tmp_path / str(i))
+            await run(cluster, "kubectl", "apply", "-k", str(tmp_path / str(i)))
+            for workload in ("daemonset/npu", "deployment/npu-controller"):
+                await run(cluster, "kubectl", "rollout", "status", workload, "-n", "npu-system", "--timeout=40s")
+        images = await run(cluster, "kubectl", "get", "pods", "-n", "npu-system", "-o", "jsonpath={..image}")
+        assert "npu:2" in images
+
+
+@pytest.mark.kubectl
 @pytest.mark.helm
 async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubectl, tmp_path: Path) -> None:
     await kubectl("create", "namespace", EVERYTHING["namespace"])
