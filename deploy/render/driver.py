@@ -61,7 +61,11 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
                 "options": {"disableNameSuffixHash": True, "annotations": local},
                 "literals": [f"{name}={value}" for name, value in values.parameters.items()],
             },
-            {"name": options, "literals": [f"{name}={value}" for name, value in values.options.items()]},
+            {
+                "name": options,
+                "options": {"labels": {"app.kubernetes.io/name": values.parameters["name"]}},
+                "literals": [f"{name}={value}" for name, value in values.options.items()],
+            },
         ],
         "components": [f"{root}/components/{name}{at}" for name in (*components, PARAMETERS)],
     }

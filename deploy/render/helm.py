@@ -19,6 +19,8 @@ kind: ConfigMap
 metadata:
   name: {{ include "dra.name" . }}-options
   namespace: {{ include "dra.namespace" . | quote }}
+  labels:
+    app.kubernetes.io/name: {{ include "dra.name" . | quote }}
 data: {{- toYaml .Values.options | nindent 2 }}
 """
 _CLASSES = """{{- range $name, $spec := .Values.deviceClasses }}

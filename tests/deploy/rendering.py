@@ -49,7 +49,9 @@ def plain(given: JSON) -> list[JSON]:
         for m in SOURCE.all
         if not m.feature or m.feature in values.features
     ]
-    head = {"name": f"{values.parameters['name']}-options", "namespace": values.parameters["namespace"]}
+    name = values.parameters["name"]
+    labels = {"app.kubernetes.io/name": name}
+    head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}
     out.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": dict(values.options)})
     version = f"resource.k8s.io/{values.parameters['resourceAPI']}"
     for name, spec in values.classes.items():
