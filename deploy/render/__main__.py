@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         else:
             render_all(source, args.out or ROOT)
     except (SourceError, OSError, yaml.YAMLError) as e:
-        print(f"{args.folder or 'deploy'}: {e}", file=sys.stderr)
+        print(f"not rendered: {e}", file=sys.stderr)
         return 2
     return 0
 
@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
 def render_all(source: Source, root: Path) -> None:
     """Everything that is committed, below ``root``."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for form, files in (("kustomize", kustomize.files(source)), ("helm", helm.files(source, version))):
+    rendered = {"kustomize": dict(kustomize.files(source)), "helm": dict(helm.files(source, version))}
+    for form, files in rendered.items():
         shutil.rmtree(root / "deploy" / form, ignore_errors=True)
-        for path, text in files:
+        for path, text in files.items():
             _write(root / "deploy" / form / path, text)
-    for values in sorted(ROOT.glob("drivers/*/deploy/values.yaml")):
-        out = root / values.parent.relative_to(ROOT)
-        _driver(source, yaml.safe_load(values.read_text()), out, "../../../deploy/kustomize")
+    for folder in sorted(p.parent for p in ROOT.glob("drivers/*/deploy/values.yaml")):
+        render_driver(source, folder, [], root / folder.relative_to(ROOT), "../../../deploy/kustomize")
 
 
 def render_driver(source: Source, folder: Path, above: list[Path], out: Path | None, base: str) -> None:
@@ -62,12 +62,12 @@ def render_driver(source: Source, folder: Path, above: list[Path], out: Path | N
             raise SourceError(f"{path} is no map of values")
         given = merged(given, read_in)
     out = out or folder
-    out.mkdir(parents=True, exist_ok=True)
-    _driver(source, given, out, base or os.path.relpath(ROOT / "deploy/kustomize", out))
-
-
-def _driver(source: Source, given: JSON, out: Path, base: str) -> None:
-    for path, text in driver.files(source, read(source, given), base):
+    base = base or os.path.relpath(ROOT / "deploy/kustomize", out)
+    try:
+        values = read(source, given)
+    except SourceError as e:
+        raise SourceError(f"{folder / 'values.yaml'}: {e}") from None
+    for path, text in driver.files(source, values, base):
         _write(out / path, text)
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from .kustomize import HEADER
 from .source import PARAMETER, Manifest, Parameter, Source
-from .values import EXCLUSIVE, EXCLUSIVE_BECAUSE
+from .values import EXCLUSIVE, EXCLUSIVE_BECAUSE, OPTION
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
@@ -138,7 +138,8 @@ def _schema(source: Source) -> dict[str, object]:
             properties[p.name] = {"type": "string", "pattern": f"^({p.pattern})${empty}", "description": p.help}
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
     properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
-    properties["options"] = {"type": "object", "additionalProperties": {"type": "string"}}
+    names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
+    properties["options"] = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
     properties["deviceClasses"] = {"type": "object", "additionalProperties": {"type": "object"}}
     properties["global"] = {"type": "object"}  # Helm's own
     return {

@@ -109,6 +109,11 @@ class Source:
     manifests: Mapping[str, tuple[Manifest, ...]]  # by the name of the file, without its ending
 
     @property
+    def variables(self) -> Set[str]:
+        """Environment variables that the manifests set, with whichever features."""
+        return set(re.findall(r"- \{?name: ([A-Z][A-Z_]+)\b", "".join(m.text for m in self.all)))
+
+    @property
     def all(self) -> Iterator[Manifest]:
         for manifests in self.manifests.values():
             yield from manifests

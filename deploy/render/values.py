@@ -10,6 +10,7 @@ from typing import Any
 from .source import JSON, Parameter, Source, SourceError
 
 OTHERS = ("features", "options", "deviceClasses")
+OPTION = "[A-Za-z_][A-Za-z0-9_]*"
 EXCLUSIVE = ("hostNetwork", "probes", "rollingUpdate")
 EXCLUSIVE_BECAUSE = (
     "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
@@ -38,6 +39,8 @@ def merged(below: JSON, above: JSON) -> JSON:
 
 def read(source: Source, given: JSON) -> Values:
     """Raises :class:`SourceError` with everything that is wrong."""
+    if wrong := [name for name in OTHERS if not isinstance(given.get(name) or {}, dict)]:
+        raise SourceError(f"{', '.join(wrong)}: no map of names and values")
     features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
     on = frozenset(name for name, wanted in features.items() if wanted)
     values = {p.name: given.get(p.name, p.default) for p in source.parameters.values()}
@@ -65,11 +68,24 @@ def _faults(source: Source, given: JSON, features: Mapping[str, Any], values: Ma
                 yield f"{p.name}: must be given: {p.help}"
         elif fault := _fault(p, values[p.name]):
             yield f"{p.name}: {fault}"
-    for name, value in (given.get("options") or {}).items():
-        if not isinstance(value, str):
-            yield f'options.{name}: {value!r} is no text: write it in quotes, "{value}"'
+    yield from _option_faults(source, given.get("options") or {})
+    for name, spec in (given.get("deviceClasses") or {}).items():
+        if not isinstance(spec, dict):
+            yield f"deviceClasses.{name}: {spec!r} is no spec of a DeviceClass"
     if all(features.get(f) is True for f in EXCLUSIVE):
         yield EXCLUSIVE_BECAUSE
+
+
+def _option_faults(source: Source, options: JSON) -> Iterator[str]:
+    for name, value in options.items():
+        if not isinstance(name, str) or not re.fullmatch(OPTION, name):
+            yield f"options.{name}: no name of an environment variable"
+        elif name in source.variables:
+            yield f"options.{name}: the manifests set it themselves; see the values {', '.join(source.parameters)}"
+        elif not isinstance(value, str):
+            yield f'options.{name}: {value!r} is no text: write it in quotes, "{value}"'
+        elif value != value.strip("\"'"):
+            yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize takes away"
 
 
 def _fault(parameter: Parameter, value: Any) -> str:

@@ -36,6 +36,9 @@ FEATURES = tuple(SOURCE.features)
 ALL = tuple(f for f in FEATURES if f != "hostNetwork")
 WANTED: dict[str, JSON] = {
     "nothing": with_features(),
+    "odd-options": with_features(
+        options={"A": "a=b, c", "B": "", "C": "1\n2", "D": "{{ x }} ${y} $(z)", "E": "it's: #1"}
+    ),
     "everything": with_features(*ALL),
     "on-the-node's-network": with_features("probes", "hostNetwork", "controller"),
     **{f"only-{f}": with_features(f) for f in FEATURES},
@@ -161,6 +164,12 @@ def test_no_overlay_patches_by_place() -> None:
         ({"features": {"nodeLabel": True}}, "nodeLabel: must be given"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is no text: write it in quotes, "8"'),
+        ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set it themselves"),
+        ({"options": {"A-B": "n"}}, "options.A-B: no name of an environment variable"),
+        ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize takes away"),
+        ({"options": ["A"]}, "options: no map of names and values"),
+        ({"features": ["probes"]}, "features: no map of names and values"),
+        ({"deviceClasses": {"a": None}}, "deviceClasses.a: None is no spec of a DeviceClass"),
         ({"httpPort": "8080"}, "httpPort: '8080' is no number"),
         ({"logLevel": 5}, "logLevel: 5 is no text"),
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
@@ -186,6 +195,7 @@ def test_wrong_values_are_told_in_a_sentence(
         ({"features": {"nodeLabel": True}}, "nodeLabel: With the feature nodeLabel"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         ({"options": {"COUNT": 8}}, "string"),
+        ({"options": {"NODE_NAME": "n"}}, "NODE_NAME"),
     ],
 )
 def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -> None:
