@@ -67,8 +67,8 @@ def render_driver(source: Source, folder: Path, above: list[Path], out: Path | N
         values = read(source, given)
     except SourceError as e:
         raise SourceError(f"{folder / 'values.yaml'}: {e}") from None
-    for path, text in driver.files(source, values, base):
-        _write(out / path, text)
+    for name, text in driver.files(source, values, base):
+        _write(out / name, text)
 
 
 def _write(path: Path, text: str) -> None:

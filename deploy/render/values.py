@@ -55,7 +55,7 @@ def read(source: Source, given: JSON) -> Values:
 
 
 def _faults(source: Source, given: JSON, features: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(set(given) - {*source.parameters, *OTHERS}):
+    for name in sorted(set(given) - {*source.parameters, *OTHERS}, key=str):
         yield f"{name}: no such value; there are {', '.join((*source.parameters, *OTHERS))}"
     for name, wanted in features.items():
         if name not in source.features:
