@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test mutants lint type soak bench proto proto-env docs deploy clean
+.PHONY: help demo examples dev test mutants lint type soak bench proto proto-env docs deploy site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -57,5 +57,10 @@ docs: $(STAMP) ## regenerate the pages that come from the code
 deploy: $(STAMP) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
 	@$(BIN)/python -m deploy.render
 
+site: ## the documentation as pages in site/; a broken link or reference fails it
+	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8,<10' 'mkdocstrings[python]>=1.0' ruff
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
 clean:
-	rm -rf $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv-docs $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

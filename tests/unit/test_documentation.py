@@ -1,0 +1,46 @@
+"""The pages: each is in the site's menu, and every link in them leads somewhere. `make site` checks the same of the API's pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"```.*?```", re.DOTALL)
+_LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
+PAGES = sorted(
+    p
+    for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("drivers/*/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("deploy/**/*.md")]
+)  # fmt: skip
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub and MkDocs make them of headings."""
+    heads = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", h)).strip().lower().replace(" ", "-") for h in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    lost = []
+    for link in _LINK.findall(_FENCE.sub("", page.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            lost.append(link)
+    assert lost == []
+
+
+def test_every_page_is_in_the_menu_once() -> None:
+    class Loader(yaml.SafeLoader):
+        """Without the tags of MkDocs."""
+
+    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
+    menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]  # noqa: S506 a safe loader, see above
+    listed = [page for entry in menu for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
+    assert sorted(listed) == sorted(p.name for p in ROOT.glob("docs/*.md"))
