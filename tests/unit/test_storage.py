@@ -26,8 +26,9 @@ async def test_a_change_is_looked_at_by_the_watches_of_its_node_alone() -> None:
             looks.append(node)
             return bool(obj["spec"]["nodeName"] == node)
 
-        async for change in storage.watch("pods", since, matches, (("spec", "nodeName"), node)):
-            seen.append((node, change.type, change.object["metadata"]["name"]))
+        with storage.watch("pods", since, matches, (("spec", "nodeName"), node)) as changes:
+            while True:
+                seen.extend((node, c.type, c.object["metadata"]["name"]) for c in await changes.next())
 
     tasks = [asyncio.create_task(watch(f"n{i}", storage.version)) for i in range(200)]
     await asyncio.sleep(0)
@@ -49,16 +50,14 @@ async def test_a_watch_begins_at_any_remembered_version_and_says_when_it_cannot(
     storage = Storage()
     for i in range(HISTORY + 10):
         storage.put("pods", pod("a", str(i)))
-    first = storage.watch("pods", storage.version - 3, lambda _: True)
-    assert [(await anext(first)).object["spec"]["nodeName"] for _ in range(3)] == [str(HISTORY + i) for i in (7, 8, 9)]
-    await first.aclose()  # type: ignore[attr-defined]
+    with storage.watch("pods", storage.version - 3, lambda _: True) as first:
+        assert [c.object["spec"]["nodeName"] for c in await first.next()] == [str(HISTORY + i) for i in (7, 8, 9)]
     for since in (1, storage.version + 1):
-        with pytest.raises(ExpiredError):
-            await anext(storage.watch("pods", since, lambda _: True))
-    other = storage.watch("nodes", 1, lambda _: True)  # nothing of this kind was forgotten
-    storage.put("nodes", pod("n"))
-    assert (await anext(other)).type == "ADDED"
-    await other.aclose()  # type: ignore[attr-defined]
+        with pytest.raises(ExpiredError), storage.watch("pods", since, lambda _: True):
+            pass
+    with storage.watch("nodes", 1, lambda _: True) as other:  # nothing of this kind was forgotten
+        storage.put("nodes", pod("n"))
+        assert [c.type for c in await other.next()] == ["ADDED"]
 
 
 def test_an_earlier_list_is_as_it_was() -> None:

@@ -154,6 +154,10 @@ def _any(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=128)
 
 
+def _within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[object]:
+    return contextlib.nullcontext() if seconds is None else asyncio.timeout(seconds)
+
+
 class _Connection:
     """``idle_since`` is when a client began to wait, in seconds of the loop's clock; None while a request is worked on."""
 
@@ -208,13 +212,13 @@ class _Connection:
     async def _request(self) -> Request | None:
         """The next request; None where the client ended or breaks off. Raises ``TimeoutError``."""
         if not self.h11.trailing_data[0]:
-            async with asyncio.timeout(self.limits.idle_timeout):
+            async with _within(self.limits.idle_timeout):
                 self.h11.receive_data(await self.reader.read(65536))
-        async with asyncio.timeout(self.limits.head_timeout):
+        async with _within(self.limits.head_timeout):
             head = await self._event()
         if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # nobody's tunnel
             return None
-        async with asyncio.timeout(self.limits.body_timeout):
+        async with _within(self.limits.body_timeout):
             body = await self._body()
         if body is None:
             return None
@@ -242,44 +246,41 @@ class _Connection:
             headers["Content-Length"] = str(len(response.body))
         else:
             headers["Transfer-Encoding"] = "chunked"
-        self._write(h11.Response(status_code=response.status, headers=list(headers.items())))
+        head = h11.Response(status_code=response.status, headers=list(headers.items()))
         if request.method == "HEAD":
-            self._write(h11.EndOfMessage())
+            self._write(head, h11.EndOfMessage())
         elif response.stream is None:
-            self._write(h11.Data(data=response.body))
-            self._write(h11.EndOfMessage())
+            self._write(head, h11.Data(data=response.body), h11.EndOfMessage())
         else:
+            self._write(head)
             await self._stream(response.stream)
             return
-        async with asyncio.timeout(self.limits.send_timeout):
+        async with _within(self.limits.send_timeout):
             await self.writer.drain()
 
     async def _stream(self, stream: AsyncIterator[bytes]) -> None:
+        task = asyncio.current_task()
+        assert task
         await self.writer.drain()
         gone = asyncio.ensure_future(self.reader.read(1))  # a client that hangs up ends the stream
-        step: asyncio.Future[bytes] | None = None
+
+        def end(_: object) -> None:
+            task.cancel()
+
+        gone.add_done_callback(end)
         try:
-            while True:
-                step = asyncio.ensure_future(anext(stream))
-                await asyncio.wait({step, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    raise ConnectionResetError
-                try:
-                    self._write(h11.Data(data=step.result()))
-                except StopAsyncIteration:
-                    break
+            async for part in stream:
+                self._write(h11.Data(data=part))
                 await self.writer.drain()
             self._write(h11.EndOfMessage())
             await self.writer.drain()
         finally:
-            for future in (gone, step):
-                if future and not future.done():
-                    future.cancel()
-            # Retrieved, so that a connection that broke is no warning later.
-            await asyncio.gather(*(f for f in (gone, step) if f), return_exceptions=True)
+            gone.remove_done_callback(end)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)  # one that broke is no warning later
             await stream.aclose()  # type: ignore[attr-defined]
 
-    def _write(self, event: h11.Event) -> None:
-        data = self.h11.send(event)
-        if data:
+    def _write(self, *events: h11.Event) -> None:
+        """Together: what is written in parts is sent in parts."""
+        if data := b"".join([self.h11.send(e) or b"" for e in events]):
             self.writer.write(data)

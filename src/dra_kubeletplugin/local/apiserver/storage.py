@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,19 +39,42 @@ class Change:
     lines: dict[Any, bytes] = field(default_factory=dict, compare=False)  # as watches have sent it, by form
 
 
-class _Watcher:
-    """One watch: what it has not seen yet."""
+class Watch:
+    """The changes of a kind as somebody sees them who sees only what ``matches``. Made by :meth:`Storage.watch`.
 
-    def __init__(self) -> None:
-        self.pending: deque[Change] = deque()
-        self.woken = asyncio.Event()
+    ``ended``: nothing more will come, since watches were cut or nobody has read this one for long.
+    """
+
+    def __init__(self, matches: Match, missed: Iterable[Change]) -> None:
         self.ended = False
+        self._matches = matches
+        self._pending = deque(missed)
+        self._woken = asyncio.Event()
 
     def push(self, change: Change) -> None:
-        self.pending.append(change)
-        if len(self.pending) > LAG:
+        self._pending.append(change)
+        if len(self._pending) > LAG:
             self.ended = True
-        self.woken.set()
+        self._woken.set()
+
+    def wake(self) -> None:
+        """:meth:`next` answers, with nothing if need be."""
+        self._woken.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._woken.set()
+
+    async def next(self) -> list[Change]:
+        """What has come since the last time, as soon as there is something: all at once, since one waits for the next.
+
+        Nothing where :meth:`wake` was called, or where it has ended.
+        """
+        if not self._pending and not self.ended:
+            await self._woken.wait()
+        self._woken.clear()
+        found, self._pending = self._pending, deque()
+        return [seen for change in found if (seen := _seen(change, self._matches)) is not None]
 
 
 @dataclass
@@ -61,8 +85,8 @@ class _Kind:
     names: list[Key] | None = None  # in order; None once an object came or went
     history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
     oldest: int = 0  # a watch may start here or later
-    watchers: set[_Watcher] = field(default_factory=set)
-    narrow: dict[tuple[str, ...], dict[str, set[_Watcher]]] = field(default_factory=dict)
+    watchers: set[Watch] = field(default_factory=set)
+    narrow: dict[tuple[str, ...], dict[str, set[Watch]]] = field(default_factory=dict)
 
 
 class Storage:
@@ -78,7 +102,6 @@ class Storage:
         self._kinds: dict[str, _Kind] = {}
         self._owned: dict[str, set[tuple[str, Key]]] = {}  # what has an owner, by the owner's uid
         self._by_uid: dict[str, tuple[str, Key]] = {}
-        self._woken = asyncio.Event()
         self._floor = 1  # versions before this are forgotten for every kind
         self.cut = 0  # counts up whenever all watches are to end
 
@@ -197,15 +220,6 @@ class Storage:
             for value in values:
                 for watcher in by_value.get(value, ()) if value is not None else ():
                     watcher.push(change)
-        self._wake()
-
-    def _wake(self) -> None:
-        self._woken.set()
-        self._woken = asyncio.Event()
-
-    async def changed(self) -> None:
-        """Waits for the next change of anything."""
-        await self._woken.wait()
 
     # --- watches --------------------------------------------------------------------------------
 
@@ -213,12 +227,10 @@ class Storage:
         self.cut += 1
         for of in self._kinds.values():
             for watcher in self._watchers(of):
-                watcher.ended = True
-                watcher.woken.set()
-        self._wake()
+                watcher.end()
 
     @staticmethod
-    def _watchers(of: _Kind) -> Iterator[_Watcher]:
+    def _watchers(of: _Kind) -> Iterator[Watch]:
         yield from of.watchers
         for by_value in of.narrow.values():
             for watchers in by_value.values():
@@ -230,33 +242,25 @@ class Storage:
             of.history.clear()
         self._floor = self.version
 
-    async def watch(
+    @contextlib.contextmanager
+    def watch(
         self, kind: str, since: int, matches: Match, only: tuple[tuple[str, ...], str] | None = None
-    ) -> AsyncIterator[Change]:
+    ) -> Iterator[Watch]:
         """Changes after ``since``; an object that begins or ceases to match comes and goes.
 
         ``only`` is a field's path and the value without which nothing can match, so that other changes wake nobody.
-        Ends when watches are cut, or when nobody reads it for long. Raises :class:`ExpiredError`.
+        Raises :class:`ExpiredError`.
         """
         of = self._of(kind)
         if since < max(of.oldest, self._floor) or since > self.version:
             raise ExpiredError
-        watcher = _Watcher()
-        watcher.pending.extend(c for c in of.history if c.version > since)
+        watch = Watch(matches, (c for c in of.history if c.version > since))
         group = of.watchers if only is None else of.narrow.setdefault(only[0], {}).setdefault(only[1], set())
-        group.add(watcher)
+        group.add(watch)
         try:
-            while True:
-                while watcher.pending:
-                    change = watcher.pending.popleft()
-                    if (seen := _seen(change, matches)) is not None:
-                        yield seen
-                if watcher.ended:
-                    return
-                watcher.woken.clear()
-                await watcher.woken.wait()
+            yield watch
         finally:
-            group.discard(watcher)
+            group.discard(watch)
 
 
 def _seen(change: Change, matches: Match) -> Change | None:

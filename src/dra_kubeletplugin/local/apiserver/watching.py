@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,39 +67,28 @@ async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -
         return msgspec.json.encode({"type": "BOOKMARK", "object": obj}) + b"\n"
 
     since = storage.version if wish.initial else wish.since
-    changes = storage.watch(target.kind.storage, since, matches, wish.only)
-    if wish.initial:
-        # What changes while these are sent follows from the history.
-        for obj in storage.list(target.kind.storage, target.namespace):
-            if matches(obj):
-                yield msgspec.json.encode({"type": "ADDED", "object": shown(obj)}) + b"\n"
-        if wish.ends_initial:
-            yield bookmark(end=True)
-    step: asyncio.Future[Any] | None = None
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wish.seconds
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            watch = stack.enter_context(storage.watch(target.kind.storage, since, matches, wish.only))
+        except ExpiredError:
+            gone = status_response(Refusal(410, "Expired", f"too old resource version: {since}")).body
+            yield b'{"type":"ERROR","object":' + gone + b"}\n"
+            return
+        if wish.initial:
+            for obj in storage.list(target.kind.storage, target.namespace):  # changes meanwhile wait in the watch
+                if matches(obj):
+                    yield msgspec.json.encode({"type": "ADDED", "object": shown(obj)}) + b"\n"
+            if wish.ends_initial:
+                yield bookmark(end=True)
         while (left := deadline - loop.time()) > 0:
-            step = step or asyncio.ensure_future(anext(changes))
-            done, _ = await asyncio.wait({step}, timeout=min(left, BOOKMARK_EVERY))
-            if not done:
-                if wish.bookmarks:
-                    yield bookmark()
-                continue
-            try:
-                change = step.result()
-            except StopAsyncIteration:
-                return
-            except ExpiredError:
-                gone = status_response(Refusal(410, "Expired", f"too old resource version: {since}")).body
-                yield b'{"type":"ERROR","object":' + gone + b"}\n"
-                return
-            step = None
-            yield line(change)
-        if wish.bookmarks:
-            yield bookmark()
-    finally:
-        if step is not None and not step.done():
-            step.cancel()
-            await asyncio.gather(step, return_exceptions=True)
-        await changes.aclose()  # type: ignore[attr-defined]
+            timer = loop.call_later(min(left, BOOKMARK_EVERY), watch.wake)
+            stack.callback(timer.cancel)
+            while timer.when() > loop.time():
+                if lines := b"".join([line(change) for change in await watch.next()]):
+                    yield lines
+                elif watch.ended:
+                    return
+            if wish.bookmarks:
+                yield bookmark()

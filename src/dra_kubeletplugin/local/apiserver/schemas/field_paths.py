@@ -66,8 +66,9 @@ def decode(fields: Mapping[str, Any], prefix: Path = ()) -> set[Path]:
 
 def without(paths: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
     """The paths that are neither one of ``roots`` nor below one."""
-    cut = tuple(roots)
-    return {p for p in paths if not any(p[: len(r)] == r for r in cut)}
+    cut = frozenset(roots)
+    lengths = {len(r) for r in cut}
+    return {p for p in paths if cut.isdisjoint([p[:n] for n in lengths])}
 
 
 def below(paths: Iterable[Path], element: str) -> set[Path]:

@@ -112,6 +112,8 @@ def compare(old: Any, new: Any, type_: Type) -> Comparison:
 
 
 def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> None:
+    if old == new:
+        return  # most of an object is as it was
     a = _form(type_, old) if old is not _ABSENT else None
     b = _form(type_, new) if new is not _ABSENT else None
     leaf = False
