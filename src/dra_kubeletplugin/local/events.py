@@ -24,6 +24,7 @@ _SIMILAR = 10
 _WINDOW = 600.0  # seconds
 _BURST = 25.0
 _REFILL = 1 / 300  # events a second
+_AT_ONCE = 4  # objects about which events are told together
 _QUEUED = 1000  # what is more than this gets lost, as in client-go
 _KNOWN = 4096  # keys that are kept
 _LONGEST = 1024  # characters of a message
@@ -56,7 +57,7 @@ class _Seen:
 
 
 class EventRecorder:
-    """Tells events in the name of one component, in the background and in order, while :meth:`run` runs.
+    """Tells events in the name of one component, in the background, of each object in order, while :meth:`run` runs.
 
     Args:
         component: e.g. ``kubelet``.
@@ -71,6 +72,7 @@ class EventRecorder:
         self.host = host
         self.combine = combine
         self._queue: asyncio.Queue[JSON] = asyncio.Queue(_QUEUED)
+        self._lost = 0  # events, since the queue was full
         self._similar: dict[tuple[str, ...], _Similar] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._seen: dict[tuple[str, ...], _Seen] = {}
@@ -88,7 +90,9 @@ class EventRecorder:
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
-            log.warning("%s: too many events wait, one about %s is lost", self.component, meta["name"])
+            if not self._lost:
+                log.warning("%s: more than %d events wait: others are lost", self.component, _QUEUED)
+            self._lost += 1
 
     def warn(self, obj: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
         self.event(obj, kind, "Warning", reason, message)
@@ -96,7 +100,20 @@ class EventRecorder:
     async def run(self) -> None:
         """Never returns."""
         while True:
+            about: dict[tuple[str, ...], list[JSON]] = {}
             event = await self._queue.get()
+            about[_identity(event)] = [event]
+            while len(about) < _AT_ONCE and not self._queue.empty():
+                event = self._queue.get_nowait()
+                about.setdefault(_identity(event), []).append(event)
+            await asyncio.gather(*(self._tell(events) for events in about.values()))
+            if self._lost and self._queue.empty():
+                log.warning("%s: %d events were lost", self.component, self._lost)
+                self._lost = 0
+
+    async def _tell(self, events: list[JSON]) -> None:
+        """Events about one object, in order."""
+        for event in events:
             try:
                 await self._send(event)
             except ApiError as e:
@@ -106,8 +123,7 @@ class EventRecorder:
 
     async def _send(self, event: JSON) -> None:
         moment = time.monotonic()
-        about = event["involvedObject"]
-        identity = tuple(str(about.get(k, "")) for k in ("apiVersion", "kind", "namespace", "name", "uid"))
+        about, identity = event["involvedObject"], _identity(event)
         similar_key = (*identity, event["type"], event["reason"])
         key = (*similar_key, event["message"])
         for known in (self._similar, self._buckets, self._seen):
@@ -148,6 +164,12 @@ class EventRecorder:
             return False
         similar.messages.pop()
         return True
+
+
+def _identity(event: JSON) -> tuple[str, ...]:
+    """Of the object that an event is about."""
+    about = event["involvedObject"]
+    return tuple(str(about.get(k, "")) for k in ("apiVersion", "kind", "namespace", "name", "uid"))
 
 
 def _shorten(known: dict[Any, Any]) -> None:

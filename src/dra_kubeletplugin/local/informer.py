@@ -12,7 +12,6 @@ from typing import Any
 from ..errors import ApiError
 from ..kube import KubeClient, Reflector, Resource
 from ..resources.convert import GROUP
-from ..resources.defaults import now
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -179,34 +178,6 @@ class _Copies:
                 handler(change)
             except Exception:
                 log.exception("%s %s cannot be read", self.reflector.plural, "/".join(name))
-
-
-async def record_event(
-    client: KubeClient, obj: Mapping[str, Any], kind: str, type: str, reason: str, message: str, component: str
-) -> None:
-    """An Event about ``obj``; a server that is away loses it."""
-    meta = obj["metadata"]
-    namespace = meta.get("namespace", "default")
-    event = {
-        "metadata": {"generateName": f"{meta['name']}.", "namespace": namespace},
-        "involvedObject": {
-            "apiVersion": "v1" if kind == "Pod" else f"{GROUP}/v1",
-            "kind": kind,
-            "name": meta["name"],
-            "namespace": namespace,
-            "uid": meta["uid"],
-        },
-        "type": type,
-        "reason": reason,
-        "message": message[:1024],
-        "source": {"component": component},
-        "reportingComponent": component,
-        "firstTimestamp": now(),
-        "lastTimestamp": now(),
-        "count": 1,
-    }
-    with contextlib.suppress(ApiError):
-        await client.create(EVENTS, event, namespace)
 
 
 def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:

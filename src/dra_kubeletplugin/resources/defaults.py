@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 
 def now() -> str:
     """This second, as Kubernetes writes times."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _written(int(time.time()))
+
+
+@functools.lru_cache(maxsize=1)
+def _written(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def apply(obj: dict[str, Any], kind: str, time: str = "") -> dict[str, Any]:

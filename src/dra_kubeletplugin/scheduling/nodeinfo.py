@@ -29,6 +29,11 @@ class NodeInfo:
         return frozenset(p for pod in self.pods.values() for p in pod.ports)
 
     @cached_property
+    def scores(self) -> dict[tuple[int, int, int, int], int]:
+        """What was found for pods of a size: kept, since most nodes are the same for the next pod."""
+        return {}
+
+    @cached_property
     def repelling(self) -> tuple[PodInfo, ...]:
         """Pods that keep others away."""
         return tuple(p for p in self.minding if p.terms("podAntiAffinity"))

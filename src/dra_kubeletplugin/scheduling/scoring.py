@@ -33,9 +33,8 @@ def best(
     """
     if len(nodes) == 1:
         return nodes[0]
-    totals = {n.name: least_allocated(pod, n) for n in nodes}
-    if pod.requests.get(CPU) or pod.requests.get(MEMORY):
-        _weigh(totals, 1, {n.name: balanced(pod, n) for n in nodes})
+    size = (*pod.compared, pod.requests.get(CPU, 0), pod.requests.get(MEMORY, 0))
+    totals = {n.name: n.scores[size] if size in n.scores else _of_amounts(pod, n, size) for n in nodes}
     if any(n.softly_tainted for n in nodes):
         _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
     if pod.has_affinity:
@@ -45,6 +44,15 @@ def best(
     if lists:
         _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
     return min(nodes, key=lambda n: (-totals[n.name], -_free(n), n.name))
+
+
+def _of_amounts(pod: PodInfo, node: NodeInfo, size: tuple[int, int, int, int]) -> int:
+    """What is left of cpu and memory, and how evenly; known from then on for pods of this size, until the node changes."""
+    total = least_allocated(pod, node)
+    if pod.requests.get(CPU) or pod.requests.get(MEMORY):
+        total += balanced(pod, node)
+    node.scores[size] = total
+    return total
 
 
 def _weigh(totals: dict[str, int], weight: int, scores: Mapping[str, int]) -> None:

@@ -67,11 +67,12 @@ class Manager:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of ``metadata.managedFields``."""
+    """One entry of ``metadata.managedFields``. ``fields`` are its paths as they were read; None once they have changed."""
 
     manager: Manager
     paths: frozenset[Path]
     time: str = ""
+    fields: JSON | None = None
 
 
 Entries = Mapping[tuple[str, Operation, str, str], Entry]
@@ -148,7 +149,8 @@ def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operati
             continue
         operation = Operation(item.get("operation", Operation.UPDATE.value))
         manager = Manager(item.get("manager", ""), operation, item.get("apiVersion", ""), item.get("subresource", ""))
-        out[manager.key] = Entry(manager, frozenset(decode(item.get("fieldsV1") or {})), item.get("time", ""))
+        fields = item.get("fieldsV1") or {}
+        out[manager.key] = Entry(manager, frozenset(decode(fields)), item.get("time", ""), fields)
     return out
 
 
@@ -165,7 +167,7 @@ def written(entries: Entries) -> list[JSON]:
             "apiVersion": manager.api_version,
             "time": entry.time,
             "fieldsType": "FieldsV1",
-            "fieldsV1": encode(entry.paths),
+            "fieldsV1": encode(entry.paths) if entry.fields is None else entry.fields,
         }
         if manager.subresource:
             item["subresource"] = manager.subresource
@@ -213,7 +215,7 @@ def apply(
         everybody = {**entries, manager.key: claimed}
         merged = _pruned(merged, last, everybody, rules)
     left = _yielded(live, merged, entries, manager, rules, force=force)
-    kept = dataclasses.replace(claimed, paths=frozenset(without(claimed.paths, _STRIPPED)))
+    kept = dataclasses.replace(claimed, fields=None, paths=frozenset(without(claimed.paths, _STRIPPED)))
     return typed.cleaned(merged, kind), _with(left, kept, entries)
 
 
@@ -249,7 +251,8 @@ def _yielded(old: JSON, new: JSON, entries: Entries, writer: Manager, rules: Rul
         found = seen[version] = seen.get(version) or rules.compare(old, new, entry.manager)
         taken = entry.paths & (found.modified | found.added)
         conflicts += [(entry.manager, p) for p in in_order(taken)]
-        out[key] = dataclasses.replace(entry, paths=entry.paths - taken - found.removed)
+        left = entry.paths - taken - found.removed
+        out[key] = entry if left == entry.paths else dataclasses.replace(entry, paths=left, fields=None)
     if conflicts and not force:
         raise ConflictError(sorted(conflicts, key=lambda c: str(c[0])))
     return {k: e for k, e in out.items() if e.paths}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,8 +79,8 @@ class Deleter:
             if conditions.get(key) and conditions[key] != old["metadata"][key]:
                 found = f"{shown} in precondition: {conditions[key]}, {shown} in object meta: {old['metadata'][key]}"
                 raise conflict(target, f"Precondition failed: {found}")
-        obj = copy.deepcopy(old)
-        meta = obj["metadata"]
+        meta = dict(old["metadata"])
+        obj = {**old, "metadata": meta}
         seconds = self._grace(target.kind, obj, options, grace)
         policy = options.get("propagationPolicy") or (_ORPHAN if options.get("orphanDependents") else _BACKGROUND)
         finalizers = self._finalizers(meta, policy)

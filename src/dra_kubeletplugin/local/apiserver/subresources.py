@@ -49,7 +49,7 @@ class Subresources:
 
     def _bind(self, request: Request, target: Target) -> Response:
         body = bodies.read_object(request).value
-        pod = copy.deepcopy(self.writer.find(target))
+        pod = self.writer.find(target)
         given = body.get("target")
         node = given.get("name") if isinstance(given, dict) else None
         if not isinstance(node, str) or not node:
@@ -64,14 +64,13 @@ class Subresources:
             raise conflict(target, f'pod {target.name} is already assigned to node "{at}"')
         if pod["spec"].get("schedulingGates"):
             raise conflict(target, f"pod {target.name} has non-empty .spec.schedulingGates")
-        pod["spec"]["nodeName"] = node
-        status = pod["status"] = dict(pod.get("status") or {})
-        status.pop("nominatedNodeName", None)
+        status = {k: v for k, v in (pod.get("status") or {}).items() if k != "nominatedNodeName"}
         others = [c for c in status.get("conditions") or [] if c.get("type") != "PodScheduled"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
         status["conditions"] = [*others, scheduled]
         if not dry_run(request):
-            self.storage.put(target.storage, pod, fresh=True)
+            bound = {**pod, "spec": {**pod["spec"], "nodeName": node}, "status": status}
+            self.storage.put(target.storage, bound, fresh=True)
         return success(201)
 
     def _evict(self, request: Request, target: Target) -> Response:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import msgspec
+
 JSON = dict[str, Any]
 Path: TypeAlias = tuple[str, ...]
 
@@ -27,7 +29,7 @@ def value_element(value: Any) -> str:
 
 
 def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return msgspec.json.encode(value).decode()
 
 
 def encode(paths: Iterable[Path]) -> JSON:
