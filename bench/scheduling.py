@@ -1,7 +1,8 @@
 """How many pods a second the local cluster schedules: workloads in the form of Kubernetes' scheduler_perf, ``python -m bench.scheduling``.
 
 API server, claim controller and scheduler in one process, as in ``dra dev``; nodes and slices are objects that nobody keeps up to
-date. A workload makes nodes, then pods that are not counted, then pods that are. Steady: each pod is deleted once it is scheduled.
+date. A workload makes nodes, then pods that are not counted and stay, then pods that are. Steady: each of those is deleted once it is
+scheduled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
+from dra_kubeletplugin.local import memory
 from dra_kubeletplugin.local.cluster import LocalCluster
 
 JSON = dict[str, Any]
@@ -93,7 +95,8 @@ async def measure(workload: Workload) -> float:
         client = KubeClient(cluster.config)
         try:
             await _prepare(client, workload)
-            async with _scheduled(client, delete=workload.steady) as bound:
+            memory.settle()  # as `dra dev` does
+            async with _scheduled(client, delete="pod-" if workload.steady else "") as bound:
                 await _pods(client, "before", workload.before)
                 await bound(workload.before)
                 started = time.perf_counter()
@@ -142,8 +145,8 @@ async def _at_once(calls: list[Callable[[], Any]]) -> None:
 
 
 @asynccontextmanager
-async def _scheduled(client: KubeClient, *, delete: bool) -> AsyncIterator[Callable[[int], Any]]:
-    """Answers how to wait until so many pods have a node."""
+async def _scheduled(client: KubeClient, *, delete: str) -> AsyncIterator[Callable[[int], Any]]:
+    """Answers how to wait until so many pods have a node. Those whose names begin with ``delete`` are deleted then."""
     seen: set[str] = set()
     more = asyncio.Condition()
 
@@ -156,7 +159,7 @@ async def _scheduled(client: KubeClient, *, delete: bool) -> AsyncIterator[Calla
                 async with more:
                     seen.add(name)
                     more.notify_all()
-                if delete:
+                if delete and name.startswith(delete):
                     await client.delete(PODS, name, "default", grace=0)
 
     async def bound(count: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import SettingsError
+from ..local import memory
 from ..local.cluster import LocalCluster
 from ..local.dev import manifests
 from ..local.dev.acting import REFUSALS, act
@@ -109,6 +110,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         on = await stack.enter_async_context(
             environment(cluster, hosts, plan.programs, plan.controllers, around, timeout=_READY, reload=plan.reload)
         )
+        memory.settle()
         control = ControlServer(cluster.state, lambda verb: act(on, verb), REFUSALS)
         await control.start()
         stack.push_async_callback(control.close)

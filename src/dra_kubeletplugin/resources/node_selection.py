@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .label_selection import holds
+
 JSON = Mapping[str, Any]
 
 
@@ -31,31 +33,6 @@ def _term(node: JSON, term: JSON) -> bool:
     if not expressions and not fields:
         return False  # an empty term selects nothing
     labels = node["metadata"].get("labels") or {}
-    return all(_expression(labels, e) for e in expressions) and all(
-        _expression({"metadata.name": node["metadata"]["name"]}, e) for e in fields
+    return all(holds(labels, e) for e in expressions) and all(
+        holds({"metadata.name": node["metadata"]["name"]}, e) for e in fields
     )
-
-
-def _expression(labels: JSON, expression: JSON) -> bool:
-    value = labels.get(expression["key"])
-    values = expression.get("values") or []
-    match expression["operator"]:
-        case "In":
-            return value is not None and value in values
-        case "NotIn":
-            return value is None or value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt" as operator:
-            return _compares(operator, value, values)
-    return False
-
-
-def _compares(operator: str, value: str | None, values: list[str]) -> bool:
-    try:
-        number, bound = int(value or ""), int(values[0])
-    except (ValueError, IndexError):
-        return False
-    return number > bound if operator == "Gt" else number < bound

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .labels import selected, with_keys
+from ..resources.label_selection import selected, with_keys
 from .nodeinfo import NodeInfo
 from .podinfo import PodInfo
 from .status import Plugin, Rejection

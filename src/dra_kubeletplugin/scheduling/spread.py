@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..resources.label_selection import selected, with_keys
 from . import filters
-from .labels import selected, with_keys
 from .nodeinfo import NodeInfo
 from .podinfo import PodInfo
 from .status import Plugin, Rejection

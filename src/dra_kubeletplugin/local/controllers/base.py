@@ -107,8 +107,10 @@ class Controller(ABC):
 
 
 def _lost_race(key: Key, error: ApiError) -> bool:
-    """Whether the object that was looked at is another by now, or gone."""
-    if error.status != 404:
-        return error.status == 409
+    """Whether the object that was looked at is another by now, or gone, or goes with its namespace."""
     about = error.details.get("details")
-    return isinstance(about, dict) and (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
+    about = about if isinstance(about, dict) else {}
+    if error.status == 404:
+        return (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
+    ends = any(c.get("reason") == "NamespaceTerminating" for c in about.get("causes") or ())
+    return error.status == 409 or (error.status == 403 and ends)

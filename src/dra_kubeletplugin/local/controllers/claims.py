@@ -43,6 +43,7 @@ class ClaimController(Controller):
         # (pod UID, name in the pod) → claim that we made, which our copies may not show yet
         self._made: dict[tuple[str, str], str] = {}
         self._gone: set[str] = set()  # UIDs of pods of whose deletion we heard
+        self._wrote: dict[str, int] = {}  # version of claims that we wrote last, by UID
         self._freed: set[str] = set()  # UIDs of claims that we deallocated and that are still protected
         # Consumers of allocated claims, by the claim's UID, that lost their reservation: by the scheduler, say, which gave up.
         self._unreserved: dict[str, list[JSON]] = {}
@@ -74,6 +75,7 @@ class ClaimController(Controller):
         meta = claim["metadata"]
         if change.gone:
             self._freed.discard(meta["uid"])
+            self._wrote.pop(meta["uid"], None)
         reserved, before = _reserved(claim), _reserved(change.before or {})
         if change.gone or reserved or not _is_allocated(claim):
             self._unreserved.pop(meta["uid"], None)
@@ -192,6 +194,8 @@ class ClaimController(Controller):
     async def _look_at_claim(self, claim: JSON) -> None:
         status = claim.get("status") or {}
         meta = claim["metadata"]
+        if _version(claim) < self._wrote.get(meta["uid"], 0):
+            return  # our copy is older than what we wrote, which brings the claim back
         reserved = status.get("reservedFor") or []
         kept = [r for r in reserved if await self._still_uses(r, meta["namespace"])]
         protected = FINALIZER in (meta.get("finalizers") or [])
@@ -202,7 +206,7 @@ class ClaimController(Controller):
             if not kept and protected:
                 await self._deallocate(claim)
             else:
-                await self.client.update(CLAIMS, {**claim, "status": fresh}, "status")
+                await self._update({**claim, "status": fresh}, "status")
         elif protected and not kept and (meta.get("deletionTimestamp") or self._is_freed(claim)):
             await self._deallocate(claim)
         elif protected and (lost := self._unreserved.get(meta["uid"])):
@@ -220,11 +224,18 @@ class ClaimController(Controller):
         }
         written = claim
         if status != (claim.get("status") or {}):
-            written = await self.client.update(CLAIMS, _unprotected({**claim, "status": status}), "status")
+            written = await self._update(_unprotected({**claim, "status": status}), "status")
         if FINALIZER in (written["metadata"].get("finalizers") or []):
             self._freed.add(claim["metadata"]["uid"])
-            await self.client.update(CLAIMS, _unprotected(written))
+            await self._update(_unprotected(written), "")
             self._freed.discard(claim["metadata"]["uid"])
+
+    async def _update(self, claim: JSON, sub: str) -> JSON:
+        written = await self.client.update(CLAIMS, claim, sub)
+        meta = written["metadata"]
+        if self.informers.by_uid(CLAIMS, meta["uid"]) is not None:
+            self._wrote[meta["uid"]] = _version(written)
+        return written
 
     def _is_freed(self, claim: JSON) -> bool:
         """Whether we deallocated it and were kept from the second write. What the scheduler deallocates stays protected."""
@@ -298,6 +309,10 @@ def _unprotected(claim: JSON) -> JSON:
     meta = dict(claim["metadata"])
     meta["finalizers"] = [f for f in meta.get("finalizers") or [] if f != FINALIZER]
     return {**claim, "metadata": meta}
+
+
+def _version(claim: JSON) -> int:
+    return int(claim["metadata"]["resourceVersion"])
 
 
 def _reserved(claim: Mapping[str, Any]) -> list[JSON]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ...errors import ApiError
 from ...kube import KubeClient
@@ -40,6 +41,7 @@ class ClaimBinder:
         self.store = store
         self.timeout = timeout
         self._changed = asyncio.Event()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by UID of a claim
 
     def claim_changed(self) -> None:
         """Who waits for binding conditions looks again."""
@@ -55,7 +57,20 @@ class ClaimBinder:
     # --- writes ---------------------------------------------------------------------------------
 
     async def write(self, claim: JSON, pod: PodInfo, allocation: JSON | None) -> JSON:
-        """The claim with a reservation for ``pod``, and with ``allocation`` where there is one. Raises :class:`SchedulerError`."""
+        """The claim with a reservation for ``pod``, and with ``allocation`` where there is one. Raises :class:`SchedulerError`.
+
+        Pods that share a claim write it in turn, each what the one before has left: together all but one would be in conflict.
+        """
+        turn = self._turns.setdefault(claim["metadata"]["uid"], asyncio.Lock())
+        async with turn:
+            return await self._write(self._newest(claim), pod, allocation)
+
+    def _newest(self, claim: JSON) -> JSON:
+        meta = claim["metadata"]
+        known = self.store.get(meta["namespace"], meta["name"])
+        return known if known is not None and known["metadata"]["uid"] == meta["uid"] else claim
+
+    async def _write(self, claim: JSON, pod: PodInfo, allocation: JSON | None) -> JSON:
         name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
         consumer = {"resource": "pods", "name": pod.name, "uid": pod.uid}
         lost = ""
@@ -70,6 +85,8 @@ class ClaimBinder:
                     if is_allocated(claim):
                         raise SchedulerError(f"claim {name} got allocated elsewhere in the meantime")
                     claim = await self._protected(claim, name)
+                elif not is_allocated(claim):
+                    raise SchedulerError(f"claim {name} got deallocated elsewhere in the meantime")
                 status = dict(claim.get("status") or {})
                 allocated = dict(allocation if allocation is not None else status["allocation"])
                 allocated.setdefault("allocationTimestamp", now())

@@ -1,4 +1,4 @@
-"""Label selectors of the API: ``matchLabels`` and ``matchExpressions``."""
+"""Which labels a selector selects: ``matchLabels``, and the expressions that node selectors have too."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ JSON = Mapping[str, Any]
 
 
 def selected(labels: Mapping[str, str], selector: JSON | None) -> bool:
-    """Without a selector nothing is selected, by an empty one everything. Raises ``ValueError`` for an unknown operator."""
+    """Without a selector nothing is selected, by an empty one everything."""
     if selector is None:
         return False
     if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
         return False
-    return all(_holds(labels, e) for e in selector.get("matchExpressions") or [])
+    return all(holds(labels, e) for e in selector.get("matchExpressions") or [])
 
 
 def with_keys(selector: JSON | None, own: Mapping[str, str], same: list[str], other: list[str]) -> JSON | None:
@@ -26,7 +26,8 @@ def with_keys(selector: JSON | None, own: Mapping[str, str], same: list[str], ot
     return {**selector, "matchExpressions": [*(selector.get("matchExpressions") or []), *more]}
 
 
-def _holds(labels: Mapping[str, str], expression: JSON) -> bool:
+def holds(labels: Mapping[str, str], expression: JSON) -> bool:
+    """One expression of a label or node selector. An operator that there is not selects nothing: the API server refuses it."""
     value, values = labels.get(expression["key"]), expression.get("values") or []
     match expression["operator"]:
         case "In":
@@ -37,4 +38,14 @@ def _holds(labels: Mapping[str, str], expression: JSON) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-    raise ValueError(f"unknown operator {expression['operator']!r} in a label selector")
+        case "Gt" | "Lt" as operator:  # node selectors alone have these
+            return _compares(operator, value, values)
+    return False
+
+
+def _compares(operator: str, value: str | None, values: list[str]) -> bool:
+    try:
+        number, bound = int(value or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return number > bound if operator == "Gt" else number < bound
