@@ -15,11 +15,14 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, NODES, PODS
+from dra_kubeletplugin.local.scheduler.claimbinder import ClaimBinder
 from dra_kubeletplugin.scheduling import nodeinfo, podinfo, unsupported
 from dra_kubeletplugin.scheduling.cache import Cache
+from dra_kubeletplugin.scheduling.claimstore import ClaimStore
 from dra_kubeletplugin.scheduling.cycle import Cycle
 from dra_kubeletplugin.scheduling.devices import PodClaims
 from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations
+from dra_kubeletplugin.scheduling.status import SchedulerError
 
 JSON = dict[str, Any]
 DRIVER = "sim.example.com"
@@ -231,6 +234,32 @@ async def test_a_claim_that_is_full_stops_its_next_pod_and_nobody_else(cluster: 
     assert await node_of(cluster, "other") == "node-a"
     await told(cluster, "late", 'running PreBind plugin "DynamicResources": add reservation to claim default/full: ')
     assert (await condition(cluster, "late"))["reason"] == "SchedulerError"
+
+
+async def test_pods_that_share_a_claim_write_it_once_each(cluster: LocalCluster) -> None:
+    """Together they would be in conflict, and all but one would have to read it again."""
+    await cluster.apply(*devices(1), claim("shared"))
+    await cluster.apply(*[pod(f"p{i}", claim="shared") for i in range(40)])
+    for i in range(40):
+        assert await node_of(cluster, f"p{i}") == "node-a"
+    path = CLAIMS.path("default", "shared", "status")
+    assert cluster.api.faults.calls.count(("PUT", path)) == 40
+    assert not [e for i in range(40) for e in cluster.events(f"p{i}") if "add reservation" in e]
+    found = await cluster.client.get(CLAIMS, "shared", "default")
+    assert len({r["uid"] for r in found["status"]["reservedFor"]}) == 40
+
+
+async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_told_and_allocated_again(cluster: LocalCluster) -> None:
+    await cluster.apply(*devices(1), claim("c"))
+    [made] = await cluster.apply(pod("first", claim="c"))
+    await node_of(cluster, "first")
+    stale = await cluster.client.get(CLAIMS, "c", "default")
+    status = {k: v for k, v in stale["status"].items() if k not in {"allocation", "reservedFor"}}
+    store = ClaimStore()
+    store.observe(await cluster.client.update(CLAIMS, {**stale, "status": status}, "status"))
+    binder = ClaimBinder(cluster.client, store, 1.0)
+    with pytest.raises(SchedulerError, match="claim default/c got deallocated elsewhere in the meantime"):
+        await binder.write(stale, podinfo.read(made), None)
 
 
 async def test_a_binding_that_loses_a_race_is_tried_again_and_keeps_no_device(cluster: LocalCluster) -> None:

@@ -15,7 +15,7 @@ from dra_kubeletplugin.local.events import EventRecorder
 from dra_kubeletplugin.local.informer import CLAIMS, EVENTS, PODS, Informers
 from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
 
-from .objects import claim_spec, device_class, pod, template
+from .objects import claim_spec, device_class, pod, slice_of, template
 
 JSON = dict[str, Any]
 NAMESPACES = Resource("", "v1", "namespaces")
@@ -124,6 +124,58 @@ async def test_repeated_events_are_counted_and_similar_ones_combined() -> None:
         similar = {e["message"]: e["count"] for e in found if e["reason"] == "Similar"}
         assert len(similar) == 10
         assert similar["(combined from similar events): words 14"] == 6
+
+
+async def test_a_flood_of_events_is_one_line_in_the_log_and_its_losses_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with LocalCluster(()) as cluster:
+        made = await cluster.apply(pod("a"), pod("b"))
+        recorder = EventRecorder(cluster.client, "tester", combine=False)
+        for number in range(1010):
+            recorder.warn(made[number % 2], "Pod", "Flood", f"words {number}")
+        running = asyncio.ensure_future(recorder.run())
+
+        async def lost() -> list[str]:
+            return [r.message for r in caplog.records if "events were lost" in r.message]
+
+        assert await cluster.wait("the losses", lost) == ["tester: 10 events were lost"]
+        running.cancel()
+        assert [r.message for r in caplog.records if r.levelname == "WARNING" and "tester" in r.message] == [
+            "tester: more than 1000 events wait: others are lost",
+            "tester: 10 events were lost",
+        ]
+        for name, first in (("a", 0), ("b", 1)):  # of each object in order
+            told = [e for e in cluster.events(name) if e.startswith("Flood")]
+            assert told == [f"Flood: words {n}" for n in range(first, 1000, 2)]
+
+
+async def test_a_claim_is_written_once_for_each_pod_that_goes(caplog: pytest.LogCaptureFixture) -> None:
+    """What the controller wrote and its copies do not show yet is not written again."""
+    async with LocalCluster(()) as cluster:
+        await cluster.apply(device_class(), template("t"), slice_of("n", [f"d{i}" for i in range(10)]))
+        amounts = {"cpu": "8", "pods": "110"}
+        ready = {"allocatable": amounts, "capacity": amounts}
+        await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": ready})
+        names = [f"p{i}" for i in range(10)]
+        await cluster.apply(*[pod(n, templates=["t"]) for n in names])
+
+        async def scheduled() -> bool:
+            return all([(await cluster.client.get(PODS, n, "default"))["spec"].get("nodeName") for n in names])
+
+        await cluster.wait("all to be scheduled", scheduled)
+        paths = {CLAIMS.path("default", c["metadata"]["name"]) for c in cluster.claims()}
+        cluster.api.faults.calls.clear()
+        for name in names:
+            await cluster.client.delete(PODS, name, "default", grace=0)
+
+        async def gone() -> bool:
+            return not cluster.claims()
+
+        await cluster.wait("the claims to go", gone)
+        written = [p.removesuffix("/status") for m, p in cluster.api.faults.calls if m == "PUT"]
+        assert sorted(p for p in written if p in paths) == sorted([*paths, *paths])  # the status, then the finalizer
+        assert not [r.message for r in caplog.records if "resource_claim" in r.message and r.levelname == "WARNING"]
 
 
 async def test_a_claim_is_deallocated_in_one_write_once_its_pod_has_finished() -> None:
