@@ -38,6 +38,10 @@ The aim on such a cluster is at most 1, 1/3 and 1/4 of Go's time for 1, 8 and 32
 measured here is how close a call is to its floor."""
 
 
+SCHEDULING = """Pods that the local cluster schedules in a second, API server, controllers and scheduler in one process, beside what
+Kubernetes publishes of the like workloads (its scheduler_perf, 2025, on its own machines):"""
+
+
 def machine(python: str) -> str:
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -121,7 +125,7 @@ async def publications(api: Api, state: Path, python: str) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("all", "latency", "memory", "publish"), default="all")
+    parser.add_argument("what", nargs="?", choices=("all", "latency", "memory", "publish", "scheduling"), default="all")
     parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk")
     parser.add_argument("--python", default=sys.executable, help="the plugin's interpreter, with all that it needs")
     parser.add_argument("--rounds", type=int, default=latency.ROUNDS)
@@ -142,6 +146,10 @@ async def main() -> None:
                 await memories(api, args.state, args.python)
             if args.what in {"all", "publish"}:
                 await publications(api, args.state, args.python)
+    if args.what in {"all", "scheduling"}:
+        print(f"\n{SCHEDULING}\n", flush=True)
+        # A process of its own, as `dra dev` is one.
+        subprocess.run([args.python, "-m", "bench.scheduling"], check=True, cwd=ROOT)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ PODS = Resource("", "v1", "pods", namespaced=True)
 NODES = Resource("", "v1", "nodes")
 SLICES = Resource(API, "v1", "resourceslices")
 CLASSES = Resource(API, "v1", "deviceclasses")
+CLAIMS = Resource(API, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(API, "v1", "resourceclaimtemplates", namespaced=True)
 _AT_ONCE = 8  # requests in flight
 
@@ -72,6 +73,7 @@ class Workload:
     requests: list[JSON] = field(default_factory=lambda: [request("r", "A")])
     devices: Callable[[str], list[JSON]] = whole
     steady: bool = False
+    share: int = 0  # pods of one claim; from a template otherwise
     aim: float = 0.0
     published: str = "-"
 
@@ -82,6 +84,7 @@ WORKLOADS = (
     Workload("steady state, 100 nodes, empty", 100, 50, 400, steady=True),
     Workload("steady state, 500 nodes, empty", 500, 50, 400, steady=True, published="81"),
     Workload("steady state, 100 nodes, half full", 100, 400, 400, steady=True, published="115 to 121 (500 nodes)"),
+    Workload("5 pods of one claim, 100 nodes", 100, 50, 400, share=5),
     Workload(
         "partitions with backtracking, 100 nodes", 100, 10, 80,
         [request("a", "small", 2), request("b", "middle", 2), request("c", "small", 1)], partitions,
@@ -97,10 +100,10 @@ async def measure(workload: Workload) -> float:
             await _prepare(client, workload)
             memory.settle()  # as `dra dev` does
             async with _scheduled(client, delete="pod-" if workload.steady else "") as bound:
-                await _pods(client, "before", workload.before)
+                await _pods(client, workload, "before", workload.before)
                 await bound(workload.before)
                 started = time.perf_counter()
-                await asyncio.gather(_pods(client, "pod", workload.pods), bound(workload.before + workload.pods))
+                await asyncio.gather(_pods(client, workload, "pod", workload.pods), bound(workload.before + workload.pods))
                 return workload.pods / (time.perf_counter() - started)
         finally:
             await client.close()
@@ -124,14 +127,23 @@ def _node(name: str) -> JSON:
     return {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "status": status}
 
 
-async def _pods(client: KubeClient, prefix: str, count: int) -> None:
-    def pod(i: int) -> JSON:
+async def _pods(client: KubeClient, workload: Workload, prefix: str, count: int) -> None:
+    async def make(i: int) -> None:
+        claim = {"name": "t", "resourceClaimTemplateName": "t"}
+        if workload.share:
+            name = f"{prefix}-{i // workload.share}"
+            claim = {"name": "t", "resourceClaimName": name}
+            if i % workload.share == 0:
+                spec = {"devices": {"requests": workload.requests}}
+                await client.create(CLAIMS, {"metadata": {"name": name}, "spec": spec}, "default")
+        await client.create(PODS, pod(i, claim), "default")
+
+    def pod(i: int, claim: JSON) -> JSON:
         resources = {"claims": [{"name": "t"}], "requests": {"cpu": "100m"}}
         container = {"name": "main", "image": "pause", "resources": resources}
-        claims = [{"name": "t", "resourceClaimTemplateName": "t"}]
-        return {"metadata": {"name": f"{prefix}-{i}"}, "spec": {"containers": [container], "resourceClaims": claims}}
+        return {"metadata": {"name": f"{prefix}-{i}"}, "spec": {"containers": [container], "resourceClaims": [claim]}}
 
-    await _at_once([lambda i=i: client.create(PODS, pod(i), "default") for i in range(count)])
+    await _at_once([lambda i=i: make(i) for i in range(count)])
 
 
 async def _at_once(calls: list[Callable[[], Any]]) -> None:

@@ -6,6 +6,7 @@ of them are the same objects. So of a hundred nodes only those are searched that
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,10 @@ Fingerprints = tuple[bytes, ...]
 def fingerprint(claim: JSON) -> bytes:
     """Equal for claims that ask for the same."""
     return msgspec.json.encode(claim["spec"])
+
+
+class TakesLong(Exception):
+    """The search went on for longer than its caller wants to wait; what was found is remembered for another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +74,7 @@ class Allocations:
 
     Args:
         limit: seconds for one node. All nodes together have as long as if 16 of them were looked at together.
+        patience: seconds after which :class:`TakesLong` is raised, until :meth:`take_time`.
     """
 
     def __init__(
@@ -79,13 +85,16 @@ class Allocations:
         use: Mapping[PoolKey, Use],
         nodes: int,
         limit: float = TIME_LIMIT,
+        patience: float = math.inf,
     ) -> None:
         self._memory = memory
         self._slices = slices
         self._classes = classes
         self._use = use
         self._limit = limit
-        self._end = time.monotonic() + limit * -(-nodes // _AT_ONCE)
+        begun = time.monotonic()
+        self._end = begun + limit * -(-nodes // _AT_ONCE)
+        self._soon = begun + patience
         self._cancelled = False
         self._state: State | None = None
         self._key: Fingerprints | None = None
@@ -97,11 +106,15 @@ class Allocations:
         if self._state is not None:
             self._state.cancelled = True
 
+    def take_time(self) -> None:
+        """From now on the limit counts alone."""
+        self._soon = math.inf
+
     def on(self, node: NodeInfo, claims: Sequence[JSON], key: Fingerprints) -> Allocated:
         """``key`` are the claims' fingerprints.
 
         Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
-        :class:`AllocationTimeout` where the time is up."""
+        :class:`AllocationTimeout` where the time is up, :class:`TakesLong` where the caller's is."""
         if self._key is not key:
             self._key, self._known = key, self._memory.of(key, self._classes)
         known = self._known
@@ -113,10 +126,15 @@ class Allocations:
         uses = [self._use.get(p.key, UNUSED) for p in pools]
         if found and found.pools is pools and found.uses == uses:
             return found.results
-        left = min(self._limit, self._end - time.monotonic())
-        if left <= 0 or self._cancelled:
-            raise AllocationTimeout("timed out trying to allocate devices")
-        results = self._search(node, claims, pools, uses, left)
+        left = min(self._limit, min(self._end, self._soon) - time.monotonic())
+        try:
+            if left <= 0 or self._cancelled:
+                raise AllocationTimeout("timed out trying to allocate devices")
+            results = self._search(node, claims, pools, uses, left)
+        except AllocationTimeout:
+            if time.monotonic() >= self._soon:
+                raise TakesLong from None
+            raise
         if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):
             known[node.name] = _Found(self._slices, node.labels, pools, uses, results)
         return results

@@ -18,7 +18,7 @@ from ...scheduling.cache import Cache
 from ...scheduling.changes import Change, Kind
 from ...scheduling.cycle import Cycle
 from ...scheduling.devices import PodClaims
-from ...scheduling.nodeallocation import AllocationMemory, Allocations
+from ...scheduling.nodeallocation import AllocationMemory, Allocations, TakesLong
 from ...scheduling.nodeinfo import NodeInfo
 from ...scheduling.podinfo import PodInfo
 from ...scheduling.preemption import Victims, not_helpful, preempt
@@ -34,6 +34,7 @@ from .reporting import Reporter
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 T = TypeVar("T")
+_MOMENT = 0.01  # seconds for which a search may keep everybody else waiting
 _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
@@ -187,17 +188,14 @@ class Scheduler:
             diagnosis.after = f"{await self.binder.make_room(pod, None)}, {not_helpful(len(snapshot.nodes))}"
             await self._unschedulable(entry, diagnosis)
             return
-        use = self.cache.claims.use
-        allocations = Allocations(self._memory, self.cache.slices.slices, self.cache.classes, use, len(snapshot.nodes))
+        use, slices, classes = self.cache.claims.use, self.cache.slices.slices, self.cache.classes
+        allocations = Allocations(self._memory, slices, classes, use, len(snapshot.nodes), patience=_MOMENT)
         cycle = Cycle(pod, snapshot, claims, allocations)
-        self._searched, self._search = pod.uid, allocations
         try:
-            feasible = await _aside(cycle, Cycle.feasible)
+            feasible = await self._feasible(cycle)
         except SchedulerError as e:
             await self._failed(entry, e)
             return
-        finally:
-            self._search = None
         if pod.uid not in self._pods:
             self.queue.done(pod.uid)
             return
@@ -206,6 +204,21 @@ class Scheduler:
             return
         node = scoring.best(pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score, lists=claims.lists)
         self._assume(entry, node, claims, tasks)
+
+    async def _feasible(self, cycle: Cycle) -> list[NodeInfo]:
+        """The nodes that would take a pod: mostly known in a moment; a search that takes long goes on in a thread.
+
+        Raises :class:`SchedulerError`.
+        """
+        try:
+            return cycle.feasible()
+        except TakesLong:
+            cycle.allocations.take_time()
+        self._searched, self._search = cycle.pod.uid, cycle.allocations
+        try:
+            return await _aside(cycle, Cycle.feasible)
+        finally:
+            self._search = None
 
     def _prefilter(self, pod: PodInfo) -> PodClaims | Rejection:
         if reasons := unsupported.reasons(pod):
@@ -217,6 +230,7 @@ class Scheduler:
         """PostFilter."""
         diagnosis = Diagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
         freed = await self.binder.make_room(cycle.pod, cycle.claims)
+        cycle.allocations.take_time()
         verdict = await _aside(cycle, preempt)
         nominated = None
         if isinstance(verdict, Victims):
