@@ -149,7 +149,9 @@ async def main() -> None:
     if args.what in {"all", "scheduling"}:
         print(f"\n{SCHEDULING}\n", flush=True)
         # A process of its own, as `dra dev` is one.
-        subprocess.run([args.python, "-m", "bench.scheduling"], check=True, cwd=ROOT)
+        process = await asyncio.create_subprocess_exec(args.python, "-m", "bench.scheduling", cwd=ROOT)
+        if code := await process.wait():
+            raise SystemExit(code)
 
 
 if __name__ == "__main__":

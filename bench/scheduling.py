@@ -92,8 +92,12 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-async def measure(workload: Workload) -> float:
-    """Pods a second, from the first pod that counts to the last that has a node."""
+async def measure(workload: Workload) -> tuple[float, float]:
+    """Pods a second, and a second of processor time, from the first pod that counts to the last that has a node.
+
+    Cluster and client are one process with one thread at work: on a quiet machine the two are nearly the same, on any other the
+    second tells more.
+    """
     async with LocalCluster(()) as cluster:
         client = KubeClient(cluster.config)
         try:
@@ -102,9 +106,12 @@ async def measure(workload: Workload) -> float:
             async with _scheduled(client, delete="pod-" if workload.steady else "") as bound:
                 await _pods(client, workload, "before", workload.before)
                 await bound(workload.before)
-                started = time.perf_counter()
-                await asyncio.gather(_pods(client, workload, "pod", workload.pods), bound(workload.before + workload.pods))
-                return workload.pods / (time.perf_counter() - started)
+                started, used = time.perf_counter(), time.process_time()
+                await asyncio.gather(
+                    _pods(client, workload, "pod", workload.pods), bound(workload.before + workload.pods)
+                )
+                took, cost = time.perf_counter() - started, time.process_time() - used
+                return workload.pods / took, workload.pods / cost
         finally:
             await client.close()
 
@@ -187,12 +194,15 @@ async def _scheduled(client: KubeClient, *, delete: str) -> AsyncIterator[Callab
 
 
 async def main(words: list[str]) -> None:
-    print("| workload | pods/s | aim | Kubernetes' own, published (2025) |\n|---|---|---|---|")
+    print(
+        "| workload | pods/s | a second of processor time | aim | Kubernetes' own, published (2025) |\n|---|---|---|---|---|"
+    )
     for workload in WORKLOADS:
         if all(w in workload.name for w in words):
             async with asyncio.timeout(600):
-                rate = await measure(workload)
-            print(f"| {workload.name} | {rate:.0f} | {workload.aim or '-'} | {workload.published} |", flush=True)
+                rate, of_cpu = await measure(workload)
+            aim = "-" if not workload.aim else f"{workload.aim:.0f}{'' if rate >= workload.aim else ' (missed)'}"
+            print(f"| {workload.name} | {rate:.0f} | {of_cpu:.0f} | {aim} | {workload.published} |", flush=True)
 
 
 if __name__ == "__main__":

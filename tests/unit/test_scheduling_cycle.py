@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dra_kubeletplugin.resources import node_selection
+from dra_kubeletplugin.resources.label_selection import selected
 from dra_kubeletplugin.scheduling import devices, nodeinfo, podinfo, scoring, unsupported
 from dra_kubeletplugin.scheduling.cache import Cache
 from dra_kubeletplugin.scheduling.cycle import Cycle, Snapshot
 from dra_kubeletplugin.scheduling.devices import PodClaims
 from dra_kubeletplugin.scheduling.extended import class_names, requests_of
-from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations
+from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations, TakesLong
 from dra_kubeletplugin.scheduling.nodeinfo import NodeInfo
 from dra_kubeletplugin.scheduling.podinfo import PodInfo
 from dra_kubeletplugin.scheduling.preemption import Victims, preempt
@@ -205,6 +210,27 @@ def test_pods_are_spread_over_zones() -> None:
     )
 
 
+OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Near", "")
+
+
+@given(
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from(["", "1", "2", "x"])),
+    st.sampled_from("ab"),
+    st.sampled_from(OPERATORS),
+    st.lists(st.sampled_from(["", "1", "2", "x"]), max_size=2),
+)
+def test_an_expression_means_the_same_for_the_labels_of_pods_and_of_nodes(
+    labels: dict[str, str], key: str, operator: str, values: list[str]
+) -> None:
+    expression = {"key": key, "operator": operator, "values": values}
+    of_node = node_selection.selector_matches(
+        {"metadata": {"name": "n", "labels": labels}}, {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    )
+    assert selected(labels, {"matchExpressions": [expression]}) is of_node
+    if operator in {"Near", ""}:
+        assert not of_node
+
+
 def test_reasons_are_counted_and_sorted_as_text() -> None:
     nodes = [node("a", unschedulable=True), node("b", cpu="1"), node("c", cpu="1", pods="0")]
     assert told(pod("p", cpu="2"), *nodes) == (
@@ -218,7 +244,7 @@ def test_reasons_are_counted_and_sorted_as_text() -> None:
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]}, "volume v of kind persistentVolumeClaim"),
         ({"runtimeClassName": "gvisor"}, "runtimeClassName gvisor"),
         ({"resourceClaims": [{"name": "c", "podGroupResourceClaim": "x"}]}, "podGroupResourceClaim of resource claim c"),
-        ({"schedulingGroup": {"podGroupName": "g"}}, "schedulingGroup: the gate of workload scheduling is off"),
+        ({"schedulingGroup": {"podGroupName": "g"}}, "schedulingGroup: groups of pods (gates GenericWorkload, DRAWorkloadResourceClaims: off by default)"),
         ({"topologySpreadConstraints": [{"topologyKey": "z", "new": 1}]}, "new of a topology spread constraint"),
         ({"tolerations": [{"key": "a", "operator": "Gt"}]}, "operator Gt of a toleration"),
     ],
@@ -453,7 +479,8 @@ def test_alternatives_that_come_earlier_in_their_list_score_higher() -> None:
     assert [claims.score(n.name) for n in nodes] == [7, 8]
 
 
-def test_the_time_for_all_nodes_is_bounded() -> None:
+def hard_to_place(limit: float, patience: float = math.inf) -> Cycle:
+    """A pod whose claim no node can satisfy, which takes long to find out."""
     hard = [{"name": f"d{i}", "attributes": {"i": {"int": i}, "pair": {"int": i // 2}}} for i in range(24)]
     cache = cluster({f"n{i}": hard for i in range(3)})
     wanted = claim("c")
@@ -467,12 +494,27 @@ def test_the_time_for_all_nodes_is_bounded() -> None:
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
     nodes = [node(f"n{i}") for i in range(3)]
-    allocations = Allocations(AllocationMemory(), cache.slices.slices, cache.classes, cache.claims.use, 3, limit=0.1)
-    cycle = Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations)
+    slices, use = cache.slices.slices, cache.claims.use
+    allocations = Allocations(AllocationMemory(), slices, cache.classes, use, 3, limit=limit, patience=patience)
+    return Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations)
+
+
+def test_the_time_for_all_nodes_is_bounded() -> None:
+    cycle = hard_to_place(0.1)
     started = time.monotonic()
     assert cycle.feasible() == []
     assert time.monotonic() - started < 5
     assert {r.reasons for r in cycle.rejected.values()} == {("timed out trying to allocate devices",)}
+
+
+def test_a_search_that_takes_longer_than_a_moment_is_told_from_one_without_result() -> None:
+    cycle = hard_to_place(0.1, patience=0.01)
+    with pytest.raises(TakesLong):
+        cycle.feasible()
+    assert not cycle.rejected
+    cycle.allocations.take_time()
+    assert cycle.feasible() == []
+    assert len(cycle.rejected) == 3
 
 
 # --- extended resources -----------------------------------------------------------------------

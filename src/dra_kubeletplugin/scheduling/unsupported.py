@@ -30,7 +30,7 @@ def _found(spec: JSON) -> Iterable[str]:
         yield f"priorityClassName {spec['priorityClassName']}, for which the API server set no priority"
     for group in _GROUPS:
         if spec.get(group):
-            yield f"{group}: the gate of workload scheduling is off"
+            yield f"{group}: groups of pods (gates GenericWorkload, DRAWorkloadResourceClaims: off by default)"
     for claim in spec.get("resourceClaims") or []:
         for unknown in sorted(claim.keys() - _CLAIM_FIELDS):
             yield f"{unknown} of resource claim {claim.get('name')}"

@@ -188,7 +188,8 @@ def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rul
     if live is not None and not entries:
         return {}  # nobody has ever applied, and somebody asked for no managers
     found = rules.compare(live if live is not None else empty, new, manager)
-    out = _yielded(live if live is not None else empty, new, entries, manager, rules, force=True)
+    known = {manager.api_version: found}
+    out = _yielded(live if live is not None else empty, new, entries, manager, rules, known, force=True)
     before = entries[manager.key].paths if manager.key in entries else frozenset()
     paths = (before | found.modified | found.added) - found.removed
     return _with(out, Entry(manager, frozenset(without(paths, rules.hidden))), entries)
@@ -214,7 +215,7 @@ def apply(
     if last is not None and last.paths:
         everybody = {**entries, manager.key: claimed}
         merged = _pruned(merged, last, everybody, rules)
-    left = _yielded(live, merged, entries, manager, rules, force=force)
+    left = _yielded(live, merged, entries, manager, rules, {}, force=force)
     kept = dataclasses.replace(claimed, fields=None, paths=frozenset(without(claimed.paths, _STRIPPED)))
     return typed.cleaned(merged, kind), _with(left, kept, entries)
 
@@ -240,10 +241,21 @@ def _pruned(merged: JSON, last: Entry, entries: Entries, rules: Rules) -> JSON:
     return out
 
 
-def _yielded(old: JSON, new: JSON, entries: Entries, writer: Manager, rules: Rules, *, force: bool) -> Entries:
-    """The other managers, without what the writer changed or removed. Raises :class:`ConflictError` unless forced."""
+def _yielded(
+    old: JSON,
+    new: JSON,
+    entries: Entries,
+    writer: Manager,
+    rules: Rules,
+    seen: dict[str, typed.Comparison],
+    *,
+    force: bool,
+) -> Entries:
+    """The other managers, without what the writer changed or removed; ``seen``: what changed, by version, as far as it is known.
+
+    Raises :class:`ConflictError` unless forced.
+    """
     out, conflicts = {}, []
-    seen: dict[str, typed.Comparison] = {}
     for key, entry in entries.items():
         if key == writer.key:
             continue
