@@ -301,6 +301,30 @@ async def test_a_claim_for_extended_resources_that_is_refused_leaves_nothing_and
     assert mapping["resourceClaimName"] == found["metadata"]["name"]
 
 
+async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_made_anew(
+    cluster: LocalCluster,
+) -> None:
+    """PostFilter: a scheduler that ended between the claim and the binding has left it."""
+    slices, device_class = devices(1)
+    device_class["spec"]["extendedResourceName"] = "example.com/gpu"
+    await cluster.apply(slices, device_class)
+    waiting = pod("p", schedulingGates=[{"name": "later"}])
+    waiting["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
+    [made] = await cluster.apply(waiting)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": made["metadata"]["uid"], "controller": True}
+    left = claim("left")
+    left["metadata"] |= {
+        "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
+        "ownerReferences": [owner],
+    }
+    await cluster.apply(left)
+    await cluster.client.patch(PODS, "p", {"spec": {"schedulingGates": None}}, "default")
+    assert await node_of(cluster, "p") == "node-a"
+    await told(cluster, "p", "cannot schedule extended resource claim. deletion of ResourceClaim completed, ")
+    [kept] = cluster.claims()
+    assert kept["metadata"]["generateName"] == "p-extended-resources-"
+
+
 async def test_each_reason_is_told_however_many_there_were(cluster: LocalCluster) -> None:
     await cluster.apply(pod("p", cpu="9"))
     for i in range(12):
