@@ -60,6 +60,29 @@ async def test_a_watch_begins_at_any_remembered_version_and_says_when_it_cannot(
         assert [c.type for c in await other.next()] == ["ADDED"]
 
 
+async def test_a_watch_that_nobody_reads_ends_and_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.local.apiserver.storage.LAG", 5)
+    storage = Storage()
+    with storage.watch("pods", storage.version, lambda _: True) as slow:
+        for i in range(20):
+            storage.put("pods", pod("a", str(i)))
+        assert slow.ended
+        assert [c.object["spec"]["nodeName"] for c in await slow.next()] == [str(i) for i in range(6)]
+        assert await slow.next() == []
+
+
+async def test_a_watch_that_is_woken_or_cut_answers_with_nothing() -> None:
+    storage = Storage()
+    with storage.watch("pods", storage.version, lambda _: True) as quiet:
+        for stir in (quiet.wake, storage.cut_watches):
+            waiting = asyncio.ensure_future(quiet.next())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            stir()
+            assert await waiting == []
+        assert quiet.ended
+
+
 def test_an_earlier_list_is_as_it_was() -> None:
     storage = Storage()
     storage.put("pods", pod("a", "1"))

@@ -216,7 +216,7 @@ def apply(
         everybody = {**entries, manager.key: claimed}
         merged = _pruned(merged, last, everybody, rules)
     left = _yielded(live, merged, entries, manager, rules, {}, force=force)
-    kept = dataclasses.replace(claimed, fields=None, paths=frozenset(without(claimed.paths, _STRIPPED)))
+    kept = dataclasses.replace(claimed, paths=frozenset(without(claimed.paths, _STRIPPED)))
     return typed.cleaned(merged, kind), _with(left, kept, entries)
 
 

@@ -52,9 +52,10 @@ class Watch:
         self._woken = asyncio.Event()
 
     def push(self, change: Change) -> None:
+        if self.ended:
+            return  # who watches again begins behind what it has seen
         self._pending.append(change)
-        if len(self._pending) > LAG:
-            self.ended = True
+        self.ended = len(self._pending) > LAG
         self._woken.set()
 
     def wake(self) -> None:
