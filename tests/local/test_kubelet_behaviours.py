@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.local.kubelet import Kubelet, Timers
@@ -51,13 +52,26 @@ class Room:
         made = await self.cluster.apply(pod(name, claims=[claim_name], nodeName="node-1", **spec))
         known = await self.cluster.apply(claim(claim_name))
         results = [{"request": "device", "driver": d, "pool": "node-1", "device": "d0"} for d in drivers or (DRIVER,)]
-        found = await self.cluster.client.get(CLAIMS, claim_name, "default")
-        consumers = (found.get("status") or {}).get("reservedFor") or []
-        consumers = [*consumers, {"resource": "pods", "name": name, "uid": made[0]["metadata"]["uid"]}]
-        status = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}} | (
-            found["status"] or {}
-        )
-        await self.cluster.client.update(CLAIMS, {**found, "status": {**status, "reservedFor": consumers}}, "status")
+        me = {"resource": "pods", "name": name, "uid": made[0]["metadata"]["uid"]}
+        allocated = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}}
+
+        async def reserved() -> bool:
+            """The claim controller reserves what is allocated for a pod that has a node, and may be first."""
+            found = await self.cluster.client.get(CLAIMS, claim_name, "default")
+            status = allocated | (found["status"] or {})
+            consumers = status.get("reservedFor") or []
+            if me in consumers:
+                return True
+            status["reservedFor"] = [*consumers, me]
+            try:
+                await self.cluster.client.update(CLAIMS, {**found, "status": status}, "status")
+            except ApiError as e:
+                if e.status != 409:
+                    raise
+                return False
+            return True
+
+        await self.cluster.wait(f"{claim_name} to be reserved for {name}", reserved)
         assert known
         return made[0]
 
