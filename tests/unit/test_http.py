@@ -143,6 +143,41 @@ async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
     await server.close()
 
 
+@pytest.mark.parametrize("says", [b"", b"x"], ids=["hangs up", "speaks"])
+async def test_a_client_that_hangs_up_or_speaks_ends_its_stream_and_no_other(says: bytes) -> None:
+    ended: list[str] = []
+
+    async def handle(request: Request) -> Response:
+        async def forever() -> AsyncIterator[bytes]:
+            try:
+                yield b"first"
+                await asyncio.Event().wait()
+            finally:
+                ended.append(request.path)
+
+        return Response(200, stream=forever())
+
+    server = HttpServer(handle)
+    port = int((await server.start()).rpartition(":")[2])
+    clients = {}
+    for path in ("/one", "/two"):
+        reader, clients[path] = await asyncio.open_connection("127.0.0.1", port)
+        clients[path].write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await reader.readuntil(b"first")
+    if says:
+        clients["/one"].write(says)
+    else:
+        clients["/one"].close()
+    async with asyncio.timeout(5):
+        while server.open_connections > 1:
+            await asyncio.sleep(0.01)
+    assert ended == ["/one"]
+    await server.close()
+    assert ended == ["/one", "/two"]
+    for writer in clients.values():
+        writer.transport.abort()
+
+
 async def test_requests_that_come_at_once_on_one_connection_are_answered_in_order() -> None:
     async with serving(PROBES) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
