@@ -17,14 +17,17 @@ import pytest
 
 from dra_kubeletplugin.local.runtime.images import Images
 from dra_kubeletplugin.local.runtime.interface import (
+    Action,
     ContainerConfig,
     ContainerError,
     ContainerStatus,
     LogOptions,
     Mount,
+    Occasion,
     Role,
     Sandbox,
     State,
+    Verdict,
 )
 from dra_kubeletplugin.local.runtime.runc import Runc
 from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
@@ -408,3 +411,29 @@ async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None
     async with asyncio.timeout(20):
         while await runc.list():
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("handler", "verdict"),
+    [
+        ({"exec": {"command": ["test", "-e", "/etc/passwd"]}}, Verdict.PASS),
+        ({"exec": {"command": ["test", "-e", "/etc/gone"]}}, Verdict.FAIL),
+        ({"exec": {"command": ["no-such-command"]}}, Verdict.ERROR),
+        ({"httpGet": {"port": 8080, "path": "/up"}}, Verdict.PASS),
+        ({"httpGet": {"port": 8080, "path": "/down"}}, Verdict.FAIL),
+        ({"tcpSocket": {"port": 8080}}, Verdict.PASS),
+        ({"tcpSocket": {"port": 8081}}, Verdict.FAIL),
+        ({"grpc": {"port": 8080}}, Verdict.FAIL),
+    ],
+)
+async def test_a_container_is_probed_from_beside_it(
+    runtime: RuncRuntime, tmp_path: Path, handler: dict[str, Any], verdict: Verdict
+) -> None:
+    """8081 listens on the pod's own loopback alone: no kubelet would reach it, and a port-forward does."""
+    script = "touch /tmp/up; busybox httpd -p 8080 -h /tmp; busybox httpd -p 127.0.0.1:8081 -h /tmp; echo listening; sleep 1000"
+    await runtime.start(sandbox(tmp_path), shell(script))
+    async for line in runtime.logs("u1", "main", LogOptions(follow=True)):
+        assert line == b"listening\n"
+        break
+    assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 5))).verdict is verdict
+    (await runtime.connect("u1", 8081, 5)).close()

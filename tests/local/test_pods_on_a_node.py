@@ -316,16 +316,6 @@ async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_se
         await room.waits(name)
 
 
-async def test_a_pod_that_has_to_be_probed_runs_and_never_counts_as_ready(room: Room) -> None:
-    probe = {"exec": {"command": ["true"]}}
-    container = {"name": "main", "image": "i", "command": ["sleep", "infinity"], "readinessProbe": probe}
-    await bound(room, containers=[container])
-    found = await room.runs()
-    assert not found["status"]["containerStatuses"][0]["ready"]
-    text = "the local cluster does not run the readinessProbe of container main, so it never counts as ready"
-    await room.told("p", f"NotSupported: {text}")
-
-
 async def test_a_pod_bound_by_hand_that_the_node_has_no_room_for_fails_and_nothing_of_it_starts(room: Room) -> None:
     taking = {"name": "main", "image": "busybox", "ports": [{"containerPort": 80, "hostPort": 80}]}
     await bound(room, "first", containers=[{**taking, "command": ["sleep", "infinity"]}])

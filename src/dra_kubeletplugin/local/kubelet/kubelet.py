@@ -23,6 +23,7 @@ from .node import publish_node, wipe_slices
 from .plugins import PluginWatcher
 from .pod_resources import PodResources
 from .pods import Later, PodSync
+from .probes import Probes
 from .timers import Timers
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Kubelet:
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
         self._told: dict[str, str] = {}
+        self.probes = Probes(self.runtime, self.events, self._queue.add)
         self._pods = PodSync(
             self.client,
             self.manager,
@@ -87,6 +89,7 @@ class Kubelet:
             self._queue.add_after,
             self._allocated,
             self._admits,
+            self.probes,
         )
         self._admitted: set[str] = set()  # UIDs
 
@@ -131,6 +134,7 @@ class Kubelet:
                 tasks.create_task(self._wipes.work(self._wipe, self._not_wiped, 4))
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
+                tasks.create_task(self.probes.run())
                 await self.informers.run(tasks)
                 await self.informers.wait_synced()
                 await self.pod_resources.start()
@@ -167,6 +171,7 @@ class Kubelet:
     # --- pods -----------------------------------------------------------------------------------
 
     def _pod_changed(self, change: Change) -> None:
+        self._pods.notice(change.object)
         self._queue.add(change.object["metadata"]["uid"])
 
     def _pod(self, uid: str) -> JSON | None:

@@ -7,9 +7,10 @@ Source: k8s.io/cri-api, runtime.v1.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,6 +137,49 @@ class LogOptions:
     limit: int | None = None  # bytes
 
 
+class Occasion(Enum):
+    """When something is asked of a container that runs; the field of the API in which it is."""
+
+    STARTUP = "startupProbe"
+    READINESS = "readinessProbe"
+    LIVENESS = "livenessProbe"
+    POST_START = "postStart"
+    PRE_STOP = "preStop"
+
+
+@dataclass(frozen=True)
+class Action:
+    """A probe or a lifecycle hook that is to be carried out once.
+
+    Args:
+        handler: ``exec``, ``httpGet``, ``tcpSocket`` or ``grpc`` as in the API, its port a number.
+        timeout: seconds.
+        number: of probes of this kind that this attempt of the container has had before.
+        annotations: the pod's, as they are now: with them an author says how a simulated one ends.
+    """
+
+    occasion: Occasion
+    handler: Mapping[str, Any]
+    timeout: float
+    number: int = 0
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class Verdict(Enum):
+    PASS = auto()
+    FAIL = auto()
+    ERROR = auto()  # it could not be carried out: as if it had not been tried
+    NOBODY = auto()  # nothing really runs, and nobody has said how it would end
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an :class:`Action` ended; ``text`` is what the pod's event says of it."""
+
+    verdict: Verdict
+    text: str = ""
+
+
 class ExecSession(Protocol):
     """A command in a running container, as ``kubectl exec`` has it."""
 
@@ -200,6 +244,15 @@ class ContainerRuntime(Protocol):
         """Starts a command in a running container.
 
         Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
+        """
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        """Carries out a probe or a hook in a running container, or from beside it. Never raises for what the container does."""
+
+    async def connect(self, pod_uid: str, port: int, timeout: float) -> socket.socket:
+        """A connection to a port on which a program of the pod listens, also on its loopback alone; for ``port-forward``.
+
+        Raises ``OSError`` where nothing listens, :class:`ContainerError` where there is no network.
         """
 
     async def reboot(self) -> None:

@@ -12,13 +12,14 @@ import copy
 import json
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import refusals
+from . import handlers, refusals
 from .base_spec import PATH, Around, Process, base_spec
 from .cdi_cache import CdiCache, InjectError
 from .changes import Changes
@@ -26,15 +27,18 @@ from .container_logs import ContainerLog
 from .exec_session import RuncExec
 from .images import Image, Images
 from .interface import (
+    Action,
     ContainerConfig,
     ContainerError,
     ContainerStatus,
     LogOptions,
     Mount,
+    Outcome,
     Sandbox,
     State,
+    Verdict,
 )
-from .pod_namespaces import PodNamespaces
+from .pod_namespaces import ADDRESS, LOOPBACK, PodNamespaces
 from .runc import Runc, Started
 
 JSON = dict[str, Any]
@@ -272,6 +276,26 @@ class RuncRuntime:
             raise ContainerError(
                 f'failed to exec in container: failed to start exec "{scratch.name}": OCI runtime exec failed: {e}: unknown'
             ) from None
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        pod = self._pods.get(pod_uid)
+        if pod is None:
+            return Outcome(Verdict.ERROR, f"pod {pod_uid} does not run")
+        namespaces = pod.namespaces
+
+        async def run(command: Sequence[str]) -> RuncExec:
+            return await self.exec(pod_uid, name, command)
+
+        async def connect(port: int, timeout: float) -> socket.socket:
+            return await namespaces.connect(ADDRESS, port, timeout)
+
+        return await handlers.perform(action, run, connect, ADDRESS)
+
+    async def connect(self, pod_uid: str, port: int, timeout: float) -> socket.socket:
+        pod = self._pods.get(pod_uid)
+        if pod is None:
+            raise ContainerError(f"pod {pod_uid} does not run")
+        return await pod.namespaces.connect(LOOPBACK, port, timeout)
 
     async def reboot(self) -> None:
         await asyncio.gather(*(self.remove(uid) for uid in self.pods()))

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +18,18 @@ from .cdi_cache import CdiCache, InjectError
 from .changes import Changes
 from .container_logs import ContainerLog
 from .interface import (
+    Action,
     ContainerConfig,
     ContainerError,
     ContainerStatus,
     ExecSession,
     LogOptions,
+    Outcome,
     Role,
     Sandbox,
     State,
 )
-from .rehearsal import PREFIX, part_of
+from .rehearsal import PREFIX, outcome_of, part_of
 
 JSON = dict[str, Any]
 
@@ -164,6 +167,14 @@ class SimulatedRuntime:
         raise ContainerError(
             "containers are simulated here, so nothing runs in which a command could: `kubectl logs` shows what was injected, "
             "and `dra dev --containers` runs them"
+        )
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        return outcome_of(name, action)
+
+    async def connect(self, pod_uid: str, port: int, timeout: float) -> socket.socket:
+        raise ContainerError(
+            "containers are simulated here, so nothing listens: `dra dev --containers` runs them, each pod in a network of its own"
         )
 
     async def reboot(self) -> None:
