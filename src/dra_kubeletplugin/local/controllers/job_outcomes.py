@@ -159,7 +159,7 @@ def _satisfied(rule: JSON, done: set[int]) -> bool:
     if wanted is not None:
         done = done & wanted
     if (count := rule.get("succeededCount")) is not None:
-        return len(done) >= count
+        return len(done) >= int(count)
     return wanted is not None and done >= wanted
 
 

@@ -78,6 +78,9 @@ async def config_of(
         security.get("runAsUser"),
         security.get("runAsGroup"),
         security,
+        bool(container.get("stdin")),
+        bool(container.get("stdinOnce")),
+        bool(container.get("tty")),
     )
 
 

@@ -65,6 +65,7 @@ class Process:
     groups: Sequence[int] = ()
     capabilities: Sequence[str] = CAPABILITIES
     no_new_privileges: bool = False
+    terminal: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def base_spec(process: Process, around: Around) -> JSON:
     return {
         "ociVersion": "1.0.2",
         "process": {
+            "terminal": process.terminal,
             "user": user,
             "args": list(process.args),
             "env": list(process.env),

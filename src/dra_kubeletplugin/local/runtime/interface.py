@@ -7,7 +7,6 @@ Source: k8s.io/cri-api, runtime.v1.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -83,6 +82,8 @@ class ContainerConfig:
         env: in order, values resolved (``valueFrom`` included).
         cdi_devices: qualified names, in the order of injection.
         user, group: numbers, or None for the image's.
+        stdin, stdin_once: whether its standard input is open for who attaches, and for the first one alone.
+        tty: whether its process has a terminal.
         security: the container's ``securityContext`` over the pod's, as in the API; what a runtime does not implement it refuses.
     """
 
@@ -99,6 +100,9 @@ class ContainerConfig:
     user: int | None = None
     group: int | None = None
     security: Mapping[str, Any] = field(default_factory=dict)
+    stdin: bool = False
+    stdin_once: bool = False
+    tty: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,10 +253,10 @@ class ContainerRuntime(Protocol):
     async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
         """Carries out a probe or a hook in a running container, or from beside it. Never raises for what the container does."""
 
-    async def connect(self, pod_uid: str, port: int, timeout: float) -> socket.socket:
-        """A connection to a port on which a program of the pod listens, also on its loopback alone; for ``port-forward``.
+    async def attach(self, pod_uid: str, name: str) -> ExecSession:
+        """What the container's own process writes from now on, and its standard input where that is open.
 
-        Raises ``OSError`` where nothing listens, :class:`ContainerError` where there is no network.
+        Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
         """
 
     async def reboot(self) -> None:

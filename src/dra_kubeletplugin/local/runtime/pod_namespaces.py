@@ -24,7 +24,6 @@ _FLAGS = {
 }  # CLONE_NEWNET, CLONE_NEWIPC, CLONE_NEWUTS: clone(2)
 _FILES = {"network": "net", "ipc": "ipc", "uts": "uts"}
 _SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 0x1
-LOOPBACK = "127.0.0.1"
 ADDRESS = "192.0.2.1"  # of every pod in its own network, which ends at the pod (RFC 5737)
 
 
@@ -123,4 +122,4 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-__all__ = ["ADDRESS", "LOOPBACK", "PodNamespaces"]
+__all__ = ["ADDRESS", "PodNamespaces"]

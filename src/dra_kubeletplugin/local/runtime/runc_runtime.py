@@ -23,6 +23,7 @@ from . import handlers, refusals
 from .base_spec import PATH, Around, Process, base_spec
 from .cdi_cache import CdiCache, InjectError
 from .changes import Changes
+from .console import AttachSession, Console
 from .container_logs import ContainerLog
 from .exec_session import RuncExec
 from .images import Image, Images
@@ -38,8 +39,8 @@ from .interface import (
     State,
     Verdict,
 )
-from .pod_namespaces import ADDRESS, LOOPBACK, PodNamespaces
-from .runc import Runc, Started
+from .pod_namespaces import ADDRESS, PodNamespaces
+from .runc import Runc
 
 JSON = dict[str, Any]
 _NETWORK_DEVICES = (1, 3, 0)  # the runc that moves a host's network devices into a container
@@ -53,6 +54,7 @@ class _Container:
     status: ContainerStatus
     spec: JSON
     log: ContainerLog
+    console: Console
     stop_signal: str
     message: Path | None
     ended: asyncio.Task[None] | None = None
@@ -107,10 +109,12 @@ class RuncRuntime:
             before.log.close()
             pod.earlier[container.name] = before.log
         log = ContainerLog(folder / "log")
+        console = Console(log, stdin=container.stdin, once=container.stdin_once, terminal=container.tty)
         try:
-            pipe = asyncio.subprocess.PIPE
-            started = await self._runc.run(identity, folder, (asyncio.subprocess.DEVNULL, pipe, pipe))
+            started = await self._runc.run(identity, folder, console.streams, tty=container.tty)
+            console.started(started.process)
         except BaseException as e:
+            console.started(None)
             await self._runc.delete(identity)
             log.close()
             if isinstance(e, ContainerError):
@@ -124,9 +128,11 @@ class RuncRuntime:
             f"runc://{identity}", container.name, container.attempt, State.RUNNING, container.image, time.time()
         )
         message = folder / "termination-log"
-        found = _Container(status, spec, log, image.stop_signal or "TERM", message if message.exists() else None)
+        found = _Container(
+            status, spec, log, console, image.stop_signal or "TERM", message if message.exists() else None
+        )
         pod.containers[container.name] = found
-        found.ended = asyncio.create_task(self._follow(sandbox.uid, found, started), name=f"container {container.name}")
+        found.ended = asyncio.create_task(self._follow(sandbox.uid, found), name=f"container {container.name}")
         return status
 
     def _prepare(self, pod: _Pod, container: ContainerConfig, image: Image, folder: Path) -> JSON:
@@ -150,6 +156,7 @@ class RuncRuntime:
             may.groups,
             may.capabilities,
             may.no_new_privileges,
+            container.tty,
         )
         around = Around(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
@@ -192,12 +199,9 @@ class RuncRuntime:
         taken = {m.container for m in container.mounts}
         return [m for m in own if m.container not in taken]
 
-    async def _follow(self, uid: str, container: _Container, started: Started) -> None:
+    async def _follow(self, uid: str, container: _Container) -> None:
         """Until the container has ended and its last word is in the log."""
-        process = started.process
-        assert process.stdout and process.stderr
-        await asyncio.gather(container.log.take(process.stdout, "stdout"), container.log.take(process.stderr, "stderr"))
-        code = await process.wait()
+        code = await container.console.follow()
         container.log.close()
         code = code if code >= 0 else 128 - code
         message = ""
@@ -277,6 +281,12 @@ class RuncRuntime:
                 f'failed to exec in container: failed to start exec "{scratch.name}": OCI runtime exec failed: {e}: unknown'
             ) from None
 
+    async def attach(self, pod_uid: str, name: str) -> AttachSession:
+        container = self._pods[pod_uid].containers[name]
+        if container.status.state is not State.RUNNING:
+            raise ContainerError(f"container {name} is not running: it ended with {container.status.exit_code}")
+        return container.console.attach()
+
     async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
         pod = self._pods.get(pod_uid)
         if pod is None:
@@ -290,12 +300,6 @@ class RuncRuntime:
             return await namespaces.connect(ADDRESS, port, timeout)
 
         return await handlers.perform(action, run, connect, ADDRESS)
-
-    async def connect(self, pod_uid: str, port: int, timeout: float) -> socket.socket:
-        pod = self._pods.get(pod_uid)
-        if pod is None:
-            raise ContainerError(f"pod {pod_uid} does not run")
-        return await pod.namespaces.connect(LOOPBACK, port, timeout)
 
     async def reboot(self) -> None:
         await asyncio.gather(*(self.remove(uid) for uid in self.pods()))

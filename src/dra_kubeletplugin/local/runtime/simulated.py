@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from .interface import (
 from .rehearsal import PREFIX, outcome_of, part_of
 
 JSON = dict[str, Any]
+_INSTEAD = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
@@ -164,18 +164,14 @@ class SimulatedRuntime:
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(
-            "containers are simulated here, so nothing runs in which a command could: `kubectl logs` shows what was injected, "
-            "and `dra dev --containers` runs them"
-        )
+        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_INSTEAD}")
+
+    async def attach(self, pod_uid: str, name: str) -> ExecSession:
+        self.spec(pod_uid, name)
+        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_INSTEAD}")
 
     async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
         return outcome_of(name, action)
-
-    async def connect(self, pod_uid: str, port: int, timeout: float) -> socket.socket:
-        raise ContainerError(
-            "containers are simulated here, so nothing listens: `dra dev --containers` runs them, each pod in a network of its own"
-        )
 
     async def reboot(self) -> None:
         for uid in self.pods():
