@@ -21,6 +21,7 @@ from dra_kubeletplugin.local.runtime.interface import (
     ContainerConfig,
     ContainerError,
     ContainerStatus,
+    Limits,
     LogOptions,
     Mount,
     Occasion,
@@ -436,3 +437,19 @@ async def test_a_container_is_probed_from_beside_it(
         assert line == b"listening\n"
         break
     assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 5))).verdict is verdict
+
+
+async def test_a_container_that_wants_more_memory_than_it_may_have_is_killed(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    hungry = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"
+    await runtime.start(sandbox(tmp_path), shell(hungry, limits=Limits(memory=32 << 20)))
+    assert (await ended(runtime)).exit_code == 137
+
+
+async def test_a_container_s_share_of_the_machine_is_in_its_spec(runtime: RuncRuntime, tmp_path: Path) -> None:
+    await runtime.start(sandbox(tmp_path), shell("true", limits=Limits(memory=1 << 26, cpu=500, share=250)))
+    resources = runtime.spec("u1", "main")["linux"]["resources"]
+    assert resources["memory"] == {"limit": 1 << 26}
+    assert resources["cpu"] == {"shares": 256, "quota": 50_000, "period": 100_000}
+    assert (await ended(runtime)).exit_code == 0

@@ -73,6 +73,15 @@ class Mount:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """``memory`` in bytes, ``cpu`` and the ``share`` of it that counts when others want some in thousandths; 0: no limit."""
+
+    memory: int = 0
+    cpu: int = 0
+    share: int = 0
+
+
+@dataclass(frozen=True)
 class ContainerConfig:
     """One container to start.
 
@@ -84,6 +93,7 @@ class ContainerConfig:
         user, group: numbers, or None for the image's.
         stdin, stdin_once: whether its standard input is open for who attaches, and for the first one alone.
         tty: whether its process has a terminal.
+        limits: what it may have of the machine.
         security: the container's ``securityContext`` over the pod's, as in the API; what a runtime does not implement it refuses.
     """
 
@@ -103,6 +113,7 @@ class ContainerConfig:
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)

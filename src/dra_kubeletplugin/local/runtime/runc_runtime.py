@@ -163,6 +163,7 @@ class RuncRuntime:
             pod.namespaces.paths,
             f"/dra-dev-{pod.sandbox.uid}-{container.name}-{container.attempt}",  # flat: runc removes no folder above it
             may.read_only_root,
+            container.limits,
         )
         try:
             spec = CdiCache(self.cdi_dirs).inject(base_spec(process, around), container.cdi_devices, self.dev)
