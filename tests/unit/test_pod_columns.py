@@ -80,3 +80,10 @@ def test_restarts_are_those_of_init_containers_while_they_run_and_of_sidecars_an
     assert (pod_row(starting).restarts, pod_row(starting).restarted) == (5, "2026-01-03T00:00:00Z")
     up = pod({**RUNNING, **side}, init=({**RUNNING, **side}, {**DONE, **main}), side=1)
     assert (pod_row(up).restarts, pod_row(up).restarted) == (4, "2026-01-02T00:00:00Z")
+
+
+def test_readiness_gates_show_how_many_are_open() -> None:
+    given = pod(RUNNING, conditions=[*true("a"), {"type": "b", "status": "False"}])
+    assert pod_row(given).gates == ""
+    given["spec"]["readinessGates"] = [{"conditionType": t} for t in ("a", "b", "c")]
+    assert pod_row(given).gates == "1/3"

@@ -240,7 +240,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "pods": (
         NAME, ("Ready", 0, lambda o: pod_row(o).ready), ("Status", 0, lambda o: pod_row(o).status), ("Restarts", 0, _restarts), AGE,
         ("IP", 1, look("status", "podIP", default=_NONE)), ("Node", 1, look("spec", "nodeName", default=_NONE)),
-        ("Nominated Node", 1, look("status", "nominatedNodeName", default=_NONE)), ("Readiness Gates", 1, lambda o: _NONE),
+        ("Nominated Node", 1, look("status", "nominatedNodeName", default=_NONE)),
+        ("Readiness Gates", 1, lambda o: pod_row(o).gates or _NONE),
     ),
     "events": (
         ("Last Seen", 0, _event_seen), ("Type", 0, look("type")), ("Reason", 0, look("reason")), ("Object", 0, _event_object),

@@ -11,12 +11,13 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PodRow:
-    """``restarted`` is the time of the last restart, empty where there was none."""
+    """``restarted`` is the time of the last restart, empty where there was none; ``gates`` as 1/2, empty where there are none."""
 
     ready: str
     status: str
     restarts: int
     restarted: str
+    gates: str
 
 
 @dataclass
@@ -74,7 +75,11 @@ def pod_row(pod: JSON) -> PodRow:
         elif status.get("phase") not in {"Succeeded", "Failed"}:
             reason = "Terminating"
     total = len(_list(spec, "containers")) + len(sidecars)
-    return PodRow(f"{count.ready}/{total}", reason, count.restarts, count.restarted)
+    gates = [
+        _map(conditions.get(g.get("conditionType"))).get("status") == "True" for g in _list(spec, "readinessGates")
+    ]
+    shown = f"{sum(gates)}/{len(gates)}" if gates else ""
+    return PodRow(f"{count.ready}/{total}", reason, count.restarts, count.restarted, shown)
 
 
 def _of_containers(statuses: list[JSON], count: _Count, reason: str) -> str:
