@@ -116,13 +116,20 @@ async def test_a_container_that_does_not_run_takes_no_command(kubectl: Kubectl) 
     assert 'container not found ("other")' in error
 
 
-async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
+async def terminal(kubectl: Kubectl, *args: str) -> tuple[asyncio.subprocess.Process, int]:
+    """kubectl in a terminal, and our end of that."""
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *kubectl.argv("exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"),
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-    )  # fmt: skip
+        *kubectl.argv(*args), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
     os.close(slave)
+    return process, master
+
+
+async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
+    process, master = await terminal(
+        kubectl, "exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"
+    )
     os.write(master, b"word\n")
     assert await asyncio.wait_for(process.wait(), 60) == 0
     shown = os.read(master, 65536).decode()
@@ -182,12 +189,8 @@ async def test_a_shell_is_run_with_its_input_and_gone_afterwards(kubectl: Kubect
 
 
 async def test_a_shell_has_a_terminal_where_it_asks_for_one(kubectl: Kubectl) -> None:
-    master, slave = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *kubectl.argv("run", "-it", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh"),
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-    )  # fmt: skip
-    os.close(slave)
+    words = ("run", "-it", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh")
+    process, master = await terminal(kubectl, *words)
     shown = b""
     try:
         async with asyncio.timeout(60):

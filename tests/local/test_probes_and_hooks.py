@@ -147,6 +147,17 @@ async def test_containers_behind_a_sidecar_wait_until_it_has_started(room: Room)
     await ready(room)
 
 
+async def test_a_sidecar_that_is_started_again_holds_up_nobody_who_has_begun(room: Room) -> None:
+    sidecar = container("side", restartPolicy="Always", startupProbe=ASK)
+    found = await run(room, container(), initContainers=[sidecar], says={"startup-probe.side": "pass"})
+    await ready(room)
+    await say(room, **{"startup-probe.side": "fail"})
+    for name in ("side", "main"):
+        room.cluster.node.runtime.end(found["metadata"]["uid"], name, 1)
+    assert (await restarted(room))["restartCount"] == 1
+    assert not (await main(room, "side"))["started"]
+
+
 async def test_a_port_that_the_container_does_not_name_is_no_answer(room: Room) -> None:
     probe = {**ASK, "httpGet": {"port": "web"}, "exec": None}
     await run(room, container(livenessProbe=probe), says={"liveness-probe": "fail"})

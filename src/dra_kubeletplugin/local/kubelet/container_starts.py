@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ...kube import KubeClient
-from ..events import EventRecorder
 from ..runtime.interface import (
     ContainerError,
-    ContainerRuntime,
     ContainerStatus,
     ImagePullError,
     Occasion,
@@ -23,13 +19,10 @@ from ..runtime.interface import (
 )
 from . import image_names
 from .actions import run_hook
-from .claims import ClaimManager
 from .container_ends import Ends
 from .containers import ConfigError, config_of, requests_of, roles
-from .pod_state import Later, Pause, PodState
+from .pod_state import Later, Parts, Pause, PodState
 from .pod_status import Waiting, restarts
-from .probes import Probes
-from .timers import Timers
 
 JSON = Mapping[str, Any]
 _STEADY = 600.0  # seconds that a container must have run for its pause between restarts to begin anew
@@ -37,26 +30,8 @@ _KILLED = 137
 
 
 class Starts:
-    """Args: what :class:`.pods.PodSync` has; ``folder`` is that of all pods."""
-
-    def __init__(
-        self,
-        client: KubeClient,
-        manager: ClaimManager,
-        runtime: ContainerRuntime,
-        events: EventRecorder,
-        folder: Path,
-        timers: Timers,
-        probes: Probes,
-        ends: Ends,
-    ) -> None:
-        self.client = client
-        self.manager = manager
-        self.runtime = runtime
-        self.events = events
-        self.folder = folder
-        self.timers = timers
-        self.probes = probes
+    def __init__(self, parts: Parts, ends: Ends) -> None:
+        self.parts = parts
         self.ends = ends
 
     async def bring_up(self, pod: JSON, state: PodState, claims: Mapping[str, str]) -> float | None:
@@ -66,7 +41,7 @@ class Starts:
         the pod is deleted meanwhile.
         """
         pauses: list[float] = []
-        began = self.runtime.statuses(state.uid)
+        began = self.parts.runtime.statuses(state.uid)
         main_began = any(c["name"] in began for c, role in roles(pod) if role is Role.MAIN)
         for container, role in roles(pod):
             status = await self._judged(pod, state, container, role)
@@ -82,24 +57,24 @@ class Starts:
                 wait, status = await self._start(pod, state, container, role, status, claims)
                 if wait is not None:
                     pauses.append(wait)
-            if role is not Role.MAIN and not self._is_past(state.uid, container, role, status):
-                break
+            if role is not Role.MAIN and not main_began and not self._is_past(state.uid, container, role, status):
+                break  # the others wait for it until they have begun once
         return min(pauses, default=None)
 
     def _is_past(self, uid: str, container: JSON, role: Role, status: ContainerStatus | None) -> bool:
         if status is None:
             return False
         if role is Role.SIDECAR:
-            return self.probes.vital(uid, container, status).started
+            return self.parts.probes.vital(uid, container, status).started
         return status.state is State.EXITED and not status.exit_code
 
     async def _judged(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
         """The container as it is now: one whose probe has failed is ended first."""
         name = container["name"]
-        status = self.runtime.statuses(state.uid).get(name) or state.lost.get(name)
+        status = self.parts.runtime.statuses(state.uid).get(name) or state.lost.get(name)
         if status is None or status.state is not State.RUNNING:
             return status
-        occasion = self.probes.failed(state.uid, container, status)
+        occasion = self.parts.probes.failed(state.uid, container, status)
         if occasion is None:
             return status
         again = restarts(pod, container, role, _KILLED)
@@ -108,7 +83,7 @@ class Starts:
         grace = container[occasion.value].get("terminationGracePeriodSeconds")
         grace = grace if grace is not None else pod["spec"].get("terminationGracePeriodSeconds")
         await self.ends.end(pod, state, container, float(grace or 0), why)
-        return self.runtime.statuses(state.uid).get(name)
+        return self.parts.runtime.statuses(state.uid).get(name)
 
     async def _start(
         self,
@@ -129,22 +104,22 @@ class Starts:
         if (left := self._pull_paused(state, name, image)) > 0:
             return left, None
         wanted = requests_of(pod, container, claims)
-        devices = self.manager.cdi_ids(pod["metadata"]["namespace"], wanted)
+        devices = self.parts.manager.cdi_ids(pod["metadata"]["namespace"], wanted)
         attempt = before.attempt + 1 if before else state.attempts.get(name, 0)
         try:
-            config = await config_of(self.client, pod, container, role, attempt, state.volumes or {}, devices)
+            config = await config_of(self.parts.client, pod, container, role, attempt, state.volumes or {}, devices)
         except ConfigError as e:
             return self._cannot(state, name, "CreateContainerConfigError", str(e)), None
         try:
-            status = await self.runtime.start(self._sandbox(pod), config)
+            status = await self.parts.runtime.start(self._sandbox(pod), config)
         except ImagePullError as e:
             return self._not_pulled(state, name, image, str(e)), None
         except ContainerError as e:
             self._pulled(state, name, image, attempt)
             return self._cannot(state, name, e.reason, str(e)), None
         self._pulled(state, name, image, attempt)
-        self.events.event(pod, "Pod", "Normal", "Created", "Container created")
-        self.events.event(pod, "Pod", "Normal", "Started", "Container started")
+        self.parts.events.event(pod, "Pod", "Normal", "Created", "Container created")
+        self.parts.events.event(pod, "Pod", "Normal", "Started", "Container started")
         state.seen.waiting.pop(name, None)
         state.told.pop(f"Failed {name}", None)
         state.lost.pop(name, None)
@@ -152,8 +127,8 @@ class Starts:
             state.seen.last[name] = before
         if not await self._after_start(pod, state, container):
             return 0.0, None
-        self.probes.follow(state.pod)
-        return None, self.runtime.statuses(uid).get(name, status)
+        self.parts.probes.follow(state.pod)
+        return None, self.parts.runtime.statuses(uid).get(name, status)
 
     def _sandbox(self, pod: JSON) -> Sandbox:
         meta, spec = pod["metadata"], pod["spec"]
@@ -162,7 +137,7 @@ class Starts:
             meta["name"],
             meta["uid"],
             str(spec.get("hostname") or meta["name"])[:63],
-            self.folder / str(meta["uid"]),
+            self.parts.folder / str(meta["uid"]),
             meta.get("annotations") or {},
             bool(spec.get("hostNetwork")),
             str(spec.get("restartPolicy") or "Always"),
@@ -171,7 +146,7 @@ class Starts:
     async def _after_start(self, pod: JSON, state: PodState, container: JSON) -> bool:
         """Its postStart hook; where that fails the container has been ended. Raises :class:`Later`."""
         name = container["name"]
-        hook = asyncio.ensure_future(run_hook(self.runtime, pod, container, Occasion.POST_START))
+        hook = asyncio.ensure_future(run_hook(self.parts.runtime, pod, container, Occasion.POST_START))
         ending = asyncio.ensure_future(state.ending.wait())
         try:
             await asyncio.wait({hook, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +159,7 @@ class Starts:
             await asyncio.gather(hook, ending, return_exceptions=True)
         if outcome is None or outcome.verdict is Verdict.PASS:
             return True
-        self.events.warn(pod, "Pod", "FailedPostStartHook", "PostStartHook failed")
+        self.parts.events.warn(pod, "Pod", "FailedPostStartHook", "PostStartHook failed")
         grace = float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
         await self.ends.end(pod, state, container, grace, "FailedPostStartHook")
         state.seen.waiting[name] = Waiting("PostStartHookError", outcome.text)
@@ -196,14 +171,14 @@ class Starts:
         """Seconds that a container that ended still has to wait: its pause doubles with each restart."""
         steady = before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
-        left = self._left(pause, self.timers.crash if steady else pause.next)
+        left = self._left(pause, self.parts.timers.crash if steady else pause.next)
         if left <= 0:
             return 0.0
         meta = pod["metadata"]
         where = f"{meta['name']}_{meta['namespace']}({meta['uid']})"
         text = f"Back-off restarting failed container {name} in pod {where}"
         state.seen.waiting[name] = Waiting("CrashLoopBackOff", f"back-off: {text}")
-        state.told_once(self.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
+        state.told_once(self.parts.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
         return left
 
     def _left(self, pause: Pause, seconds: float) -> float:
@@ -211,7 +186,7 @@ class Starts:
         now = asyncio.get_running_loop().time()
         if pause.until == 0:
             pause.until = now + seconds
-            pause.next = min(self.timers.longest_crash, seconds * 2 or self.timers.crash)
+            pause.next = min(self.parts.timers.longest_crash, seconds * 2 or self.parts.timers.crash)
         if (left := pause.until - now) > 0:
             return left
         pause.until = 0.0
@@ -219,18 +194,18 @@ class Starts:
 
     def _bad_name(self, state: PodState, name: str, image: str, wrong: str) -> float:
         text = f'Failed to apply default image tag "{image}": couldn\'t parse image name "{image}": {wrong}'
-        state.told_once(self.events, f"Inspect {name}", "Warning", "InspectFailed", text)
-        state.told_once(self.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
+        state.told_once(self.parts.events, f"Inspect {name}", "Warning", "InspectFailed", text)
+        state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
         state.seen.waiting[name] = Waiting("InvalidImageName", text)
-        return self.timers.longest_crash  # the name stays what it is: an image may be changed, which looks again
+        return self.parts.timers.longest_crash  # the name stays what it is: an image may be changed, which looks again
 
     def _not_pulled(self, state: PodState, name: str, image: str, why: str) -> float:
-        pause = state.pulls.setdefault(image, Pause(next=self.timers.crash))
+        pause = state.pulls.setdefault(image, Pause(next=self.parts.timers.crash))
         text = f'Failed to pull image "{image}": {why}'
-        self.events.warn(state.pod, "Pod", "Failed", text)
-        self.events.warn(state.pod, "Pod", "Failed", "Error: ErrImagePull")
+        self.parts.events.warn(state.pod, "Pod", "Failed", text)
+        self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ErrImagePull")
         state.seen.waiting[name] = Waiting("ErrImagePull", why)
-        return min(self.timers.retry, self._left(pause, pause.next))
+        return min(self.parts.timers.retry, self._left(pause, pause.next))
 
     def _pull_paused(self, state: PodState, name: str, image: str) -> float:
         pause = state.pulls.get(image)
@@ -241,19 +216,19 @@ class Starts:
         if before is not None and before.reason == "ErrImagePull":
             why = f"{text}: {before.reason}: {before.message}"
             state.seen.waiting[name] = Waiting("ImagePullBackOff", why)
-            self.events.event(state.pod, "Pod", "Normal", "BackOff", text)
-            self.events.warn(state.pod, "Pod", "Failed", "Error: ImagePullBackOff")
+            self.parts.events.event(state.pod, "Pod", "Normal", "BackOff", text)
+            self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ImagePullBackOff")
         return left
 
     def _pulled(self, state: PodState, name: str, image: str, attempt: int) -> None:
         text = f'Container image "{image}" already present on machine and can be accessed by the pod'
-        state.told_once(self.events, f"Pulled {name} {attempt}", "Normal", "Pulled", text)
+        state.told_once(self.parts.events, f"Pulled {name} {attempt}", "Normal", "Pulled", text)
         state.pulls.pop(image, None)
 
     def _cannot(self, state: PodState, name: str, reason: str, text: str) -> float:
-        state.told_once(self.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
+        state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
         state.seen.waiting[name] = Waiting(reason, text)
-        return self.timers.retry
+        return self.parts.timers.retry
 
 
 __all__ = ["Starts"]

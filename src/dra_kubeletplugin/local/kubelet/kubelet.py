@@ -22,7 +22,8 @@ from .health import DeviceKey, HealthMonitor
 from .node import publish_node, wipe_slices
 from .plugins import PluginWatcher
 from .pod_resources import PodResources
-from .pods import Later, PodSync
+from .pod_state import Later, Parts
+from .pods import PodSync
 from .probes import Probes
 from .timers import Timers
 
@@ -79,18 +80,10 @@ class Kubelet:
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
         self._told: dict[str, str] = {}
         self.probes = Probes(self.runtime, self.events, self._queue.add)
-        self._pods = PodSync(
-            self.client,
-            self.manager,
-            self.runtime,
-            self.events,
-            self.root / "pods",
-            self.timers,
-            self._queue.add_after,
-            self._allocated,
-            self._admits,
-            self.probes,
+        parts = Parts(
+            self.client, self.manager, self.runtime, self.events, self.root / "pods", self.timers, self.probes
         )
+        self._pods = PodSync(parts, self._queue.add_after, self._allocated, self._admits)
         self._admitted: set[str] = set()  # UIDs
 
     # --- life -----------------------------------------------------------------------------------

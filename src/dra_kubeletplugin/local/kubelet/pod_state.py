@@ -6,12 +6,17 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from ...kube import KubeClient
 from ..events import EventRecorder
-from ..runtime.interface import ContainerStatus, Mount, Role, State
+from ..runtime.interface import ContainerRuntime, ContainerStatus, Mount, Role, State
+from .claims import ClaimManager
 from .containers import roles
 from .pod_status import Seen
+from .probes import Probes
+from .timers import Timers
 
 JSON = dict[str, Any]
 _LOST = 255  # the exit code that containerd gives what was running when the machine went down
@@ -19,6 +24,19 @@ _LOST = 255  # the exit code that containerd gives what was running when the mac
 
 class Later(Exception):
     """The pod cannot be brought further now; it is looked at again after the pause of its key."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a kubelet brings pods up with; ``folder`` is that of all pods."""
+
+    client: KubeClient
+    manager: ClaimManager
+    runtime: ContainerRuntime
+    events: EventRecorder
+    folder: Path
+    timers: Timers
+    probes: Probes
 
 
 @dataclass

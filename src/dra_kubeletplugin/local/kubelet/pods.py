@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ApiError
-from ...kube import KubeClient
 from ...resources.defaults import now
-from ..events import EventRecorder
 from ..informer import PODS, is_finished
-from ..runtime.interface import ContainerRuntime, ContainerStatus, Role
+from ..runtime.interface import ContainerStatus, Role
 from .admission import Refusal
-from .claims import ClaimManager, PrepareError
+from .claims import PrepareError
 from .container_ends import Ends
 from .container_starts import Starts
 from .containers import roles
 from .pod_claims import claim_names, usable_claims
-from .pod_state import Later, PodState, remembered
+from .pod_state import Later, Parts, PodState, remembered
 from .pod_status import Phase, Waiting, phase_of, seconds_left, status_of
-from .probes import Probes
-from .timers import Timers
 from .unsupported import refusals
 from .volumes import MountError, Volumes
 
@@ -44,29 +40,17 @@ class PodSync:
 
     def __init__(
         self,
-        client: KubeClient,
-        manager: ClaimManager,
-        runtime: ContainerRuntime,
-        events: EventRecorder,
-        folder: Path,
-        timers: Timers,
+        parts: Parts,
         look_in: Callable[[str, float], None],
         health: Callable[[JSON, Mapping[str, Any], Mapping[str, str]], list[JSON]],
         admits: Callable[[JSON], Awaitable[Refusal | None]],
-        probes: Probes,
     ) -> None:
-        self.client = client
-        self.manager = manager
-        self.runtime = runtime
-        self.events = events
-        self.folder = folder
-        self.timers = timers
+        self.parts = parts
         self.look_in = look_in
         self.health = health
         self.admits = admits
-        self.probes = probes
-        self.ends = Ends(runtime, events)
-        self.starts = Starts(client, manager, runtime, events, folder, timers, probes, self.ends)
+        self.ends = Ends(parts.runtime, parts.events)
+        self.starts = Starts(parts, self.ends)
         self._states: dict[str, PodState] = {}
 
     async def sync(self, uid: str, pod: JSON | None) -> None:
@@ -94,12 +78,12 @@ class PodSync:
     def _state(self, pod: JSON) -> PodState:
         uid = pod["metadata"]["uid"]
         if uid not in self._states:
-            self._states[uid] = remembered(pod, runs=bool(self.runtime.statuses(uid)))
+            self._states[uid] = remembered(pod, runs=bool(self.parts.runtime.statuses(uid)))
         return self._states[uid]
 
     def _statuses(self, state: PodState) -> dict[str, ContainerStatus]:
         """Of the containers, those included that went with the machine and have not started again."""
-        return {**state.lost, **self.runtime.statuses(state.uid)}
+        return {**state.lost, **self.parts.runtime.statuses(state.uid)}
 
     # --- a pod that is to run -------------------------------------------------------------------
 
@@ -123,7 +107,7 @@ class PodSync:
         await self._tell(pod, state, phase)
 
     async def _bring_up(self, pod: JSON, state: PodState) -> None:
-        if not self.runtime.statuses(state.uid) and not state.prepared:
+        if not self.parts.runtime.statuses(state.uid) and not state.prepared:
             if refused := await self.admits(pod):
                 await self._refuse(pod, refused)
                 raise Later(refused.message)
@@ -132,14 +116,14 @@ class PodSync:
             await self._prepare(pod, state)
         if state.volumes is None:
             await self._make_volumes(pod, state)
-        self.probes.follow(pod)
+        self.parts.probes.follow(pod)
         again = await self.starts.bring_up(pod, state, claim_names(pod, state.claims))
         if again is not None:
             self.look_in(state.uid, again)
 
     async def _end(self, pod: JSON, state: PodState, why: Refusal) -> None:
         """A pod that may not run on. It has failed once its devices are free."""
-        state.told_once(self.events, why.reason, "Normal", why.reason, why.message)
+        state.told_once(self.parts.events, why.reason, "Normal", why.reason, why.message)
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
         await self._tell(pod, state, Phase.FAILED, why)
@@ -150,16 +134,16 @@ class PodSync:
         status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
         body = {"metadata": {"uid": meta["uid"]}, "status": {**status, "startTime": now()}}
         try:
-            await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+            await self.parts.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
         except ApiError as e:
             if e.status != 404:
                 raise
-        self.events.warn(pod, "Pod", refused.reason, refused.message)
+        self.parts.events.warn(pod, "Pod", refused.reason, refused.message)
 
     async def _prepare(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
         try:
-            await self.manager.prepare(uid, await usable_claims(self.client, pod, state.claims))
+            await self.parts.manager.prepare(uid, await usable_claims(self.parts.client, pod, state.claims))
         except PrepareError as e:
             text = f"Failed to prepare dynamic resources: prepare dynamic resources: {e}"
             await self._hold(pod, state, "FailedPrepareDynamicResources", text)
@@ -167,19 +151,19 @@ class PodSync:
 
     async def _make_volumes(self, pod: JSON, state: PodState) -> None:
         try:
-            state.volumes = await Volumes(self.client, self._folder(pod)).make(pod)
+            state.volumes = await Volumes(self.parts.client, self._folder(pod)).make(pod)
         except MountError as e:
             await self._hold(pod, state, "FailedMount", str(e))
 
     async def _hold(self, pod: JSON, state: PodState, reason: str, text: str) -> None:
         """Tells why the pod waits, and lets it wait. Raises :class:`Later`."""
-        self.events.warn(pod, "Pod", reason, text)
+        self.parts.events.warn(pod, "Pod", reason, text)
         state.seen.waiting = {c["name"]: Waiting("ContainerCreating") for c, role in roles(pod) if role is Role.MAIN}
         await self._tell(pod, state, Phase.PENDING)
         raise Later(text)
 
     def _folder(self, pod: JSON) -> Path:
-        return self.folder / str(pod["metadata"]["uid"])
+        return self.parts.folder / str(pod["metadata"]["uid"])
 
     # --- a pod that ends ------------------------------------------------------------------------
 
@@ -190,10 +174,10 @@ class PodSync:
 
     async def _terminate(self, pod: JSON, state: PodState) -> None:
         meta = pod["metadata"]
-        self.probes.follow(pod)
+        self.parts.probes.follow(pod)
         grace = meta.get("deletionGracePeriodSeconds")
         await self.ends.end_all(pod, state, float(grace) if grace is not None else None)
-        if self.manager.uses(meta["uid"]):
+        if self.parts.manager.uses(meta["uid"]):
             await self._tell(pod, state, None)
             await self._unprepare(meta["uid"])
         statuses = self._statuses(state)
@@ -201,7 +185,7 @@ class PodSync:
             failed = any(s.exit_code for s in statuses.values())
             await self._tell(pod, state, Phase.FAILED if failed else Phase.SUCCEEDED)
         try:
-            await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=0)
+            await self.parts.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=0)
         except ApiError as e:
             if e.status not in {404, 409}:
                 raise
@@ -213,23 +197,23 @@ class PodSync:
         if state is not None:
             await self.ends.end_all(state.pod, state, _LAST_WORDS)
         else:
-            for name in self.runtime.statuses(uid):
-                await self.runtime.stop(uid, name, _LAST_WORDS)
+            for name in self.parts.runtime.statuses(uid):
+                await self.parts.runtime.stop(uid, name, _LAST_WORDS)
         await self._unprepare(uid)
         await self._forget(uid)
 
     async def _forget(self, uid: str) -> None:
-        self.probes.forget(uid)
-        await self.runtime.remove(uid)
-        await asyncio.to_thread(Volumes(self.client, self.folder / uid).remove)
+        self.parts.probes.forget(uid)
+        await self.parts.runtime.remove(uid)
+        await asyncio.to_thread(Volumes(self.parts.client, self.parts.folder / uid).remove)
         self._states.pop(uid, None)
 
     async def _unprepare(self, uid: str) -> None:
         """There is no event for a failure, as in a real kubelet. Raises :class:`Later`."""
-        if not self.manager.uses(uid):
+        if not self.parts.manager.uses(uid):
             return
         try:
-            await self.manager.unprepare(uid)
+            await self.parts.manager.unprepare(uid)
         except PrepareError as e:
             log.warning("kubelet: pod %s: %s", uid, e)
             raise Later(str(e)) from None
@@ -252,7 +236,7 @@ class PodSync:
             state.seen,
             shown,
             lambda container: self.health(pod, container, claims),
-            lambda container, status: self.probes.vital(state.uid, container, status),
+            lambda container, status: self.parts.probes.vital(state.uid, container, status),
         )
         if why is not None:
             new |= {"reason": why.reason, "message": why.message}
@@ -265,7 +249,7 @@ class PodSync:
             return
         body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": new}
         try:
-            state.pod = await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+            state.pod = await self.parts.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
         except ApiError as e:
             if e.status == 404:
                 return
@@ -279,4 +263,4 @@ def _version(pod: JSON) -> int:
     return int(pod["metadata"]["resourceVersion"])
 
 
-__all__ = ["Later", "PodSync"]
+__all__ = ["PodSync"]
