@@ -67,7 +67,7 @@ async def ready(room: Room, wanted: str = "True") -> None:
 async def restarted(room: Room, times: int = 1) -> JSON:
     async def check() -> JSON | None:
         found = await main(room)
-        return found if found["restartCount"] >= times and "running" in found["state"] else None
+        return found if found["restartCount"] >= times else None
 
     found: JSON = await room.until("a restart", check)
     return found
@@ -152,6 +152,9 @@ async def test_a_sidecar_that_is_started_again_holds_up_nobody_who_has_begun(roo
     found = await run(room, container(), initContainers=[sidecar], says={"startup-probe.side": "pass"})
     await ready(room)
     await say(room, **{"startup-probe.side": "fail"})
+    key = f"{PREFIX}/startup-probe.side"
+    known = room.kubelet.informers
+    await room.until("the kubelet to know", lambda: known.all(PODS)[0]["metadata"]["annotations"][key] == "fail")
     for name in ("side", "main"):
         room.cluster.node.runtime.end(found["metadata"]["uid"], name, 1)
     assert (await restarted(room))["restartCount"] == 1
