@@ -17,14 +17,18 @@ import pytest
 
 from dra_kubeletplugin.local.runtime.images import Images
 from dra_kubeletplugin.local.runtime.interface import (
+    Action,
     ContainerConfig,
     ContainerError,
     ContainerStatus,
+    Limits,
     LogOptions,
     Mount,
+    Occasion,
     Role,
     Sandbox,
     State,
+    Verdict,
 )
 from dra_kubeletplugin.local.runtime.runc import Runc
 from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
@@ -408,3 +412,44 @@ async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None
     async with asyncio.timeout(20):
         while await runc.list():
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("handler", "verdict"),
+    [
+        ({"exec": {"command": ["test", "-e", "/etc/passwd"]}}, Verdict.PASS),
+        ({"exec": {"command": ["test", "-e", "/etc/gone"]}}, Verdict.FAIL),
+        ({"exec": {"command": ["no-such-command"]}}, Verdict.ERROR),
+        ({"httpGet": {"port": 8080, "path": "/up"}}, Verdict.PASS),
+        ({"httpGet": {"port": 8080, "path": "/down"}}, Verdict.FAIL),
+        ({"tcpSocket": {"port": 8080}}, Verdict.PASS),
+        ({"tcpSocket": {"port": 8081}}, Verdict.FAIL),
+        ({"grpc": {"port": 8080}}, Verdict.FAIL),
+    ],
+)
+async def test_a_container_is_probed_from_beside_it(
+    runtime: RuncRuntime, tmp_path: Path, handler: dict[str, Any], verdict: Verdict
+) -> None:
+    """8081 listens on the pod's own loopback alone: no kubelet would reach it."""
+    script = "touch /tmp/up; busybox httpd -p 8080 -h /tmp; busybox httpd -p 127.0.0.1:8081 -h /tmp; echo listening; sleep 1000"
+    await runtime.start(sandbox(tmp_path), shell(script))
+    async for line in runtime.logs("u1", "main", LogOptions(follow=True)):
+        assert line == b"listening\n"
+        break
+    assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 5))).verdict is verdict
+
+
+async def test_a_container_that_wants_more_memory_than_it_may_have_is_killed(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    hungry = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"
+    await runtime.start(sandbox(tmp_path), shell(hungry, limits=Limits(memory=32 << 20)))
+    assert (await ended(runtime)).exit_code == 137
+
+
+async def test_a_container_s_share_of_the_machine_is_in_its_spec(runtime: RuncRuntime, tmp_path: Path) -> None:
+    await runtime.start(sandbox(tmp_path), shell("true", limits=Limits(memory=1 << 26, cpu=500, share=250)))
+    resources = runtime.spec("u1", "main")["linux"]["resources"]
+    assert resources["memory"] == {"limit": 1 << 26}
+    assert resources["cpu"] == {"shares": 256, "quota": 50_000, "period": 100_000}
+    assert (await ended(runtime)).exit_code == 0

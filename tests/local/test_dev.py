@@ -385,3 +385,29 @@ def test_a_function_is_told_as_it_was_described(tmp_path: Path) -> None:
     described.remove_function(tmp_path, "0000:19:00.0")
     described.add_function(tmp_path, given)
     assert described.function(tmp_path, "0000:19:00.0") == given
+
+
+FAULTY = """
+import asyncio, sys
+from dra_kubeletplugin import cli
+from dra_kubeletplugin.local.scheduler.loop import Scheduler
+
+run = Scheduler.run
+
+async def fails(self):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(self))
+        await self.wait_ready()
+        raise RuntimeError("a fault of ours")
+
+Scheduler.run = fails
+sys.exit(cli.main(["dev"]))
+"""
+
+
+def test_the_end_of_a_component_ends_the_command_with_its_name_last_and_no_success() -> None:
+    argv = [sys.executable, "-c", FAULTY]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "ComponentEnded: scheduler failed: " in done.stderr.splitlines()[-1]
+    assert "a fault of ours" in done.stderr

@@ -131,10 +131,10 @@ async def room() -> AsyncIterator[Room]:
 
 async def test_r1_a_plugin_is_registered_again_after_a_kubelet_restart(room: Room) -> None:
     async with room.plugin() as plugin:
-        await room.registered()
+        await room.until("the plugin to be told", lambda: plugin.statuses == [(True, "")])
         await room.kubelet.restart()
+        await room.until("the plugin to be told again", lambda: plugin.statuses == [(True, "")] * 2)
         await room.registered()
-        assert plugin.statuses == [(True, ""), (True, "")]
 
 
 async def test_r2_a_plugin_is_registered_again_after_its_own_restart(room: Room) -> None:

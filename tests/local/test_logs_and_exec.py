@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ async def test_logs_are_those_of_the_container_and_following_ends_with_it(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["-c", "other"], 'container "other" in pod "pod" is waiting to start: ErrImagePull'),
+        (["-c", "other"], 'container "other" in pod "pod" is waiting to start: trying and failing to pull image'),
         (["-c", "main", "--previous"], 'previous terminated container "main" in pod "pod" not found'),
         (["-c", "nobody"], "container nobody is not valid for pod pod"),
     ],
@@ -116,13 +116,20 @@ async def test_a_container_that_does_not_run_takes_no_command(kubectl: Kubectl) 
     assert 'container not found ("other")' in error
 
 
-async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
+async def terminal(kubectl: Kubectl, *args: str) -> tuple[asyncio.subprocess.Process, int]:
+    """kubectl in a terminal, and our end of that."""
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *kubectl.argv("exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"),
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-    )  # fmt: skip
+        *kubectl.argv(*args), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
     os.close(slave)
+    return process, master
+
+
+async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
+    process, master = await terminal(
+        kubectl, "exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"
+    )
     os.write(master, b"word\n")
     assert await asyncio.wait_for(process.wait(), 60) == 0
     shown = os.read(master, 65536).decode()
@@ -145,6 +152,54 @@ async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
 
 
 async def test_what_is_not_there_is_said(kubectl: Kubectl) -> None:
-    code, _, error = await kubectl("attach", "pod", "-c", "main")
+    code, _, error = await kubectl("get", "--raw", "/api/v1/namespaces/default/pods/pod/portforward")
     assert code == 1
-    assert "the local cluster has no attach" in error
+    assert "the local cluster has no portforward" in error
+
+
+async def test_who_attaches_sees_what_comes_and_leaves_the_container_running(kubectl: Kubectl) -> None:
+    for client in range(2):
+        process = await asyncio.create_subprocess_exec(
+            *kubectl.argv("attach", "pod", "-c", "main"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout
+        async with asyncio.timeout(60):
+            say = asyncio.create_task(_say_until(kubectl, process.stdout.readline(), f"client {client}"))
+            assert await say == f"client {client}\n".encode()
+        process.kill()
+        await process.wait()
+
+
+async def _say_until(kubectl: Kubectl, line: Awaitable[bytes], text: str) -> bytes:
+    """Has the container's own process say something until it is heard: nobody tells when a client is attached."""
+    heard = asyncio.ensure_future(line)
+    while not heard.done():
+        await kubectl("exec", "pod", "-c", "main", "--", "sh", "-c", f"echo {text} > /proc/1/fd/1")
+    return await heard
+
+
+async def test_a_shell_is_run_with_its_input_and_gone_afterwards(kubectl: Kubectl) -> None:
+    words = ("run", "-i", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh", "-c")
+    code, out, error = await kubectl(*words, "read word; echo got $word; exit 3", given=b"it\n")
+    assert "got it" in out, error
+    assert code == 3
+    assert 'pod "shell" deleted' in out
+
+
+async def test_a_shell_has_a_terminal_where_it_asks_for_one(kubectl: Kubectl) -> None:
+    words = ("run", "-it", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh")
+    process, master = await terminal(kubectl, *words)
+    shown = b""
+    try:
+        async with asyncio.timeout(60):
+            while b"# " not in shown:  # the first prompt may have come before the terminal was attached
+                shown += await asyncio.to_thread(os.read, master, 65536)
+                os.write(master, b"\n" * (b"press" in shown))
+            os.write(master, b"tty; stty size; exit\n")
+            assert await process.wait() == 0
+        shown += os.read(master, 65536)
+    finally:
+        os.close(master)
+    assert b"/dev/pts/" in shown or b"/dev/console" in shown

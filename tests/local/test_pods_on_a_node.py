@@ -316,16 +316,6 @@ async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_se
         await room.waits(name)
 
 
-async def test_a_pod_that_has_to_be_probed_runs_and_never_counts_as_ready(room: Room) -> None:
-    probe = {"exec": {"command": ["true"]}}
-    container = {"name": "main", "image": "i", "command": ["sleep", "infinity"], "readinessProbe": probe}
-    await bound(room, containers=[container])
-    found = await room.runs()
-    assert not found["status"]["containerStatuses"][0]["ready"]
-    text = "the local cluster does not run the readinessProbe of container main, so it never counts as ready"
-    await room.told("p", f"NotSupported: {text}")
-
-
 async def test_a_pod_bound_by_hand_that_the_node_has_no_room_for_fails_and_nothing_of_it_starts(room: Room) -> None:
     taking = {"name": "main", "image": "busybox", "ports": [{"containerPort": 80, "hostPort": 80}]}
     await bound(room, "first", containers=[{**taking, "command": ["sleep", "infinity"]}])
@@ -385,3 +375,64 @@ async def test_a_container_with_a_rule_for_its_exit_code_restarts_where_its_poli
     await room.until("the restart", again)
     end(room, await room.runs(), code=1)
     await phase(room, "Failed")
+
+
+# --- another life of the machine --------------------------------------------------------------------
+
+
+async def _attempt(room: Room, number: int) -> JSON:
+    async def check() -> JSON | None:
+        found = await room.cluster.pod("p")
+        status = next(iter((found or {}).get("status", {}).get("containerStatuses") or []), {})
+        return status if status.get("restartCount") == number and "running" in status["state"] else None
+
+    found: JSON = await room.until(f"attempt {number}", check)
+    return found
+
+
+async def test_restarts_go_on_being_counted_when_the_cluster_comes_back_or_a_node_reboots(tmp_path: Path) -> None:
+    timers = Timers(look=0.02, retry=0.05, crash=0.05)
+    async with LocalCluster(("node-1",), state=tmp_path, timers=timers) as cluster:
+        room = Room(cluster)
+        found = await bound(room, restartPolicy="Always")
+        await _attempt(room, 0)
+        end(room, found, code=1)
+        await _attempt(room, 1)
+    async with LocalCluster(("node-1",), state=tmp_path, timers=timers) as cluster:
+        room = Room(cluster)
+        last = (await _attempt(room, 2))["lastState"]["terminated"]
+        assert (last["exitCode"], last["reason"]) == (255, "Unknown")
+        await cluster.reboot()
+        await _attempt(room, 3)
+
+
+@pytest.mark.parametrize(("policy", "wanted"), [("Never", "Failed"), ("OnFailure", "Running")])
+async def test_what_ran_when_the_machine_went_down_has_failed(tmp_path: Path, policy: str, wanted: str) -> None:
+    """One that may not be started again has failed with its pod; one that had ended well stays so."""
+    containers = [{"name": name, "image": "busybox", "command": ["sleep", "infinity"]} for name in ("main", "other")]
+    async with LocalCluster(("node-1",), state=tmp_path) as cluster:
+        room = Room(cluster)
+        found = await bound(room, restartPolicy=policy, containers=containers)
+        await room.runs()
+        end(room, found, "other")
+
+        async def one() -> bool:
+            now = await cluster.pod("p")
+            return bool(now and "terminated" in now["status"]["containerStatuses"][1]["state"])
+
+        await room.until("the other container to end", one)
+    async with LocalCluster(("node-1",), state=tmp_path) as cluster:
+        room = Room(cluster)
+
+        async def settled() -> JSON | None:
+            now = await cluster.pod("p")
+            main = now["status"]["containerStatuses"][0] if now else {}
+            return now if now and (main.get("restartCount") or "terminated" in main["state"]) else None
+
+        now = await room.until("the pod to settle", settled)
+        now = await phase(room, wanted)
+        main, other = now["status"]["containerStatuses"]
+        assert other["state"]["terminated"]["exitCode"] == 0
+        assert other["restartCount"] == 0
+        if policy == "Never":
+            assert main["state"]["terminated"]["reason"] == "Unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,7 +14,14 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.controllers.base import Key
 from dra_kubeletplugin.local.controllers.garbage import GarbageCollector
-from dra_kubeletplugin.local.controllers.workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
+from dra_kubeletplugin.local.controllers.workloads import (
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    JOBS,
+    REPLICA_SETS,
+    is_ready,
+    share_of,
+)
 from dra_kubeletplugin.local.informer import CLAIMS, PODS, Informers
 from dra_kubeletplugin.local.kubelet import Timers
 
@@ -187,3 +195,93 @@ async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_
         informers._copies[PODS]._take(pod, gone=True)
         await deleted.wait()
         work.cancel()
+
+
+# --- rollbacks and limits ---------------------------------------------------------------------------
+
+
+def _kubectl(cluster: LocalCluster, *args: str) -> str:
+    argv = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), *args]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.kubectl
+async def test_a_deployment_is_rolled_back_restarted_and_has_a_history(cluster: LocalCluster) -> None:
+    async def kubectl(*args: str) -> str:
+        return await asyncio.to_thread(_kubectl, cluster, *args)
+
+    made = workload("apps/v1", "Deployment", "web", replicas=2)
+    made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    made["metadata"]["annotations"] = {"kubernetes.io/change-cause": "the first"}
+    await cluster.apply(made)
+    await kubectl("rollout", "status", "deployment/web")
+    await kubectl("set", "image", "deployment/web", "main=two")
+    assert "successfully rolled out" in await kubectl("rollout", "status", "deployment/web")
+    history = await kubectl("rollout", "history", "deployment/web")
+    assert [line.split()[0] for line in history.splitlines()[2:] if line] == ["1", "2"]
+    assert "the first" in history
+    await kubectl("rollout", "undo", "deployment/web")
+    await kubectl("rollout", "status", "deployment/web")
+    images = {p["spec"]["containers"][0]["image"] for p in await pods(cluster)}
+    assert images == {"one"}
+    history = await kubectl("rollout", "history", "deployment/web")
+    assert [line.split()[0] for line in history.splitlines()[2:] if line] == ["2", "3"]
+    before = {p["metadata"]["name"] for p in await pods(cluster)}
+    await kubectl("rollout", "restart", "deployment/web")
+    await kubectl("rollout", "status", "deployment/web")
+    assert not before & {p["metadata"]["name"] for p in await pods(cluster)}
+    await kubectl("rollout", "undo", "deployment/web", "--to-revision=2")
+    await kubectl("rollout", "status", "deployment/web")
+    assert {p["spec"]["containers"][0]["image"] for p in await pods(cluster)} == {"two"}
+
+
+@pytest.mark.parametrize(("surge", "away"), [(1, 0), (0, 1), ("50%", "25%")])
+async def test_a_rollout_never_has_too_many_pods_nor_too_few_that_are_available(
+    cluster: LocalCluster, surge: Any, away: Any
+) -> None:
+    rolling = {"rollingUpdate": {"maxSurge": surge, "maxUnavailable": away}}
+    made = workload("apps/v1", "Deployment", "web", replicas=4, strategy=rolling)
+    made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    await cluster.apply(made)
+    await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("availableReplicas") == 4)
+    most, least = 4 + share_of(surge, 4, up=True), 4 - share_of(away, 4, up=False)
+    seen: list[tuple[int, int]] = []
+    await cluster.client.patch(
+        DEPLOYMENTS, "web", {"spec": {"template": {"metadata": {"labels": {"app": "web", "new": "1"}}}}}, "default"
+    )
+
+    def over(status: JSON) -> bool:
+        return status.get("observedGeneration", 0) > 1 and status.get("updatedReplicas") == 4 == status.get("replicas")
+
+    async def look() -> bool:
+        alive = await pods(cluster)
+        seen.append((len(alive), sum(map(is_ready, alive))))
+        found = await cluster.client.get(DEPLOYMENTS, "web", "default")
+        return over(found["status"]) and found["status"].get("availableReplicas") == 4
+
+    await cluster.wait("the rollout", look)
+    assert max(n for n, _ in seen) <= most
+    assert min(ready for _, ready in seen) >= least
+
+
+async def test_a_pod_is_available_once_it_has_been_ready_for_long_enough(cluster: LocalCluster) -> None:
+    await cluster.apply(workload("apps/v1", "Deployment", "web", replicas=1, minReadySeconds=3600))
+    await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("readyReplicas") == 1)
+    found = await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("unavailableReplicas") == 1)
+    assert "availableReplicas" not in found["status"]
+
+
+async def test_a_rollout_that_does_not_get_on_says_so(cluster: LocalCluster) -> None:
+    made = workload("apps/v1", "Deployment", "web", replicas=1, progressDeadlineSeconds=1)
+    made["spec"]["template"]["spec"]["nodeSelector"] = {"no": "where"}
+    await cluster.apply(made)
+    found = await until(
+        cluster,
+        DEPLOYMENTS,
+        "web",
+        lambda s: any(c["status"] == "False" and c["type"] == "Progressing" for c in s.get("conditions") or []),
+    )
+    told = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
+    assert told["Progressing"] == "ProgressDeadlineExceeded"

@@ -25,7 +25,7 @@ from .apiserver.certificate import write as make_certificate
 from .apiserver.journal import Journal, open_storage
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
-from .informer import PODS
+from .informer import EVENTS, PODS
 from .kubelet import Kubelet, Timers
 from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
@@ -231,8 +231,11 @@ class LocalCluster:
         try:
             found: JSON = await self.wait(f"pod {name} to run", check, timeout)
         except TimeoutError as e:
-            told = f"; events: {self.events(name)}" if self.has_own_api else ""
-            raise TimeoutError(f"{e}{told}") from None
+            events: list[JSON] = []
+            with contextlib.suppress(ApiError):
+                events = (await self.client.list(EVENTS, namespace))["items"]
+            told = [f"{v['reason']}: {v['message']}" for v in events if v["involvedObject"]["name"] == name]
+            raise TimeoutError(f"{e}; events: {told}") from None
         return found
 
     async def delete_pod(self, name: str, namespace: str = "default", timeout: float = 20.0) -> None:

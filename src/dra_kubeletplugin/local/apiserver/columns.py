@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from .pod_columns import pod_row
+
 JSON = Mapping[str, Any]
 Look = Callable[[JSON], Any]
 Column = tuple[str, int, Look]  # name, priority (1: only with -o wide), value
@@ -91,58 +93,9 @@ def _claim_devices(claim: JSON) -> str:
     )
 
 
-def _pod_ready(pod: JSON) -> str:
-    ready = sum(bool(s.get("ready")) for s in _list(pod, "status", "containerStatuses"))
-    return f"{ready}/{len(_list(pod, 'spec', 'containers'))}"
-
-
-def _pod_status(pod: JSON) -> str:
-    """As the printer of Kubernetes decides it: the first init container in trouble, then the containers, then the phase."""
-    reason = str(_of(pod, "status", "reason") or _of(pod, "status", "phase") or "Unknown")
-    if any(c.get("type") == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in _conditions(pod)):
-        reason = "SchedulingGated"
-    starting = _init_reason(pod)
-    running = False
-    for status in reversed(_list(pod, "status", "containerStatuses")) if starting is None else ():
-        state = status.get("state") or {}
-        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-        if waiting.get("reason"):
-            reason = str(waiting["reason"])
-        elif ended.get("reason"):
-            reason = str(ended["reason"])
-        elif ended:
-            signal = ended.get("signal")
-            reason = f"Signal:{signal}" if signal else f"ExitCode:{ended.get('exitCode', 0)}"
-        elif status.get("ready") and state.get("running"):
-            running = True
-    reason = starting or reason
-    if reason == "Completed" and running:
-        ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in _conditions(pod))
-        reason = "Running" if ready else "NotReady"
-    if pod["metadata"].get("deletionTimestamp"):
-        return "Unknown" if _of(pod, "status", "reason") == "NodeLost" else "Terminating"
-    return reason
-
-
-def _init_reason(pod: JSON) -> str | None:
-    specs = {c.get("name"): c for c in _list(pod, "spec", "initContainers")}
-    statuses = _list(pod, "status", "initContainerStatuses")
-    for i, status in enumerate(statuses):
-        state = status.get("state") or {}
-        ended = state.get("terminated")
-        if ended and ended.get("exitCode") == 0:
-            continue
-        if specs.get(status.get("name"), {}).get("restartPolicy") == "Always" and status.get("started"):
-            continue
-        if ended:
-            return f"Init:{ended.get('reason') or 'ExitCode:' + str(ended.get('exitCode', 0))}"
-        waiting = (state.get("waiting") or {}).get("reason")
-        return f"Init:{waiting}" if waiting and waiting != "PodInitializing" else f"Init:{i}/{len(specs)}"
-    return None
-
-
 def _restarts(pod: JSON) -> str:
-    return str(sum(int(s.get("restartCount") or 0) for s in _list(pod, "status", "containerStatuses")))
+    row = pod_row(pod)
+    return f"{row.restarts} ({since(row.restarted)} ago)" if row.restarts and row.restarted else str(row.restarts)
 
 
 def _conditions(obj: JSON) -> list[Any]:
@@ -285,9 +238,10 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Container-Runtime", 1, look("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>")),
     ),
     "pods": (
-        NAME, ("Ready", 0, _pod_ready), ("Status", 0, _pod_status), ("Restarts", 0, _restarts), AGE,
+        NAME, ("Ready", 0, lambda o: pod_row(o).ready), ("Status", 0, lambda o: pod_row(o).status), ("Restarts", 0, _restarts), AGE,
         ("IP", 1, look("status", "podIP", default=_NONE)), ("Node", 1, look("spec", "nodeName", default=_NONE)),
-        ("Nominated Node", 1, look("status", "nominatedNodeName", default=_NONE)), ("Readiness Gates", 1, lambda o: _NONE),
+        ("Nominated Node", 1, look("status", "nominatedNodeName", default=_NONE)),
+        ("Readiness Gates", 1, lambda o: pod_row(o).gates or _NONE),
     ),
     "events": (
         ("Last Seen", 0, _event_seen), ("Type", 0, look("type")), ("Reason", 0, look("reason")), ("Object", 0, _event_object),

@@ -1,4 +1,4 @@
-"""What the API server answers from a pod's node: ``log`` and ``exec``. A real one asks the kubelet's port, this one its runtime.
+"""What the API server answers from a pod's node: ``log``, ``exec``, ``attach``. A real one asks the kubelet, this one its runtime.
 
 Source: kubernetes, pkg/registry/core/pod/strategy.go (which container is meant), pkg/kubelet/kubelet_pods.go (what it says).
 """
@@ -20,6 +20,7 @@ from .websocket import HandshakeError, WebSocket, accept
 
 JSON = dict[str, Any]
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/(log|exec|attach|portforward)")
+_PULLS = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
 _DEFAULT = "kubectl.kubernetes.io/default-container"
 
 
@@ -42,12 +43,11 @@ class PodStreams:
         match sub:
             case "log" if request.method == "GET":
                 return await self._log(request, pod)
-            case "exec" if request.method in {"GET", "POST"}:
-                return self._exec(request, pod)
-            case "attach" | "portforward":
-                raise Refusal(
-                    501, "NotImplemented", f"the local cluster has no {sub}: `kubectl logs -f` and `exec` are there"
-                )
+            case "exec" | "attach" if request.method in {"GET", "POST"}:
+                return self._session(request, pod, sub)
+            case "portforward":
+                text = "the local cluster has no portforward: a pod's network ends at the pod, and `kubectl exec` reaches into it"
+                raise Refusal(501, "NotImplemented", text)
         raise Refusal(405, "MethodNotAllowed", f"{request.method} is not supported on {request.path}")
 
     def _runtime(self, pod: JSON) -> ContainerRuntime:
@@ -79,14 +79,14 @@ class PodStreams:
             parts.append(part)
         return Response(body=b"".join(parts), content_type="text/plain")
 
-    # --- exec ---------------------------------------------------------------------------------------------
+    # --- exec and attach ---------------------------------------------------------------------------------------------
 
-    def _exec(self, request: Request, pod: JSON) -> Response:
+    def _session(self, request: Request, pod: JSON, sub: str) -> Response:
         name = _container(pod, request.query.get("container", ""))
         if not pod["spec"].get("nodeName"):
             raise Refusal(400, "BadRequest", f"pod {pod['metadata']['name']} does not have a host assigned")
         command = [value for key, value in request.arguments if key == "command"]
-        if not command:
+        if sub == "exec" and not command:
             raise Refusal(400, "BadRequest", "you must specify at least 1 command for exec")
         runtime, uid = self._runtime(pod), pod["metadata"]["uid"]
         if name not in runtime.statuses(uid):
@@ -98,6 +98,8 @@ class PodStreams:
         stdin, tty = (request.query.get(key) in {"true", "1"} for key in ("stdin", "tty"))
 
         async def start() -> ExecSession:
+            if sub == "attach":
+                return await runtime.attach(uid, name)
             return await runtime.exec(uid, name, command, stdin=stdin, tty=tty)
 
         return Response(101, headers=headers, tunnel=lambda *stream: remote_command.serve(WebSocket(*stream), start))
@@ -164,7 +166,8 @@ def _waiting(pod: JSON, name: str) -> str:
     status = pod.get("status") or {}
     for entry in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
         if entry["name"] == name and (waiting := (entry.get("state") or {}).get("waiting")):
-            return str(waiting.get("reason", "ContainerCreating"))
+            reason = str(waiting.get("reason", "ContainerCreating"))
+            return _PULLS.get(reason, reason)
     return "ContainerCreating"
 
 

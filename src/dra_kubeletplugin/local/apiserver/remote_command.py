@@ -1,4 +1,4 @@
-"""``kubectl exec`` over a WebSocket: one connection, a byte in front of each message says which stream it is of.
+"""``kubectl exec`` and ``attach`` over a WebSocket: one connection, a byte in front of each message says which stream it is of.
 
 Source: k8s.io/apimachinery, pkg/util/remotecommand; k8s.io/kubelet, pkg/cri/streaming/remotecommand.
 """
@@ -42,6 +42,8 @@ async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) 
     outgoing = asyncio.create_task(_speak(socket, session))
     try:
         await asyncio.wait({incoming, outgoing}, return_when=asyncio.FIRST_COMPLETED)
+        incoming.cancel()  # one reads at a time, and the end waits for its answer
+        await asyncio.gather(incoming, return_exceptions=True)
         if outgoing.done() and outgoing.exception() is None:
             await _finish(socket, _ended(outgoing.result()))
     finally:

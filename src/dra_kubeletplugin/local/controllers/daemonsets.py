@@ -10,7 +10,7 @@ from ...kube import KubeClient
 from ...resources import node_selection
 from ..informer import NODES, Change, Informers, is_finished
 from .base import key_of
-from .workloads import DAEMON_SETS, KINDS, Workload, hash_of, is_ready, share_of
+from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_ready, share_of
 
 JSON = dict[str, Any]
 _REVISION = "controller-revision-hash"
@@ -93,7 +93,15 @@ class DaemonSetController(Workload):
             "numberMisscheduled": len([n for n in by_node if n not in wanted]),
             "numberReady": ready,
         }
-        more = {"updatedNumberScheduled": updated, "numberAvailable": ready, "numberUnavailable": len(wanted) - ready}
+        waits = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in kept.values()]
+        available = waits.count(0.0)
+        if soon := [w for w in waits if w]:
+            self.queue.add_after(key_of(DAEMON_SETS, obj), min(soon))
+        more = {
+            "updatedNumberScheduled": updated,
+            "numberAvailable": available,
+            "numberUnavailable": len(wanted) - available,
+        }
         await self.write_status(obj, status | {key: value for key, value in more.items() if value})
 
 

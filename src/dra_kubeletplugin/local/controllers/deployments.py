@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.defaults import now
 from ..informer import Change, Informers
-from .base import Key
+from .base import Key, key_of
 from .workloads import DEPLOYMENTS, KINDS, REPLICA_SETS, Workload, condition, controller_of, hash_of, share_of
 
 JSON = dict[str, Any]
 _HASH = "pod-template-hash"
+_REVISION = "deployment.kubernetes.io/revision"
+_CAUSE = "kubernetes.io/change-cause"
 _SEEN_BY = 30.0  # seconds
 
 
@@ -25,6 +29,7 @@ class DeploymentController(Workload):
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, REPLICA_SETS)
         self._sets: dict[str, tuple[float, JSON]] = {}  # by UID, that our copies do not show as we wrote them
+        self._progress: dict[str, tuple[Any, float]] = {}  # by UID: what was seen last, since when
         self.watch(REPLICA_SETS, self._set_changed)
 
     def _set_changed(self, change: Change) -> None:
@@ -57,8 +62,42 @@ class DeploymentController(Workload):
             newest = await self._make(obj, name)
             sets.append(newest)
         if newest is not None:
+            newest = await self._number(obj, newest, old)
             await self._scale(obj, newest, old)
+            await self._forget_oldest(obj, newest, old)
         await self._tell(obj, self._sets_of(obj), name)
+
+    async def _number(self, obj: JSON, newest: JSON, old: list[JSON]) -> JSON:
+        """The newest set has the highest revision, one that a rollback brought back too; ``kubectl rollout`` reads them."""
+        highest = max(map(_revision, old), default=0)
+        wanted = {_REVISION: str(max(_revision(newest), highest + 1))}
+        if cause := (obj["metadata"].get("annotations") or {}).get(_CAUSE):
+            wanted[_CAUSE] = cause
+        known = newest["metadata"].get("annotations") or {}
+        if any(known.get(k) != v for k, v in wanted.items()):
+            meta = newest["metadata"]
+            body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": wanted}}
+            newest = self._keep(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+        if (obj["metadata"].get("annotations") or {}).get(_REVISION) != wanted[_REVISION]:
+            meta = obj["metadata"]
+            body = {"metadata": {"uid": meta["uid"], "annotations": {_REVISION: wanted[_REVISION]}}}
+            obj["metadata"] = (await self.client.patch(DEPLOYMENTS, meta["name"], body, meta["namespace"]))["metadata"]
+        return newest
+
+    async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
+        """Once all is done no more sets are kept than a rollback may want."""
+        if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
+            return
+        idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]
+        idle.sort(key=_revision)
+        for found in idle[: max(0, len(idle) - int(obj["spec"].get("revisionHistoryLimit", 10)))]:
+            meta = found["metadata"]
+            self._sets.pop(meta["uid"], None)
+            try:
+                await self.client.delete(REPLICA_SETS, meta["name"], meta["namespace"], uid=meta["uid"])
+            except ApiError as e:
+                if e.status not in {404, 409}:
+                    raise
 
     async def _make(self, obj: JSON, name: str) -> JSON:
         template = copy.deepcopy(obj["spec"]["template"])
@@ -78,7 +117,12 @@ class DeploymentController(Workload):
                 "labels": meta["labels"],
                 "ownerReferences": [owner],
             },
-            "spec": {"replicas": 0, "selector": selector, "template": template},
+            "spec": {
+                "replicas": 0,
+                "selector": selector,
+                "template": template,
+                "minReadySeconds": int(obj["spec"].get("minReadySeconds") or 0),
+            },
         }
         return self._keep(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
 
@@ -89,7 +133,7 @@ class DeploymentController(Workload):
     async def _scale(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
         wanted = obj["spec"].get("replicas", 1)
         strategy = obj["spec"].get("strategy") or {}
-        old_pods = sum(s["spec"].get("replicas", 0) for s in old)
+        old_pods = sum(map(_wanted, old))
         if strategy.get("type") == "Recreate":
             for found in old:
                 await self._set(obj, found, 0)
@@ -106,15 +150,24 @@ class DeploymentController(Workload):
         # What is to be is told at once where nothing stands in the way.
         grown = max(have, min(wanted, wanted + surge - old_pods)) if have <= wanted else wanted
         await self._set(obj, newest, grown)
-        available = sum((s.get("status") or {}).get("availableReplicas", 0) for s in [newest, *old])
-        unready = sum(s["spec"].get("replicas", 0) - (s.get("status") or {}).get("availableReplicas", 0) for s in old)
-        spare = max(0, available - max(0, wanted - away)) + max(0, unready)
+        await self._shrink(obj, {**newest, "spec": {**newest["spec"], "replicas": grown}}, old, wanted - away)
+
+    async def _shrink(self, obj: JSON, newest: JSON, old: list[JSON], least: int) -> None:
+        """Takes pods from the old sets, those first that are not available, and never so many that fewer than ``least`` are."""
+        sets = [newest, *old]
+        spare = sum(_wanted(s) for s in sets) - least - (_wanted(newest) - _available(newest))
+        left = {s["metadata"]["uid"]: _wanted(s) for s in old}
+        for found in sorted(old, key=_revision):
+            less = max(0, min(spare, _wanted(found) - _available(found)))
+            left[found["metadata"]["uid"]] -= less
+            spare -= less
+        spare = min(spare, sum(map(_available, sets)) - least)
+        for found in sorted(old, key=_revision):
+            less = max(0, min(spare, left[found["metadata"]["uid"]]))
+            left[found["metadata"]["uid"]] -= less
+            spare -= less
         for found in old:
-            replicas = found["spec"].get("replicas", 0)
-            less = min(replicas, spare)
-            if less:
-                await self._set(obj, found, replicas - less)
-                spare -= less
+            await self._set(obj, found, left[found["metadata"]["uid"]])
 
     async def _set(self, obj: JSON, found: JSON, replicas: int) -> None:
         before = found["spec"].get("replicas", 0)
@@ -148,8 +201,35 @@ class DeploymentController(Workload):
         progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
         if not done:
             progress = ("ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
+            if (left := self._time_left(obj, counts)) <= 0:
+                progress = ("ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
+            else:
+                self.queue.add_after(key_of(DEPLOYMENTS, obj), left + 0.1)
         status["conditions"] = [
             condition(obj, "Available", "True" if enough else "False", reason, word, now()),
-            condition(obj, "Progressing", "True", *progress, now()),
+            condition(obj, "Progressing", "False" if "Exceeded" in progress[0] else "True", *progress, now()),
         ]
         await self.write_status(obj, status)
+
+    def _time_left(self, obj: JSON, counts: Mapping[str, int]) -> float:
+        """Seconds for something to change, since the last time that something did."""
+        uid, clock = obj["metadata"]["uid"], time.monotonic()
+        what = (obj["metadata"].get("generation"), *counts.values())
+        before, since = self._progress.get(uid, (None, clock))
+        if before != what:
+            self._progress[uid] = what, clock
+            since = clock
+        return since + float(obj["spec"].get("progressDeadlineSeconds") or 600) - clock
+
+
+def _revision(found: Mapping[str, Any]) -> int:
+    text = str((found["metadata"].get("annotations") or {}).get(_REVISION, ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def _wanted(found: Mapping[str, Any]) -> int:
+    return int(found["spec"].get("replicas", 0))
+
+
+def _available(found: Mapping[str, Any]) -> int:
+    return int((found.get("status") or {}).get("availableReplicas", 0))

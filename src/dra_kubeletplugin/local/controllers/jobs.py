@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.defaults import now
-from ..informer import Informers
+from ..informer import Informers, is_finished
 from .base import Key, key_of
-from .workloads import JOBS, KINDS, Workload, is_active, is_ready
+from .job_outcomes import INDEX, Ended, Tally, Verdict, ended, format_indexes, pause, tally, verdict
+from .workloads import JOBS, KINDS, Workload, condition, is_active, is_ready
 
 JSON = dict[str, Any]
-_INDEX = "batch.kubernetes.io/job-completion-index"
-_PAUSE, _LONGEST = 10.0, 600.0  # seconds between a failure and the next try; it doubles
-_NOT_IMPLEMENTED = ("podFailurePolicy", "successPolicy", "backoffLimitPerIndex", "maxFailedIndexes")
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_ENDS = {"Complete": True, "Failed": False}
+_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # it ends so once its last pod has
+_COMPLETE = Verdict(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 
 class JobController(Workload):
@@ -27,154 +29,169 @@ class JobController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
-        self._ended: dict[str, dict[str, str]] = {}  # Job → pods that have ended (UIDs), and how: they may be deleted
+        self._ended: dict[str, dict[str, Ended]] = {}  # Job → pods that have ended (UIDs): they may be deleted
+        self._sent_away: set[str] = set()  # UIDs of pods that we deleted: their ends say nothing
 
     async def reconcile(self, key: Key) -> None:
-        obj = self.informers.find(key.resource, key.name, key.namespace)
-        if obj is None:
-            return
-        await super().reconcile(key)
+        if self.informers.find(key.resource, key.name, key.namespace) is not None:
+            await super().reconcile(key)
 
     async def sync(self, obj: JSON) -> None:
         spec, status = obj["spec"], obj.get("status") or {}
-        pods = self.pods_of(obj)
-        if _is_over(status):
+        if spec.get("managedBy") not in {None, "kubernetes.io/job-controller"}:
+            return  # somebody else's
+        if _true(status, _ENDS) is not None:
             await self._clean_up(obj, status)
             return
-        if found := [field for field in _NOT_IMPLEMENTED if spec.get(field) is not None]:
-            self.tell(
-                obj,
-                "Warning",
-                "NotImplemented",
-                f"spec.{found[0]} is not implemented by the local cluster: nothing is started",
-            )
-            return
-        ended = self._count(obj, pods)
-        succeeded = {uid for uid, how in ended.items() if how != "Failed"}
-        failed = len(ended) - len(succeeded)
+        pods = self.pods_of(obj)
+        found = tally(self._count(obj, pods), spec)
         active = [p for p in pods if is_active(p)]
+        leaving = [p for p in pods if not is_finished(p) and p["metadata"].get("deletionTimestamp")]
         fresh: JSON = {"startTime": status.get("startTime") or now()}
-        reason, text = self._failure(spec, status, failed)
-        indexed = spec.get("completionMode") == "Indexed"
-        done = {how for how in ended.values() if how != "Failed"} if indexed else succeeded
-        conditions: list[JSON] = []
-        if spec.get("suspend"):
-            await self._delete_all(obj, active)
+        conditions = [c for c in status.get("conditions") or [] if c["type"] == "Suspended"]
+        end = self._end(spec, status, found, active)
+        if end is None and spec.get("suspend"):
+            leaving += await self._send_away(obj, active)
             active, fresh = [], {}
-            conditions = [_condition("Suspended", "JobSuspended", "Job suspended")]
-        elif reason:
-            await self._delete_all(obj, active)
-            active = []
-            conditions = [_condition(t, reason, text) for t in ("FailureTarget", "Failed")]
-            self.tell(obj, "Warning", reason, text)
-        elif self._is_complete(spec, done, active):
-            await self._delete_all(obj, active)
-            active = []
-            text = "Reached expected number of succeeded pods"
-            conditions = [_condition(t, "CompletionsReached", text) for t in ("SuccessCriteriaMet", "Complete")]
-            fresh["completionTime"] = now()
-            self.tell(obj, "Normal", "Completed", "Job completed")
+            conditions = [self._switch(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
+        elif end is None:
+            if conditions:
+                conditions = [self._switch(obj, "Suspended", "False", "JobResumed", "Job resumed")]
+            active, gone = await self._run(obj, active, leaving, found)
+            leaving += gone
         else:
-            active = await self._start(obj, active, done, failed)
-        counts = {"active": len(active), "succeeded": len(done), "failed": failed, "ready": sum(map(is_ready, active))}
-        fresh |= {k: v for k, v in counts.items() if v or k == "ready"} | {
-            "uncountedTerminatedPods": {},
-            "terminating": 0,
-        }
-        if indexed and done:
-            fresh["completedIndexes"] = ",".join(sorted(done, key=int))
+            await self._send_away(obj, active)
+            leaving += active
+            active = []
+            conditions += self._ending(obj, status, end, last=not leaving)
+            if end.succeeded and not leaving:
+                fresh["completionTime"] = now()
+        counts = {"succeeded": len(found.done), "failed": found.failed, "active": len(active)}
+        fresh |= {k: v for k, v in counts.items() if v}
+        fresh |= {"ready": sum(map(is_ready, active)), "terminating": len(leaving), "uncountedTerminatedPods": {}}
+        if spec.get("completionMode") == "Indexed":
+            fresh |= {"completedIndexes": format_indexes(found.done)} if found.done else {}
+            fresh |= {"failedIndexes": format_indexes(found.given_up)} if found.given_up else {}
         if conditions:
             fresh["conditions"] = conditions
         await self.write_status(obj, fresh)
 
-    def _count(self, obj: JSON, pods: list[JSON]) -> dict[str, str]:
-        """Every pod that has ended: Failed, or for one that succeeded its index or UID."""
-        ended = self._ended.setdefault(obj["metadata"]["uid"], {})
+    def _count(self, obj: JSON, pods: list[JSON]) -> list[Ended]:
+        """Every pod that has ended by itself or by others."""
+        known = self._ended.setdefault(obj["metadata"]["uid"], {})
         for pod in pods:
-            phase = (pod.get("status") or {}).get("phase")
-            meta = pod["metadata"]
-            if phase == "Succeeded":
-                ended[meta["uid"]] = (meta.get("annotations") or {}).get(_INDEX, meta["uid"])
-            elif phase == "Failed":
-                ended[meta["uid"]] = "Failed"
-        return ended
+            uid = pod["metadata"]["uid"]
+            if uid in known or uid in self._sent_away:
+                continue
+            if end := ended(pod, obj["spec"]):
+                known[uid] = end
+        return list(known.values())
 
-    def _failure(self, spec: JSON, status: JSON, failed: int) -> tuple[str, str]:
-        if failed > spec.get("backoffLimit", 6):
-            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-        limit = spec.get("activeDeadlineSeconds")
-        if limit is not None and (started := status.get("startTime")):
-            if time.time() - datetime.fromisoformat(started).timestamp() >= limit:
-                return "DeadlineExceeded", "Job was active longer than specified deadline"
-        return "", ""
-
-    @staticmethod
-    def _is_complete(spec: JSON, done: set[str], active: list[JSON]) -> bool:
+    def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> Verdict | None:
+        """How the Job ends, if it does: what was decided once stays."""
+        if (target := _true(status, _TARGETS)) is not None:
+            return Verdict(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
+        started = status.get("startTime")
+        since = time.time() - datetime.fromisoformat(started).timestamp() if started else 0.0
+        if end := verdict(spec, found, sum(map(_restarts, active)), since):
+            return end
         completions = spec.get("completions")
         if completions is None:  # a work queue: one success, and all others have ended
-            return bool(done) and not active
-        return len(done) >= int(completions)
+            return _COMPLETE if found.done and not active else None
+        return _COMPLETE if len(found.done) >= int(completions) else None
 
-    async def _start(self, obj: JSON, active: list[JSON], done: set[str], failed: int) -> list[JSON]:
+    def _ending(self, obj: JSON, status: JSON, end: Verdict, *, last: bool) -> list[JSON]:
+        """The condition that says how it will end, and with its last pod the one that says how it has."""
+        names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
+        if last and end.succeeded:
+            self.tell(obj, "Normal", "Completed", "Job completed")
+        elif last:
+            self.tell(obj, "Warning", end.reason, end.message)
+        known = {c["type"]: c for c in status.get("conditions") or []}
+        return [
+            known.get(name) or _probed(condition(obj, name, "True", end.reason, end.message, now()))
+            for name in names[: 1 + last]
+        ]
+
+    def _switch(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
+        """A condition, told where it changes."""
+        known = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or []}
+        if type in known and known[type]["status"] == status:
+            return dict(known[type])
+        self.tell(obj, "Normal", reason.removeprefix("Job"), message)
+        return _probed(condition(obj, type, status, reason, message, now()))
+
+    # --- pods -----------------------------------------------------------------------------------
+
+    async def _run(
+        self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally
+    ) -> tuple[list[JSON], list[JSON]]:
+        """As many pods as are wanted: those that are active then, and those that had to go."""
         spec = obj["spec"]
-        completions, parallelism = spec.get("completions"), spec.get("parallelism", 1)
+        completions, parallelism = spec.get("completions"), int(spec.get("parallelism", 1))
         if completions is None:
-            wanted = 0 if done else parallelism
+            wanted = max(len(active), 0) if found.done else parallelism
         else:
-            wanted = min(parallelism, completions - len(done))
-        if len(active) > wanted and completions is not None:
-            await self._delete_all(obj, active[wanted:])
-            return active[:wanted]
-        if failed and len(active) < wanted and (left := self._pause(obj, failed)) > 0:
-            self.queue.add_after(key_of(JOBS, obj), left)
-            return active
+            wanted = min(parallelism, completions - len(found.done) - len(found.given_up))
+        if len(active) > wanted:
+            gone = active[max(0, wanted) :]
+            await self._send_away(obj, gone)
+            return active[: max(0, wanted)], gone
         if (limit := spec.get("activeDeadlineSeconds")) is not None:
             self.queue.add_after(key_of(JOBS, obj), float(limit) + 0.1)
-        taken = {(p["metadata"].get("annotations") or {}).get(_INDEX) for p in active} | done
-        free = (str(i) for i in range(completions or 0) if str(i) not in taken)
+        room = wanted - len(active)
+        if spec.get("podReplacementPolicy") == "Failed":
+            room -= len(leaving)
         out = list(active)
-        for _ in range(wanted - len(active)):
-            labels = {"batch.kubernetes.io/job-name": obj["metadata"]["name"], "job-name": obj["metadata"]["name"]}
-            labels["batch.kubernetes.io/controller-uid"] = labels["controller-uid"] = obj["metadata"]["uid"]
-            meta: JSON = {"labels": labels}
-            more: JSON = {}
-            if spec.get("completionMode") == "Indexed":
-                index = next(free)
-                meta["annotations"] = {_INDEX: index}
-                labels[_INDEX] = index
-                meta["generateName"] = f"{obj['metadata']['name']}-{index}-"
-                more = {
-                    "hostname": f"{obj['metadata']['name']}-{index}",
-                    **_with_index(spec["template"]["spec"], index),
-                }
-            out.append(await self.make_pod(obj, spec["template"], meta, more))
-        return out
+        for index in self._next(obj, active, leaving, found, room):
+            out.append(await self.make_pod(obj, spec["template"], *_with_index(obj, index, found)))
+        return out, []
 
-    def _pause(self, obj: JSON, failed: int) -> float:
-        """Seconds that a Job has to wait since its last failure."""
-        last = 0.0
-        for pod in self.pods_of(obj):
-            if (pod.get("status") or {}).get("phase") == "Failed":
-                for found in pod["status"].get("containerStatuses") or []:
-                    if at := ((found.get("state") or {}).get("terminated") or {}).get("finishedAt"):
-                        last = max(last, datetime.fromisoformat(at).timestamp())
-        return last + min(_LONGEST, _PAUSE * 2.0 ** (min(failed, 20) - 1)) - time.time()
+    def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, room: int) -> Iterator[str]:
+        """What is to be started now, at most ``room``: indexes, or nothing's names. The rest waits after its failures."""
+        spec, key = obj["spec"], key_of(JOBS, obj)
+        by_index = spec.get("backoffLimitPerIndex") is not None
+        if not by_index and room > 0:
+            left = pause(found.failed, max(found.last.values(), default=0.0))
+            if left > 0:
+                self.queue.add_after(key, left)
+                return
+        if spec.get("completionMode") != "Indexed":
+            yield from [""] * max(0, room)
+            return
+        waits_for = leaving if spec.get("podReplacementPolicy") == "Failed" else []
+        taken = {(p["metadata"].get("annotations") or {}).get(INDEX) for p in [*active, *waits_for]}
+        for number in range(int(spec.get("completions") or 0)):
+            index = str(number)
+            if room <= 0:
+                return
+            if index in taken | found.done | found.given_up:
+                continue
+            if by_index and (left := pause(found.failures[index], found.last.get(index, 0.0))) > 0:
+                self.queue.add_after(key, left)
+                continue
+            room -= 1
+            yield index
 
-    async def _delete_all(self, obj: JSON, pods: list[JSON]) -> None:
+    async def _send_away(self, obj: JSON, pods: list[JSON]) -> list[JSON]:
         for pod in pods:
+            self._sent_away.add(pod["metadata"]["uid"])
             await self.delete_pod(obj, pod)
+        return pods
 
     async def _clean_up(self, obj: JSON, status: JSON) -> None:
         """Deletes a Job that is over, where it says when."""
+        meta = obj["metadata"]
+        self._sent_away -= {p["metadata"]["uid"] for p in self.pods_of(obj)}
+        self._ended.pop(meta["uid"], None)
         ttl = obj["spec"].get("ttlSecondsAfterFinished")
         if ttl is None:
             return
-        times = [c["lastTransitionTime"] for c in status["conditions"] if c["type"] in {"Complete", "Failed"}]
+        times = [c["lastTransitionTime"] for c in status["conditions"] if c["type"] in _ENDS]
         left = datetime.fromisoformat(times[0]).timestamp() + ttl - time.time()
         if left > 0:
             self.queue.add_after(key_of(JOBS, obj), left)
             return
-        meta = obj["metadata"]
         try:
             await self.client.delete(JOBS, meta["name"], meta["namespace"], uid=meta["uid"])
         except ApiError as e:
@@ -182,20 +199,39 @@ class JobController(Workload):
                 raise
 
 
-def _is_over(status: Mapping[str, Any]) -> bool:
-    return any(c["type"] in {"Complete", "Failed"} and c["status"] == "True" for c in status.get("conditions") or [])
+def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
+    """The condition of one of the types that holds."""
+    return next(
+        (c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"),
+        None,
+    )
 
 
-def _condition(type: str, reason: str, message: str) -> JSON:
-    stamp = now()
-    known = {"status": "True", "lastProbeTime": stamp, "lastTransitionTime": stamp}
-    return {"type": type, "reason": reason, "message": message, **known}
+def _probed(found: JSON) -> JSON:
+    return {**found, "lastProbeTime": found["lastTransitionTime"]}
 
 
-def _with_index(spec: Mapping[str, Any], index: str) -> JSON:
+def _restarts(pod: Mapping[str, Any]) -> int:
+    status = pod.get("status") or {}
+    every = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+    return sum(int(s.get("restartCount") or 0) for s in every)
+
+
+def _with_index(obj: JSON, index: str, found: Tally) -> tuple[JSON, JSON]:
+    """Metadata and parts of the specification of a pod; ``index`` is empty where the Job has none."""
+    name, spec = obj["metadata"]["name"], obj["spec"]["template"]["spec"]
+    labels = {"batch.kubernetes.io/job-name": name, "job-name": name}
+    labels["batch.kubernetes.io/controller-uid"] = labels["controller-uid"] = obj["metadata"]["uid"]
+    if not index:
+        return {"labels": labels}, {}
+    annotations = {INDEX: index}
+    if obj["spec"].get("backoffLimitPerIndex") is not None:
+        annotations[_FAILURES] = str(found.failures[index])
     entry = {"name": "JOB_COMPLETION_INDEX", "value": index}
-    return {
+    more = {
         key: [{**c, "env": [*(c.get("env") or []), entry]} for c in spec[key]]
         for key in ("initContainers", "containers")
         if spec.get(key)
     }
+    meta = {"labels": {**labels, INDEX: index}, "annotations": annotations, "generateName": f"{name}-{index}-"}
+    return meta, {"hostname": spec.get("hostname") or f"{name}-{index}", **more}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .base import key_of
-from .workloads import KINDS, REPLICA_SETS, Workload, is_active, is_ready
+from .workloads import KINDS, REPLICA_SETS, Workload, available_in, is_active, is_ready
 
 JSON = dict[str, Any]
 _AT_ONCE = 50  # pods made in one go; the next ones follow
@@ -28,10 +28,11 @@ class ReplicaSetController(Workload):
                     await self.delete_pod(obj, pod)
                 pods = pods[len(pods) - wanted :]
         finally:
-            ready = sum(map(is_ready, pods))
+            waits = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in pods]
+            counts = {"readyReplicas": sum(w is not None for w in waits), "availableReplicas": waits.count(0.0)}
             status: JSON = {"replicas": len(pods), "fullyLabeledReplicas": len(pods)}
-            await self.write_status(
-                obj, status | ({"readyReplicas": ready, "availableReplicas": ready} if ready else {})
-            )
+            await self.write_status(obj, status | {k: v for k, v in counts.items() if v})
+            if soon := [w for w in waits if w]:
+                self.queue.add_after(key_of(REPLICA_SETS, obj), min(soon))
         if len(pods) < wanted:
             self.queue.add_after(key_of(REPLICA_SETS, obj), 0.01)

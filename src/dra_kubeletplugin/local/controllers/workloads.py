@@ -7,6 +7,7 @@ import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -132,6 +133,16 @@ def is_active(pod: Mapping[str, Any]) -> bool:
 def is_ready(pod: Mapping[str, Any]) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def available_in(pod: Mapping[str, Any], seconds: float) -> float | None:
+    """Seconds until a pod has been ready for so long: 0 where it has, None where it is not ready."""
+    for c in (pod.get("status") or {}).get("conditions") or []:
+        if c.get("type") == "Ready" and c.get("status") == "True":
+            if not seconds or not c.get("lastTransitionTime"):
+                return 0.0
+            return max(0.0, datetime.fromisoformat(c["lastTransitionTime"]).timestamp() + seconds - time.time())
+    return None
 
 
 def hash_of(template: Mapping[str, Any]) -> str:

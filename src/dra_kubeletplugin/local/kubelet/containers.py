@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
-from ..runtime.interface import ContainerConfig, Mount, Role
+from ...resources.quantity import Quantity
+from ..runtime.interface import ContainerConfig, Limits, Mount, Role
 from .fields import FieldUnknown, field_value, resource_value
 from .volumes import CONFIG_MAPS, SECRETS, MountError, mounts_of
 
@@ -78,7 +80,22 @@ async def config_of(
         security.get("runAsUser"),
         security.get("runAsGroup"),
         security,
+        bool(container.get("stdin")),
+        bool(container.get("stdinOnce")),
+        bool(container.get("tty")),
+        _limits(container),
     )
+
+
+def _limits(container: JSON) -> Limits:
+    given = container.get("resources") or {}
+    limits, requests = given.get("limits") or {}, given.get("requests") or {}
+    try:
+        memory, cpu = (Quantity(str(limits.get(name, "0"))).value for name in ("memory", "cpu"))
+        share = Quantity(str(requests.get("cpu", "0"))).value
+    except ValueError as e:
+        raise ConfigError(str(e)) from None
+    return Limits(int(memory), math.ceil(cpu * 1000), math.ceil(share * 1000))
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:

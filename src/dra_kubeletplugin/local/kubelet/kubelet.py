@@ -22,7 +22,9 @@ from .health import DeviceKey, HealthMonitor
 from .node import publish_node, wipe_slices
 from .plugins import PluginWatcher
 from .pod_resources import PodResources
-from .pods import Later, PodSync
+from .pod_state import Later, Parts
+from .pods import PodSync
+from .probes import Probes
 from .timers import Timers
 
 log = logging.getLogger(__name__)
@@ -77,17 +79,11 @@ class Kubelet:
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
         self._told: dict[str, str] = {}
-        self._pods = PodSync(
-            self.client,
-            self.manager,
-            self.runtime,
-            self.events,
-            self.root / "pods",
-            self.timers,
-            self._queue.add_after,
-            self._allocated,
-            self._admits,
+        self.probes = Probes(self.runtime, self.events, self._queue.add)
+        parts = Parts(
+            self.client, self.manager, self.runtime, self.events, self.root / "pods", self.timers, self.probes
         )
+        self._pods = PodSync(parts, self._queue.add_after, self._allocated, self._admits)
         self._admitted: set[str] = set()  # UIDs
 
     # --- life -----------------------------------------------------------------------------------
@@ -131,6 +127,7 @@ class Kubelet:
                 tasks.create_task(self._wipes.work(self._wipe, self._not_wiped, 4))
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
+                tasks.create_task(self.probes.run())
                 await self.informers.run(tasks)
                 await self.informers.wait_synced()
                 await self.pod_resources.start()
@@ -167,6 +164,7 @@ class Kubelet:
     # --- pods -----------------------------------------------------------------------------------
 
     def _pod_changed(self, change: Change) -> None:
+        self._pods.notice(change.object)
         self._queue.add(change.object["metadata"]["uid"])
 
     def _pod(self, uid: str) -> JSON | None:

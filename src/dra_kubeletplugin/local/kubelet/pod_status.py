@@ -11,7 +11,6 @@ from typing import Any
 from ...resources.defaults import now
 from ..runtime.interface import ContainerStatus, Role, State
 from .containers import roles
-from .unsupported import may_be_ready
 
 JSON = dict[str, Any]
 SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods of which nothing really runs
@@ -34,6 +33,14 @@ class Waiting:
 
     reason: str
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Vital:
+    """What its probes say of a container."""
+
+    started: bool
+    ready: bool
 
 
 @dataclass
@@ -113,15 +120,19 @@ def status_of(
     seen: Seen,
     phase: Phase,
     health: Callable[[Mapping[str, Any]], list[JSON]],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
 ) -> JSON:
     """``status`` as the kubelet writes it; ``health`` answers a container's ``allocatedResourcesStatus``."""
     all_roles = roles(pod)
-    # An init container that ended well, or a sidecar that runs, is done with.
-    initialized = all(_is_past(statuses.get(c["name"]), role) for c, role in all_roles if role is not Role.MAIN)
+    initialized = all(
+        _is_past(c, role, statuses.get(c["name"]), vital) for c, role in all_roles if role is not Role.MAIN
+    )
     out: JSON = {"phase": phase.value}
     for key, wanted in (("initContainerStatuses", {Role.INIT, Role.SIDECAR}), ("containerStatuses", {Role.MAIN})):
         found = [
-            _container(c, role, statuses.get(c["name"]), seen, health, ready=initialized or role is not Role.MAIN)
+            _container(
+                c, role, statuses.get(c["name"]), seen, health, vital, initialized=initialized or role is not Role.MAIN
+            )
             for c, role in all_roles
             if role in wanted
         ]
@@ -134,10 +145,12 @@ def status_of(
     waits = {"reason": why}
     if why == "ContainersNotReady":
         waits["message"] = f"containers with unready status: [{' '.join(not_ready)}]"
+    gates = _gates(pod)
+    not_yet = waits if not ready else {"reason": "ReadinessGatesNotReady", "message": ", ".join(gates)}
     conditions = [
         _condition(pod, "PodReadyToStartContainers", bool(statuses) and not phase.is_terminal),
         _condition(pod, "Initialized", initialized or phase is Phase.SUCCEEDED, {"reason": "ContainersNotInitialized"}),
-        _condition(pod, "Ready", ready, waits),
+        _condition(pod, "Ready", ready and not gates, not_yet),
         _condition(pod, "ContainersReady", ready, waits),
     ]
     if any(s.simulated for s in statuses.values()):
@@ -153,12 +166,31 @@ def status_of(
     return out
 
 
-def _is_past(status: ContainerStatus | None, role: Role) -> bool:
+def _gates(pod: Mapping[str, Any]) -> list[str]:
+    """What somebody else has yet to say before the pod is ready. Source: KEP-580."""
+    known = {c.get("type"): c.get("status") for c in (pod.get("status") or {}).get("conditions") or []}
+    out = []
+    for gate in pod["spec"].get("readinessGates") or []:
+        name = gate["conditionType"]
+        if name not in known:
+            out.append(f'corresponding condition of pod readiness gate "{name}" does not exist.')
+        elif known[name] != "True":
+            out.append(f'the status of pod readiness gate "{name}" is not "True", but {known[name]}')
+    return out
+
+
+def _is_past(
+    container: Mapping[str, Any],
+    role: Role,
+    status: ContainerStatus | None,
+    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+) -> bool:
+    """Whether the containers behind it may start: an init container has ended well, a sidecar has started."""
     if status is None:
         return False
-    return (
-        status.state is State.RUNNING if role is Role.SIDECAR else status.state is State.EXITED and not status.exit_code
-    )
+    if role is Role.SIDECAR:
+        return vital(container, status).started
+    return status.state is State.EXITED and not status.exit_code
 
 
 def _condition(pod: Mapping[str, Any], type: str, value: bool, otherwise: Mapping[str, str] | None = None) -> JSON:
@@ -177,8 +209,9 @@ def _container(
     status: ContainerStatus | None,
     seen: Seen,
     health: Callable[[Mapping[str, Any]], list[JSON]],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
     *,
-    ready: bool,
+    initialized: bool,
 ) -> JSON:
     name = container["name"]
     out: JSON = {"name": name, "image": container.get("image", ""), "imageID": "", "restartCount": 0}
@@ -186,17 +219,17 @@ def _container(
         out |= {"restartCount": status.attempt, "containerID": status.id}
     waiting = seen.waiting.get(name)
     if waiting or status is None:
-        default = Waiting("ContainerCreating" if ready else "PodInitializing")
+        default = Waiting("ContainerCreating" if initialized else "PodInitializing")
         told = waiting or default
         out["state"] = {"waiting": {"reason": told.reason, **({"message": told.message} if told.message else {})}}
         out["ready"] = out["started"] = False
         last = status or seen.last.get(name)
     else:
         out["state"] = _state(status)
-        runs = status.state is State.RUNNING
-        out["started"] = runs
+        seems = vital(container, status)
         ended_well = status.state is State.EXITED and not status.exit_code
-        out["ready"] = ended_well if role is Role.INIT else runs and may_be_ready(container)
+        out["started"] = seems.started
+        out["ready"] = ended_well if role is Role.INIT else seems.ready
         last = seen.last.get(name)
     out["lastState"] = _state(last) if last and last.state is State.EXITED else {}
     if found := health(container):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .interface import Mount
+from .interface import Limits, Mount
 
 JSON = dict[str, Any]
 
@@ -46,6 +46,7 @@ _MOUNTS: list[JSON] = [
         "options": ["nosuid", "noexec", "nodev", "relatime", "ro"],
     },
 ]
+_PERIOD = 100_000  # microseconds
 _MASKED = (
     "/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
     "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
@@ -65,6 +66,7 @@ class Process:
     groups: Sequence[int] = ()
     capabilities: Sequence[str] = CAPABILITIES
     no_new_privileges: bool = False
+    terminal: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Around:
     namespaces: Mapping[str, str] = field(default_factory=dict)
     cgroup: str = ""
     read_only_root: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 def base_spec(process: Process, around: Around) -> JSON:
@@ -87,7 +90,7 @@ def base_spec(process: Process, around: Around) -> JSON:
         user["additionalGids"] = list(process.groups)
     capabilities = sorted(set(process.capabilities) & available())
     linux: JSON = {
-        "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+        "resources": {"devices": [{"allow": False, "access": "rwm"}], **_resources(around.limits)},
         "namespaces": namespaces,
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
@@ -97,6 +100,7 @@ def base_spec(process: Process, around: Around) -> JSON:
     return {
         "ociVersion": "1.0.2",
         "process": {
+            "terminal": process.terminal,
             "user": user,
             "args": list(process.args),
             "env": list(process.env),
@@ -108,6 +112,15 @@ def base_spec(process: Process, around: Around) -> JSON:
         "mounts": [*copy.deepcopy(_MOUNTS), *map(bind, around.mounts)],
         "linux": linux,
     }
+
+
+def _resources(limits: Limits) -> JSON:
+    """Source: kubernetes, pkg/kubelet/cm/helpers_linux.go."""
+    out: JSON = {"memory": {"limit": limits.memory}} if limits.memory else {}
+    cpu: JSON = {"shares": max(2, limits.share * 1024 // 1000)} if limits.share else {}
+    if limits.cpu:
+        cpu |= {"quota": max(1000, limits.cpu * _PERIOD // 1000), "period": _PERIOD}
+    return out | ({"cpu": cpu} if cpu else {})
 
 
 def bind(mount: Mount) -> JSON:

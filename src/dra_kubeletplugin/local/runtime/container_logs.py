@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,11 +32,15 @@ class ContainerLog:
     def closed(self) -> bool:
         return self._file is None
 
-    async def take(self, reader: asyncio.StreamReader, stream: str) -> None:
-        """Writes what comes until the end, in whole lines where they are short enough. What came is written, if cancelled too."""
+    async def take(self, reader: asyncio.StreamReader, stream: str, heard: Callable[[bytes], None]) -> None:
+        """Writes what comes until the end, in whole lines where they are short enough. What came is written, if cancelled too.
+
+        ``heard`` is told each chunk as it comes.
+        """
         rest = b""
         try:
             while data := await reader.read(65536):
+                heard(data)
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._line(stream, line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,6 +73,15 @@ class Mount:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """``memory`` in bytes, ``cpu`` and the ``share`` of it that counts when others want some in thousandths; 0: no limit."""
+
+    memory: int = 0
+    cpu: int = 0
+    share: int = 0
+
+
+@dataclass(frozen=True)
 class ContainerConfig:
     """One container to start.
 
@@ -82,6 +91,9 @@ class ContainerConfig:
         env: in order, values resolved (``valueFrom`` included).
         cdi_devices: qualified names, in the order of injection.
         user, group: numbers, or None for the image's.
+        stdin, stdin_once: whether its standard input is open for who attaches, and for the first one alone.
+        tty: whether its process has a terminal.
+        limits: what it may have of the machine.
         security: the container's ``securityContext`` over the pod's, as in the API; what a runtime does not implement it refuses.
     """
 
@@ -98,6 +110,10 @@ class ContainerConfig:
     user: int | None = None
     group: int | None = None
     security: Mapping[str, Any] = field(default_factory=dict)
+    stdin: bool = False
+    stdin_once: bool = False
+    tty: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -134,6 +150,49 @@ class LogOptions:
     since: float = 0.0  # seconds since the epoch
     timestamps: bool = False
     limit: int | None = None  # bytes
+
+
+class Occasion(Enum):
+    """When something is asked of a container that runs; the field of the API in which it is."""
+
+    STARTUP = "startupProbe"
+    READINESS = "readinessProbe"
+    LIVENESS = "livenessProbe"
+    POST_START = "postStart"
+    PRE_STOP = "preStop"
+
+
+@dataclass(frozen=True)
+class Action:
+    """A probe or a lifecycle hook that is to be carried out once.
+
+    Args:
+        handler: ``exec``, ``httpGet``, ``tcpSocket`` or ``grpc`` as in the API, its port a number.
+        timeout: seconds.
+        number: of probes of this kind that this attempt of the container has had before.
+        annotations: the pod's, as they are now: with them an author says how a simulated one ends.
+    """
+
+    occasion: Occasion
+    handler: Mapping[str, Any]
+    timeout: float
+    number: int = 0
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class Verdict(Enum):
+    PASS = auto()
+    FAIL = auto()
+    ERROR = auto()  # it could not be carried out: as if it had not been tried
+    NOBODY = auto()  # nothing really runs, and nobody has said how it would end
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an :class:`Action` ended; ``text`` is what the pod's event says of it."""
+
+    verdict: Verdict
+    text: str = ""
 
 
 class ExecSession(Protocol):
@@ -198,6 +257,15 @@ class ContainerRuntime(Protocol):
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         """Starts a command in a running container.
+
+        Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
+        """
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        """Carries out a probe or a hook in a running container, or from beside it. Never raises for what the container does."""
+
+    async def attach(self, pod_uid: str, name: str) -> ExecSession:
+        """What the container's own process writes from now on, and its standard input where that is open.
 
         Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
         """

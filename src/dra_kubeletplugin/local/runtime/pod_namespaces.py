@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .interface import ContainerError
 
@@ -23,7 +23,8 @@ _FLAGS = {
     "uts": 0x04000000,
 }  # CLONE_NEWNET, CLONE_NEWIPC, CLONE_NEWUTS: clone(2)
 _FILES = {"network": "net", "ipc": "ipc", "uts": "uts"}
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
+_SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 0x1
+ADDRESS = "192.0.2.1"  # of every pod in its own network, which ends at the pod (RFC 5737)
 
 
 class PodNamespaces:
@@ -44,6 +45,10 @@ class PodNamespaces:
         except OSError as e:
             raise ContainerError(f"failed to create the pod's namespaces: {e}") from None
 
+    async def connect(self, address: str, port: int, timeout: float) -> socket.socket:
+        """A connection made within the pod's network. Raises ``OSError``."""
+        return await asyncio.to_thread(_connect, self._descriptors["network"], address, port, timeout)
+
     def close(self) -> None:
         for number in self._descriptors.values():
             with contextlib.suppress(OSError):
@@ -52,32 +57,69 @@ class PodNamespaces:
 
 
 def _in_thread(hostname: str) -> dict[str, int]:
-    """A thread of its own: one that has left the machine's namespaces must not come back to a pool."""
     made: dict[str, int] = {}
-    failed: list[OSError] = []
 
     def work() -> None:
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.unshare(sum(_FLAGS.values())) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, f"unshare: {os.strerror(number)}")
-            socket.sethostname(hostname)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as loopback:
-                fcntl.ioctl(loopback, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
-            for kind, name in _FILES.items():
-                made[kind] = os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            failed.append(e)
+        _call("unshare", sum(_FLAGS.values()))
+        socket.sethostname(hostname)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as loopback:
+            fcntl.ioctl(loopback, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+            address = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ADDRESS))
+            fcntl.ioctl(loopback, _SIOCSIFADDR, struct.pack("16s16s8x", b"lo:0", address))
+        for kind, name in _FILES.items():
+            made[kind] = os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
 
-    thread = threading.Thread(target=work, name="pod namespaces")
-    thread.start()
-    thread.join()
-    if failed:
+    try:
+        _apart(work)
+    except OSError:
         for number in made.values():
             os.close(number)
-        raise failed[0]
+        raise
     return made
 
 
-__all__ = ["PodNamespaces"]
+def _connect(network: int, address: str, port: int, timeout: float) -> socket.socket:
+    """A socket belongs to the network in which it was made, wherever it is used then."""
+    made: list[socket.socket] = []
+
+    def work() -> None:
+        _call("setns", network, _FLAGS["network"])
+        made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+
+    _apart(work)
+    [found] = made
+    try:
+        found.settimeout(timeout)
+        found.connect((address, port))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _apart(work: Callable[[], None]) -> None:
+    """In a thread of its own: one that has left the machine's namespaces must not come back to a pool. Raises ``OSError``."""
+    failed: list[OSError] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except OSError as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=guarded, name="pod namespaces")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _call(name: str, *arguments: int) -> None:
+    """A function of libc. Raises ``OSError``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+__all__ = ["ADDRESS", "PodNamespaces"]

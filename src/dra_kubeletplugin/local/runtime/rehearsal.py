@@ -1,22 +1,26 @@
-"""How long a simulated container lasts, and how it ends: from annotations of the pod, or else from what it would run.
+"""How long a simulated container lasts, how it ends and how its probes do: from annotations of the pod, or else from what it would run.
 
 Annotations, of which those that name a container come first::
 
     simulated.dra-kubeletplugin.dev/duration: 5s          # or "forever"
     simulated.dra-kubeletplugin.dev/duration.main: 500ms
     simulated.dra-kubeletplugin.dev/exit-code: "1,0"      # of the first start, and of all that follow
+    simulated.dra-kubeletplugin.dev/readiness-probe: fail,pass  # the first after each start, and all that follow
+    simulated.dra-kubeletplugin.dev/startup-probe, liveness-probe, post-start, pre-stop: likewise
 
 Without them a pod whose containers are restarted for ever runs for ever, since a server is what it most likely is. Of other pods,
 Jobs among them, a container lasts as long as its ``sleep`` says, for ever where it waits for ever, and a second otherwise;
-it fails where its last words are ``exit 3`` or ``false``.
+it fails where its last words are ``exit 3`` or ``false``. How a probe would end nobody knows; a hook is taken to pass, as the
+command is taken to run.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .interface import ContainerConfig, ContainerError, Role, Sandbox
+from .interface import Action, ContainerConfig, ContainerError, Occasion, Outcome, Role, Sandbox, Verdict
 
 PREFIX = "simulated.dra-kubeletplugin.dev"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -26,6 +30,15 @@ _FOREVER = re.compile(r"\bsleep\s+inf|\btail\s+-[fF]|\bwhile\b|\buntil\b|(?:^|[\
 _EXIT = re.compile(r"(?:^|[\s;&|])exit\s+(\d{1,3})\s*;?\s*$")
 _FALSE = re.compile(r"(?:^|[\s;&|/])false\s*;?\s*$")
 _SHORT = 1.0  # seconds
+_OCCASIONS = {
+    Occasion.STARTUP: "startup-probe",
+    Occasion.READINESS: "readiness-probe",
+    Occasion.LIVENESS: "liveness-probe",
+    Occasion.POST_START: "post-start",
+    Occasion.PRE_STOP: "pre-stop",
+}
+_HOOKS = {Occasion.POST_START, Occasion.PRE_STOP}
+_ENDS = {"pass": Verdict.PASS, "fail": Verdict.FAIL}
 
 
 @dataclass(frozen=True)
@@ -38,18 +51,35 @@ class Part:
 
 def part_of(sandbox: Sandbox, container: ContainerConfig) -> Part:
     """Raises :class:`ContainerError` for an annotation that cannot be read."""
-    duration = _annotation(sandbox, container, "duration")
-    codes = _annotation(sandbox, container, "exit-code")
+    duration = _annotation(sandbox.annotations, container.name, "duration")
+    codes = _annotation(sandbox.annotations, container.name, "exit-code")
     seconds = _seconds(duration[1], duration[0]) if duration else _guess(sandbox, container)
     if duration is None and codes is not None and seconds is None and container.role is not Role.SIDECAR:
         seconds = _SHORT  # a code is of something that ends
     return Part(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
 
 
-def _annotation(sandbox: Sandbox, container: ContainerConfig, what: str) -> tuple[str, str] | None:
-    for key in (f"{PREFIX}/{what}.{container.name}", f"{PREFIX}/{what}"):
-        if key in sandbox.annotations:
-            return key, sandbox.annotations[key]
+def outcome_of(container: str, action: Action) -> Outcome:
+    """How a probe or hook of a simulated container ends."""
+    what = _OCCASIONS[action.occasion]
+    found = _annotation(action.annotations, container, what)
+    if found is None:
+        if action.occasion in _HOOKS:
+            return Outcome(Verdict.PASS)
+        return Outcome(
+            Verdict.NOBODY, f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass"
+        )
+    key, text = found
+    ends = [part.strip() for part in text.split(",")]
+    if not _ENDS.keys() >= set(ends):
+        return Outcome(Verdict.ERROR, str(_wrong(key, text, "pass, fail, or several of them: fail,fail,pass")))
+    return Outcome(_ENDS[ends[min(action.number, len(ends) - 1)]], f"simulated, as annotation {key} says")
+
+
+def _annotation(annotations: Mapping[str, str], container: str, what: str) -> tuple[str, str] | None:
+    for key in (f"{PREFIX}/{what}.{container}", f"{PREFIX}/{what}"):
+        if key in annotations:
+            return key, annotations[key]
     return None
 
 
@@ -96,4 +126,4 @@ def _wrong(key: str, text: str, wanted: str) -> ContainerError:
     return ContainerError(f"annotation {key} is {text!r}, and must be {wanted}", "CreateContainerConfigError")
 
 
-__all__ = ["PREFIX", "Part", "part_of"]
+__all__ = ["PREFIX", "Part", "outcome_of", "part_of"]

@@ -54,8 +54,8 @@ class Runc:
             raise ContainerError(f"runc --version failed: {error or out}")
         return cls(root, tuple(map(int, found.groups())))
 
-    async def run(self, container: str, bundle: Path, streams: Streams) -> Started:
-        """Creates and starts the container of ``bundle``; returns once its process runs.
+    async def run(self, container: str, bundle: Path, streams: Streams, *, tty: bool = False) -> Started:
+        """Creates and starts the container of ``bundle``; returns once its process runs. ``tty``: the streams are a terminal.
 
         Raises :class:`ContainerError` with runc's own words where it does not get there.
         """
@@ -64,7 +64,7 @@ class Runc:
             bundle / "runc.log", "run", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container
         )
         argv = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _ROOTED, "sh", *runc]
-        return await self._start(argv, bundle / "pid", bundle / "runc.log", streams, cwd=bundle)
+        return await self._start(argv, bundle / "pid", bundle / "runc.log", streams, cwd=bundle, session=tty)
 
     async def exec(
         self, container: str, scratch: Path, command: Sequence[str], streams: Streams, *, tty: bool

@@ -12,30 +12,35 @@ import copy
 import json
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import refusals
+from . import handlers, refusals
 from .base_spec import PATH, Around, Process, base_spec
 from .cdi_cache import CdiCache, InjectError
 from .changes import Changes
+from .console import AttachSession, Console
 from .container_logs import ContainerLog
 from .exec_session import RuncExec
 from .images import Image, Images
 from .interface import (
+    Action,
     ContainerConfig,
     ContainerError,
     ContainerStatus,
     LogOptions,
     Mount,
+    Outcome,
     Sandbox,
     State,
+    Verdict,
 )
-from .pod_namespaces import PodNamespaces
-from .runc import Runc, Started
+from .pod_namespaces import ADDRESS, PodNamespaces
+from .runc import Runc
 
 JSON = dict[str, Any]
 _NETWORK_DEVICES = (1, 3, 0)  # the runc that moves a host's network devices into a container
@@ -49,6 +54,7 @@ class _Container:
     status: ContainerStatus
     spec: JSON
     log: ContainerLog
+    console: Console
     stop_signal: str
     message: Path | None
     ended: asyncio.Task[None] | None = None
@@ -103,10 +109,12 @@ class RuncRuntime:
             before.log.close()
             pod.earlier[container.name] = before.log
         log = ContainerLog(folder / "log")
+        console = Console(log, stdin=container.stdin, once=container.stdin_once, terminal=container.tty)
         try:
-            pipe = asyncio.subprocess.PIPE
-            started = await self._runc.run(identity, folder, (asyncio.subprocess.DEVNULL, pipe, pipe))
+            started = await self._runc.run(identity, folder, console.streams, tty=container.tty)
+            console.started(started.process)
         except BaseException as e:
+            console.started(None)
             await self._runc.delete(identity)
             log.close()
             if isinstance(e, ContainerError):
@@ -120,9 +128,11 @@ class RuncRuntime:
             f"runc://{identity}", container.name, container.attempt, State.RUNNING, container.image, time.time()
         )
         message = folder / "termination-log"
-        found = _Container(status, spec, log, image.stop_signal or "TERM", message if message.exists() else None)
+        found = _Container(
+            status, spec, log, console, image.stop_signal or "TERM", message if message.exists() else None
+        )
         pod.containers[container.name] = found
-        found.ended = asyncio.create_task(self._follow(sandbox.uid, found, started), name=f"container {container.name}")
+        found.ended = asyncio.create_task(self._follow(sandbox.uid, found), name=f"container {container.name}")
         return status
 
     def _prepare(self, pod: _Pod, container: ContainerConfig, image: Image, folder: Path) -> JSON:
@@ -146,12 +156,14 @@ class RuncRuntime:
             may.groups,
             may.capabilities,
             may.no_new_privileges,
+            container.tty,
         )
         around = Around(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
             f"/dra-dev-{pod.sandbox.uid}-{container.name}-{container.attempt}",  # flat: runc removes no folder above it
             may.read_only_root,
+            container.limits,
         )
         try:
             spec = CdiCache(self.cdi_dirs).inject(base_spec(process, around), container.cdi_devices, self.dev)
@@ -188,12 +200,9 @@ class RuncRuntime:
         taken = {m.container for m in container.mounts}
         return [m for m in own if m.container not in taken]
 
-    async def _follow(self, uid: str, container: _Container, started: Started) -> None:
+    async def _follow(self, uid: str, container: _Container) -> None:
         """Until the container has ended and its last word is in the log."""
-        process = started.process
-        assert process.stdout and process.stderr
-        await asyncio.gather(container.log.take(process.stdout, "stdout"), container.log.take(process.stderr, "stderr"))
-        code = await process.wait()
+        code = await container.console.follow()
         container.log.close()
         code = code if code >= 0 else 128 - code
         message = ""
@@ -272,6 +281,26 @@ class RuncRuntime:
             raise ContainerError(
                 f'failed to exec in container: failed to start exec "{scratch.name}": OCI runtime exec failed: {e}: unknown'
             ) from None
+
+    async def attach(self, pod_uid: str, name: str) -> AttachSession:
+        container = self._pods[pod_uid].containers[name]
+        if container.status.state is not State.RUNNING:
+            raise ContainerError(f"container {name} is not running: it ended with {container.status.exit_code}")
+        return container.console.attach()
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        pod = self._pods.get(pod_uid)
+        if pod is None:
+            return Outcome(Verdict.ERROR, f"pod {pod_uid} does not run")
+        namespaces = pod.namespaces
+
+        async def run(command: Sequence[str]) -> RuncExec:
+            return await self.exec(pod_uid, name, command)
+
+        async def connect(port: int, timeout: float) -> socket.socket:
+            return await namespaces.connect(ADDRESS, port, timeout)
+
+        return await handlers.perform(action, run, connect, ADDRESS)
 
     async def reboot(self) -> None:
         await asyncio.gather(*(self.remove(uid) for uid in self.pods()))

@@ -17,18 +17,21 @@ from .cdi_cache import CdiCache, InjectError
 from .changes import Changes
 from .container_logs import ContainerLog
 from .interface import (
+    Action,
     ContainerConfig,
     ContainerError,
     ContainerStatus,
     ExecSession,
     LogOptions,
+    Outcome,
     Role,
     Sandbox,
     State,
 )
-from .rehearsal import PREFIX, part_of
+from .rehearsal import PREFIX, outcome_of, part_of
 
 JSON = dict[str, Any]
+_INSTEAD = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
@@ -161,10 +164,14 @@ class SimulatedRuntime:
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(
-            "containers are simulated here, so nothing runs in which a command could: `kubectl logs` shows what was injected, "
-            "and `dra dev --containers` runs them"
-        )
+        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_INSTEAD}")
+
+    async def attach(self, pod_uid: str, name: str) -> ExecSession:
+        self.spec(pod_uid, name)
+        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_INSTEAD}")
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        return outcome_of(name, action)
 
     async def reboot(self) -> None:
         for uid in self.pods():

@@ -1,0 +1,121 @@
+"""What `kubectl get pods` says of one pod. Source: kubernetes, pkg/printers/internalversion, printPod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PodRow:
+    """``restarted`` is the time of the last restart, empty where there was none; ``gates`` as 1/2, empty where there are none."""
+
+    ready: str
+    status: str
+    restarts: int
+    restarted: str
+    gates: str
+
+
+@dataclass
+class _Count:
+    ready: int = 0
+    restarts: int = 0
+    restarted: str = ""
+
+    def add(self, status: JSON) -> None:
+        self.restarts += int(status.get("restartCount") or 0)
+        ended = _state(status, "lastState").get("terminated") or {}
+        self.restarted = max(self.restarted, str(ended.get("finishedAt") or ""))
+
+
+def pod_row(pod: JSON) -> PodRow:
+    """The first init container in trouble decides, then the containers, then the phase."""
+    spec, status = _map(pod.get("spec")), _map(pod.get("status"))
+    conditions = {c.get("type"): c for c in _list(status, "conditions")}
+    inits = {c.get("name"): c for c in _list(spec, "initContainers")}
+    sidecars = {name for name, c in inits.items() if c.get("restartPolicy") == "Always"}
+    reason = str(status.get("reason") or status.get("phase") or "Unknown")
+    if _map(conditions.get("PodScheduled")).get("reason") == "SchedulingGated":
+        reason = "SchedulingGated"
+    every, lasting = _Count(), _Count()
+    starting = ""
+    for i, found in enumerate(_list(status, "initContainerStatuses")):
+        every.add(found)
+        if found.get("name") in sidecars:
+            lasting.add(found)
+        ended, waiting = _state(found).get("terminated"), _state(found).get("waiting") or {}
+        if ended and not ended.get("exitCode"):
+            continue
+        if found.get("name") in sidecars and found.get("started"):
+            lasting.ready += bool(found.get("ready"))
+            continue
+        if ended:
+            starting = f"Init:{_end(ended)}"
+        elif waiting.get("reason") not in {None, "", "PodInitializing"}:
+            starting = f"Init:{waiting['reason']}"
+        else:
+            starting = f"Init:{i}/{len(inits)}"
+        break
+    count = every
+    count.ready = lasting.ready
+    if not starting or _map(conditions.get("Initialized")).get("status") == "True":
+        count = lasting
+        reason = _of_containers(_list(status, "containerStatuses"), count, starting or reason)
+        if reason == "Completed" and any(_runs(s) for s in _list(status, "containerStatuses")):
+            reason = "Running" if _map(conditions.get("Ready")).get("status") == "True" else "NotReady"
+    else:
+        reason = starting
+    if _map(pod.get("metadata")).get("deletionTimestamp"):
+        if status.get("reason") == "NodeLost":
+            reason = "Unknown"
+        elif status.get("phase") not in {"Succeeded", "Failed"}:
+            reason = "Terminating"
+    total = len(_list(spec, "containers")) + len(sidecars)
+    gates = [
+        _map(conditions.get(g.get("conditionType"))).get("status") == "True" for g in _list(spec, "readinessGates")
+    ]
+    shown = f"{sum(gates)}/{len(gates)}" if gates else ""
+    return PodRow(f"{count.ready}/{total}", reason, count.restarts, count.restarted, shown)
+
+
+def _of_containers(statuses: list[JSON], count: _Count, reason: str) -> str:
+    for status in reversed(statuses):
+        count.add(status)
+        ended, waiting = _state(status).get("terminated"), _state(status).get("waiting") or {}
+        if waiting.get("reason"):
+            reason = str(waiting["reason"])
+        elif ended:
+            reason = _end(ended)
+        elif _runs(status):
+            count.ready += 1
+    return reason
+
+
+def _runs(status: JSON) -> bool:
+    return bool(status.get("ready")) and _state(status).get("running") is not None
+
+
+def _end(ended: JSON) -> str:
+    if ended.get("reason"):
+        return str(ended["reason"])
+    return f"Signal:{ended['signal']}" if ended.get("signal") else f"ExitCode:{ended.get('exitCode', 0)}"
+
+
+def _state(status: JSON, field: str = "state") -> JSON:
+    return _map(status.get(field))
+
+
+def _map(value: object) -> JSON:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(obj: JSON, field: str) -> list[JSON]:
+    value = obj.get(field)
+    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+
+
+__all__ = ["PodRow", "pod_row"]

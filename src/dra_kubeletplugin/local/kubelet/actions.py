@@ -1,0 +1,56 @@
+"""Probes and hooks of a container as its runtime is asked to carry them out: ports by number, sleeps slept here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ..runtime.interface import Action, ContainerRuntime, Occasion, Outcome, Verdict
+
+JSON = Mapping[str, Any]
+_NETWORK = ("httpGet", "tcpSocket", "grpc")
+_DAY = 24 * 3600.0  # seconds: a hook has no limit of its own, who waits for it has
+
+
+class NoSuchPort(ValueError):
+    """The container names no such port; the text is the kubelet's."""
+
+
+def handler_of(container: JSON, given: JSON) -> dict[str, Any]:
+    """The handler of a probe or hook with its port as a number. Raises :class:`NoSuchPort`."""
+    out = {kind: given[kind] for kind in ("exec", *_NETWORK) if given.get(kind) is not None}
+    for kind in _NETWORK:
+        port = (out.get(kind) or {}).get("port")
+        if isinstance(port, str):
+            out[kind] = {**out[kind], "port": _number(container, port)}
+    return out
+
+
+def _number(container: JSON, name: str) -> int:
+    for port in container.get("ports") or []:
+        if port.get("name") == name:
+            return int(port["containerPort"])
+    if name.isdecimal():
+        return int(name)
+    raise NoSuchPort(f'strconv.Atoi: parsing "{name}": invalid syntax')
+
+
+async def run_hook(runtime: ContainerRuntime, pod: JSON, container: JSON, occasion: Occasion) -> Outcome | None:
+    """None where the container has no such hook."""
+    hook = (container.get("lifecycle") or {}).get(occasion.value)
+    if not hook:
+        return None
+    if (pause := hook.get("sleep")) is not None:
+        await asyncio.sleep(float(pause.get("seconds") or 0))
+        return Outcome(Verdict.PASS)
+    try:
+        handler = handler_of(container, hook)
+    except NoSuchPort as e:
+        return Outcome(Verdict.ERROR, str(e))
+    meta = pod["metadata"]
+    action = Action(occasion, handler, _DAY, annotations=meta.get("annotations") or {})
+    return await runtime.perform(meta["uid"], container["name"], action)
+
+
+__all__ = ["NoSuchPort", "handler_of", "run_hook"]
