@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
 from .diagnosis import HealthPolicy
-from .driver import Driver, Role
+from .driver import Driver, MetadataUpdate, Role
 from .driver.calls import Calls
 from .errors import DraError, NotReadyError, SettingsError, describe, printable
 from .host import Host
@@ -60,7 +60,7 @@ class Plugin:
         self.settings = settings
         self.metrics = Metrics()
         self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
-        driver.attach(self.host, settings, Role.NODE, self._look_again)
+        driver.attach(self.host, settings, Role.NODE, self._look_again, self._update_metadata)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
         # A device that may be tainted one day needs a slice that may have taints: none has to move then.
@@ -113,6 +113,9 @@ class Plugin:
 
     def _look_again(self) -> None:
         self.scan.request()
+
+    def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
+        return self.claims.update_metadata(update)
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()

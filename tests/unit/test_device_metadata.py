@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Version, metadata
 from dra_kubeletplugin.errors import MetadataError
+from dra_kubeletplugin.metadata import reader
 from dra_kubeletplugin.metadata.__main__ import main
-from dra_kubeletplugin.metadata.document import decode, encode
+from dra_kubeletplugin.metadata.document import decode, encode, is_whole
 from dra_kubeletplugin.metadata.paths import in_container
 from dra_kubeletplugin.resources.types import attribute_json
 
@@ -176,6 +177,72 @@ def test_a_table_and_json_are_printed_and_a_fault_is_one_sentence(
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert main(["--root", str(tmp_path / "none")]) == 0
     assert "no device metadata" in capsys.readouterr().err
+
+
+def test_a_file_that_is_empty_or_half_written_is_read_again_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions that do not agree are two writings of one file; a Go driver empties the file before it writes."""
+    file = write(tmp_path, name="old")
+    old, new = (encode(CLAIM, g, {"gpu": [{**GPU, "name": name}]}) for g, name in ((1, "old"), (2, "new")))
+    middle = len(new) // 2
+    states = [b"", new[: middle // 2], new[:middle] + old[middle:], old[:middle] + new[middle:], new]
+    file.write_bytes(states[0])
+    pauses = iter(states[1:])
+    monkeypatch.setattr(reader.time, "sleep", lambda _: file.write_bytes(next(pauses)))
+    (device,) = metadata.devices(root=tmp_path)
+    assert (device.name, device.generation) == ("new", 2)
+    assert next(pauses, None) is None
+
+
+@given(st.integers(0, 2000), st.text("xyz", max_size=40), st.text("xyz", max_size=40))
+def test_no_mix_of_two_writings_passes_for_a_whole_file(cut: int, before: str, after: str) -> None:
+    """Wherever the one write has got to when somebody reads: the file is as long as the longer of both then."""
+
+    def content(generation: int, text: str) -> bytes:
+        return encode(CLAIM, generation, {"gpu": [{**GPU, "attributes": {"text": {"string": text}}}]})
+
+    old, new = content(1, before), content(2, after)
+    length = max(len(old), len(new))
+    old, new = old.ljust(length, b"\n"), new.ljust(length, b"\n")
+    for mix in (new[:cut] + old[cut:], old[:cut] + new[cut:]):
+        try:
+            document = decode(mix, Path("f"))
+        except MetadataError:
+            continue
+        if is_whole(mix, document):
+            assert (document.generation, document.devices[0].attributes["text"]) in ((1, before), (2, after))
+
+
+def test_a_second_version_that_stays_odd_does_not_hide_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader.time, "sleep", lambda _: None)
+    file = write(tmp_path)
+    for odd in (
+        b'{"kind"',
+        b'{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{}}',
+    ):
+        file.write_bytes(file.read_bytes().splitlines()[0] + b"\n" + odd)
+        assert [d.name for d in metadata.devices(root=tmp_path)] == ["gpu-0"]
+
+
+def test_importing_the_reader_loads_neither_grpc_nor_what_only_a_plugin_needs() -> None:
+    code = "import sys, dra_kubeletplugin.metadata; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    unwanted = (
+        "grpc",
+        "google.protobuf",
+        "sqlite3",
+        "h11",
+        "yaml",
+        "dra_kubeletplugin.kube",
+        "dra_kubeletplugin.claims",
+    )
+    assert "dra_kubeletplugin.metadata" in loaded
+    assert [m for m in unwanted if m in loaded] == []
 
 
 def test_the_reader_runs_without_grpc(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ..cdi import ClaimSpecs
-from ..driver import Driver
+from ..driver import Driver, MetadataUpdate
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
 from ..inventory import Held, Inventory
@@ -30,6 +30,7 @@ from .record import InFlight
 from .recovery import Recovery
 from .store import Store
 from .undoing import Undoing
+from .updating import MetadataUpdates
 from .verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ class Claims:
             grace=settings.reconcile_grace, patience=settings.call_timeout,
         )  # fmt: skip
         self.recovery = Recovery(driver, calls, self.store, boot_id)
+        # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
+        patience = settings.call_timeout / 2
+        self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
         self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -95,6 +99,12 @@ class Claims:
         """See :meth:`Engine.unprepare`."""
         return await self.engine.unprepare(refs)
 
+    # --- calls of the driver --------------------------------------------------------------------
+
+    def update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
+        """See :meth:`Driver.update_metadata`."""
+        return self._updates.begin(update)
+
     # --- lifespan -------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -102,6 +112,7 @@ class Claims:
 
         Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
         """
+        self._updates.open()
         await self._begin("what the driver's hardware knows", self.recovery.once())
         await self._begin("undoing what a crash left", self._tidy())
 

@@ -20,7 +20,7 @@ from . import rows
 from .files import Files
 from .flights import Flights, Work, own
 from .judge import Judge, Nothing, Repeat, Undo, Undone, Verdict
-from .record import Fence, InFlight, Record, State
+from .record import Fence, InFlight, Record
 from .store import Job, Mode, Operation, Store
 from .undo import has_undo, run_undo
 
@@ -224,19 +224,18 @@ class Undoing:
         return done
 
     async def mend(self, record: Record) -> bool:
-        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not stay."""
-        if not await self.store.aside(lambda: self.files.mend(record)):
+        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not come back."""
+        if await self.store.aside(lambda: self.files.hold(record)):
             return False
 
-        def look_again(db: Connection) -> None:
+        def again(db: Connection) -> bool:
             row = rows.read(db, record.uid)
-            if isinstance(row, Record) and row.state is State.UNPREPARING:
-                self.files.remove(record.uid)  # its note goes with the row
-            else:
-                self._clear(db, record.uid)
+            if isinstance(row, Record) and self.judge.answers(row):
+                return self.files.mend(row)  # with what other instances know by now
+            self._clear(db, record.uid)
+            return False
 
-        await self.store.do(look_again)
-        return True
+        return await self.store.do(again)
 
     async def remove_orphan(self, uid: str) -> bool:
         """Removes a CDI file that no record knows; True where it did."""

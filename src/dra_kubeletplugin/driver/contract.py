@@ -13,10 +13,12 @@ from ..host import Host
 from ..host.events import SUBSYSTEMS
 from ..resources.gates import Gate
 from ..resources.pools import Pool
-from ..resources.types import Device, Taint
+from ..resources.types import Attribute, Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
 from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
+from .metadata_update import MetadataUpdate, metadata_update
+from .status import NetworkData
 
 T = TypeVar("T")
 # What `def` answers, `async def` with `yield`, and `async def` without.
@@ -34,6 +36,10 @@ class Role(Enum):
 
 def _nobody() -> None:
     pass
+
+
+def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
+    raise DriverError("update_metadata(): only a driver that the plugin of a node runs has prepared claims")
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ class Driver:
     """Feature gates that the API server was found to have off. It drops what depends on them, so partitions, for example, are
     withheld then. ``pools`` is called again when this changes, and may answer a plainer layout, such as whole devices."""
     _look_again: Callable[[], None] = staticmethod(_nobody)
+    _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -128,22 +135,68 @@ class Driver:
             )
 
     def attach(
-        self, host: Host, settings: Settings, role: Role = Role.NODE, look_again: Callable[[], None] = _nobody
+        self,
+        host: Host,
+        settings: Settings,
+        role: Role = Role.NODE,
+        look_again: Callable[[], None] = _nobody,
+        update: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims,
     ) -> None:
-        """Called once by the framework, before anything else. ``look_again`` is what :meth:`changed` does, from any thread."""
+        """Called once by the framework, before anything else.
+
+        ``look_again`` is what :meth:`changed` does, ``update`` what :meth:`update_metadata` does; both from any thread.
+        """
         self.host = host
         self.settings = settings
         self.role = role
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
         self._look_again = look_again
+        self._update = update
 
     def changed(self) -> None:
-        """Says that the devices may have changed: they are looked at soon, once for many calls. From any thread or method.
+        """Says that the devices, or their health, may have changed: they are looked at soon, once for many calls. From any thread
+        or method.
 
         For drivers that know first, from a vendor's event or a fabric manager; without it a change is seen with the next
-        event of the kernel, or after ``rescan_interval`` seconds.
+        event of the kernel, or after ``rescan_interval`` seconds, and one of their health after ``health_interval``. The kubelet
+        is told what :meth:`health` answers then at once.
         """
         self._look_again()
+
+    def update_metadata(
+        self,
+        claim: Claim | PreparedClaim | str,
+        request: str,
+        *,
+        network_data: NetworkData | None = None,
+        attributes: Mapping[str, Attribute | None] | None = None,
+        device: str = "",
+    ) -> Awaitable[int]:
+        """Tells the containers of a prepared claim what was not known when it was prepared, such as addresses (KEP-5304).
+
+        It goes on record and into the metadata file of the request, which running containers see change; its generation grows by
+        one, unless it says all this already. Awaited on the event loop; in any other thread it is done when this returns.
+        Answers the generation. May be called while the claim is still being prepared, and then waits for that: not within
+        ``prepare`` itself, where ``prepared(metadata=..., status=...)`` says the same.
+
+        Args:
+            claim: the claim, or its UID.
+            request: name of its request, with or without the alternative that was chosen.
+            network_data: replaces what is there; None leaves it.
+            attributes: besides those that are there, at most 32 in all; None for one that goes.
+            device: its name, where the request has several; ``pool/name`` where that is not enough.
+
+        Raises :class:`DriverError` for what no file may say, for a request or device that the claim does not have, and where
+        :attr:`metadata` is off; :class:`~dra_kubeletplugin.errors.MetadataUpdateError` where the claim is not prepared (any more);
+        :class:`~dra_kubeletplugin.errors.ClaimBusyError` where it is worked on for too long;
+        :class:`~dra_kubeletplugin.errors.RecordsError` where it cannot be written. Where only the file cannot, it is on
+        record, and is written as soon as that is possible.
+        """
+        if not self.metadata:
+            raise DriverError(
+                f"update_metadata(): {type(self).__name__}.metadata is off, so no container has such a file"
+            )
+        return self._update(metadata_update(claim, request, network_data, attributes, device))
 
     def start(self) -> Awaitable[None] | None:
         """Opens what lives as long as the process, such as a vendor's library. An exception ends the process, non-zero."""

@@ -131,6 +131,19 @@ def decode(data: bytes, path: Path) -> Document:
     raise MetadataError(f"{path} has {', '.join(seen)}: none of {', '.join(sorted(_KNOWN))} {KIND}")
 
 
+def is_whole(data: bytes, document: Document) -> bool:
+    """Whether every version in ``data`` that is known here says what ``document``, its first, does."""
+    path = document.path
+    try:
+        known = [o for o in _objects(data, path) if isinstance(o, dict) and o.get("apiVersion") in _KNOWN]
+        rest = [decode(json.dumps(o).encode(), path) for o in known[1:]]
+    except MetadataError:
+        return False
+    return all(
+        (d.claim, d.generation, d.devices) == (document.claim, document.generation, document.devices) for d in rest
+    )
+
+
 def _objects(data: bytes, path: Path) -> Iterator[Any]:
     try:
         text = data.decode()
