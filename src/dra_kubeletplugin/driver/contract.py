@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from ..errors import DriverError
+from ..errors import DriverError, printable
 from ..host import Host
 from ..host.events import SUBSYSTEMS
 from ..resources.gates import Gate
@@ -34,6 +34,9 @@ class Role(Enum):
     """One for the cluster: publishes the pools that belong to no single node, and binds claims."""
 
 
+_LAST = 1e11  # seconds; no later time fits into what Go and databases have
+
+
 def _nobody() -> None:
     pass
 
@@ -48,18 +51,31 @@ class Health:
 
     Args:
         healthy: None where it is not known.
-        message: cut by the kubelet at 1,024 characters.
+        message: cut at 1,024 bytes of UTF-8, which is what the kubelet keeps.
         taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
             ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
+        measured: when, in unix seconds, for a report that is not made while ``health`` is called, such as a monitor's last one:
+            told as if it were of now, it would hide that the monitor hangs. Left out, it is when ``health`` was called.
+        timeout: seconds after which the device counts as unknown, unless it was measured again; above ``HEALTH_INTERVAL``. Left
+            out, the longer of 30 s and three times that interval.
 
-    Raises :class:`DriverError` for a taint of a device that is not unhealthy.
+    Raises :class:`DriverError` for a taint of a device that is not unhealthy, and for times that are none.
     """
 
     healthy: bool | None
     message: str = ""
     taint: Taint | None = None
+    measured: float | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
+        for name, least in (("measured", 0.0), ("timeout", 1e-3)):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and least <= value < _LAST):
+                raise DriverError(
+                    f"Health.{name} is {printable(value)}: give seconds, {'unix time' if not least else 'above 0'}"
+                )
         if self.taint is not None and (self.healthy is None or self.healthy):
             raise DriverError(
                 "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
