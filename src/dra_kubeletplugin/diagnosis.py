@@ -10,6 +10,7 @@ from typing import Any
 from .driver import Health
 from .errors import DriverError, describe, printable
 from .resources.types import Taint
+from .settings import HEALTH_TIMEOUT
 
 JSON = Mapping[str, Any]
 _BREATH = 256  # devices before others on the event loop have their turn
@@ -37,6 +38,19 @@ class HealthPolicy:
         if taint is None:
             return None
         return {**taint.json(), **({"effect": self.effect} if self.effect else {})}
+
+
+@dataclass(frozen=True)
+class DeviceHealth:
+    """What is known of a device's health: ``healthy`` is None where nothing is.
+
+    ``at`` is when that was measured, in unix seconds; 0 where it never was. It is not believed for longer than ``timeout`` seconds.
+    """
+
+    healthy: bool | None
+    message: str = ""
+    at: float = 0.0
+    timeout: float = HEALTH_TIMEOUT
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from .diagnosis import Diagnosis, HealthPolicy, checked_report
+from .diagnosis import DeviceHealth, Diagnosis, HealthPolicy, checked_report
 from .driver import Health, Role
 from .errors import DriverError, printable
 from .observe.log import tell_some
@@ -38,19 +38,6 @@ class DeviceKey(NamedTuple):
 
     pool: str
     device: str
-
-
-@dataclass(frozen=True)
-class DeviceHealth:
-    """What is known of a device's health: ``healthy`` is None where nothing is.
-
-    ``at`` is when that was measured, in unix seconds; 0 where it never was. It is not believed for longer than ``timeout`` seconds.
-    """
-
-    healthy: bool | None
-    message: str = ""
-    at: float = 0.0
-    timeout: float = HEALTH_TIMEOUT
 
 
 class Inventory:
@@ -149,6 +136,11 @@ class Inventory:
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
         return any(s.gone for s in self._stocks.values())
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether a device is unhealthy, or vanished in use."""
+        return self.has_gone or any(d.fault for d in self._diagnoses.values())
 
     def __len__(self) -> int:
         return sum(len(s.entries) for s in self._stocks.values())

@@ -19,6 +19,7 @@ from .diagnosis import HealthPolicy
 from .driver import Driver, MetadataUpdate, Role
 from .driver.calls import Calls
 from .errors import NotReadyError, SettingsError, describe, printable
+from .events import Events
 from .host import Host
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
@@ -74,10 +75,11 @@ class Plugin:
         look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
         self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, look_timeout, full=full)
         self.health = HealthWatch(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
+        self.events = Events(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
-            self._claims_changed,
+            self._claims_changed, self.events,
         )  # fmt: skip
         pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceScan(
@@ -93,7 +95,7 @@ class Plugin:
             gates_off=self.scan.gates_off,
             instances=self.process.folder,
         )
-        self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
+        self.notices = Notices(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
@@ -197,6 +199,7 @@ class Plugin:
         jobs: dict[str, Job] = {
             "publisher": self.publisher.run,
             "notices": self.notices.run,
+            "events": self.events.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,
             **self.claims.background(),

@@ -12,6 +12,7 @@ from ..cdi import ClaimSpecs
 from ..driver import Driver, MetadataUpdate
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
+from ..events import Events
 from ..inventory import Held, Inventory
 from ..kube import KubeClient
 from ..observe.metrics import Metrics
@@ -29,6 +30,7 @@ from .reconcile import Reconciler
 from .record import InFlight
 from .recovery import Recovery
 from .store import Store
+from .troubles import Troubles
 from .undoing import Undoing
 from .updating import MetadataUpdates
 from .verify import Verifier
@@ -59,6 +61,7 @@ class Claims:
         boot_id: str,
         metrics: Metrics,
         changed: Callable[[], None] = lambda: None,
+        events: Events | None = None,
     ) -> None:
         self.metrics = metrics
         self.settings = settings
@@ -74,7 +77,10 @@ class Claims:
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
         elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
         verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
-        undoing = Undoing(driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed)
+        events = events or Events(client, name, settings.node_name, metrics)
+        undoing = Undoing(
+            driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events
+        )
         self.engine = Engine(
             driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, undoing, metrics,
             call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
@@ -87,6 +93,7 @@ class Claims:
         # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
         patience = settings.call_timeout / 2
         self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
+        self.troubles = Troubles(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
         self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -137,6 +144,7 @@ class Claims:
             "recovery": self._keep_recovering,
             "records": self._keep_looking,
             "device status": self.reports.run,
+            "troubles": self.troubles.run,
         }
 
     async def _keep_looking(self) -> None:

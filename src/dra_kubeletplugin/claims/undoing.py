@@ -15,6 +15,7 @@ from typing import Any
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
+from ..events import Events, claim_subject
 from ..observe.metrics import Metrics
 from . import rows
 from .files import Files
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 class Undoing:
     """The undo half of the engine, for the claims of one driver in one process.
 
-    ``changed`` is called when a claim's devices were freed.
+    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Undoing:
         in_flight: InFlight,
         metrics: Metrics,
         changed: Callable[[], None],
+        events: Events,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -54,6 +56,7 @@ class Undoing:
         self.in_flight = in_flight
         self.metrics = metrics
         self.changed = changed
+        self.events = events
 
     async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
         """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
@@ -122,8 +125,16 @@ class Undoing:
             finally:
                 self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
             log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
+            self._tell(record, error)
             raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
         self._undone(record)
+
+    def _tell(self, record: Record, error: DraError) -> None:
+        """The kubelet makes no event of an unprepare that fails, and knows nothing of other undoing."""
+        if not isinstance(error, StoppingError):
+            what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
+            text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
+            self.events.tell_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
 
     def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)
