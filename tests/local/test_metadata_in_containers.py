@@ -40,8 +40,8 @@ async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path:
         ids = tuple(i for d in record.devices for i in d["cdi"])
         script = (
             "f=$(find /var/run/kubernetes.io -name '*-metadata.json'); while :; do "
-            'cat $f > /tmp/now; [ $(grep -c "^{.*}$" /tmp/now) = 2 ] || echo HALF; '
-            "grep -o '\"generation\":[0-9]*' /tmp/now | sort -u; grep -q eth1 /tmp/now && exit 0; sleep 0.01; done"
+            'cat $f > /tmp/now; [ $(grep -c "^}$" /tmp/now) = 2 ] || echo HALF; '
+            "grep -o '\"generation\": [0-9]*' /tmp/now | sort -u; grep -q eth1 /tmp/now && exit 0; sleep 0.01; done"
         )
         config = ContainerConfig(
             name="main", role=Role.MAIN, attempt=0, image="busybox:1.36", command=("sh", "-c", script), cdi_devices=ids
@@ -52,7 +52,7 @@ async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path:
             return b"".join([part async for part in runtime.logs("u1", "main", LogOptions())]).decode()
 
         async with asyncio.timeout(30):
-            while '"generation":1' not in await printed():
+            while '"generation": 1' not in await printed():
                 await asyncio.sleep(0.02)
             for i in range(20):
                 await node.plugin.driver.update_metadata(
@@ -62,7 +62,7 @@ async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path:
             last = await node.plugin.driver.update_metadata(
                 record.uid, record.devices[0]["request"], network_data=network
             )
-            while f'"generation":{last}' not in (now := await printed()):
+            while f'"generation": {last}' not in (now := await printed()):
                 await asyncio.sleep(0.02)
         assert "HALF" not in now
         seen = [int(line.rpartition(":")[2]) for line in now.splitlines()]

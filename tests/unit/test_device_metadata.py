@@ -29,17 +29,58 @@ GPU: dict[str, Any] = {
 }
 
 
-def test_a_file_has_both_versions_newest_first_and_fields_in_go_s_order() -> None:
-    lines = encode(CLAIM, 1, {"gpu": [GPU]}).decode().splitlines()
-    body = (
-        '"metadata":{"name":"my-claim","namespace":"default","uid":"uid-1234","generation":1},"requests":[{"name":"gpu",'
-        '"devices":[{"driver":"gpu.example.com","pool":"worker-0","name":"gpu-0","attributes":{"driverVersion":'
-        '{"version":"1.0.0"},"index":{"int":3},"model":{"string":"LATEST"}}}]}]}'
-    )
-    assert lines == [
-        '{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/' + version + '",' + body
-        for version in ("v1beta1", "v1alpha1")
-    ]
+def objects(data: bytes) -> list[Any]:
+    return [json.loads(part) for part in data.decode().replace("}\n{", "}\n\0{").split("\0")]
+
+
+WRITTEN = """{
+  "kind": "DeviceMetadata",
+  "apiVersion": "metadata.resource.k8s.io/%s",
+  "metadata": {
+    "name": "my-claim",
+    "namespace": "default",
+    "uid": "uid-1234",
+    "generation": 1
+  },
+  "podClaimName": "mine",
+  "requests": [
+    {
+      "name": "gpu",
+      "devices": [
+        {
+          "driver": "gpu.example.com",
+          "pool": "worker-0",
+          "name": "gpu-0",
+          "attributes": {
+            "driverVersion": {
+              "version": "1.0.0"
+            },
+            "index": {
+              "int": 3
+            },
+            "model": {
+              "string": "a \\u003cb\\u003e \\u0026 \\u2028 \u00e9/\\u0001"
+            }
+          },
+          "networkData": {
+            "ips": [
+              "10.0.0.2/24"
+            ]
+          }
+        }
+      ]
+    }
+  ]
+}
+"""
+
+
+def test_a_file_is_byte_for_byte_what_a_go_driver_writes() -> None:
+    """Kubernetes 1.36 uses its indenting serializer, whose text goes through encoding/json: it escapes what HTML minds."""
+    attributes = {**GPU["attributes"], "model": {"string": "a <b> & \u2028 \u00e9/\x01"}}
+    gpu = {**GPU, "attributes": attributes, "networkData": {"ips": ["10.0.0.2/24"]}}
+    claim = metadata.ClaimRef("my-claim", "default", "uid-1234", "mine")
+    assert encode(claim, 1, {"gpu": [gpu]}).decode() == WRITTEN % "v1beta1" + WRITTEN % "v1alpha1"
 
 
 def test_paths_are_those_of_the_proposal() -> None:
@@ -114,13 +155,13 @@ def test_what_is_written_is_what_is_read(attributes: dict[str, Any], generation:
 
 
 def test_the_first_version_that_is_known_is_read_and_fields_that_are_not_known_do_no_harm() -> None:
-    known = json.loads(encode(CLAIM, 7, {"gpu": [GPU]}).splitlines()[1]) | {"future": 1}
+    known = objects(encode(CLAIM, 7, {"gpu": [GPU]}))[1] | {"future": 1}
     newer = {"apiVersion": "metadata.resource.k8s.io/v9", "kind": "DeviceMetadata", "metadata": 3}
     document = decode(f"{json.dumps(newer)}\n\n {json.dumps(known)}".encode(), Path("f"))
     assert (document.generation, document.version) == (7, "v1alpha1")
 
 
-OBJECT = json.loads(encode(CLAIM, 1, {"gpu": [GPU]}).splitlines()[0])
+OBJECT = objects(encode(CLAIM, 1, {"gpu": [GPU]}))[0]
 
 
 @pytest.mark.parametrize(
@@ -219,11 +260,12 @@ def test_a_second_version_that_stays_odd_does_not_hide_the_first(
 ) -> None:
     monkeypatch.setattr(reader.time, "sleep", lambda _: None)
     file = write(tmp_path)
+    first = json.dumps(objects(file.read_bytes())[0]).encode()
     for odd in (
         b'{"kind"',
         b'{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{}}',
     ):
-        file.write_bytes(file.read_bytes().splitlines()[0] + b"\n" + odd)
+        file.write_bytes(first + odd)
         assert [d.name for d in metadata.devices(root=tmp_path)] == ["gpu-0"]
 
 
