@@ -73,7 +73,7 @@ async def test_news_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> 
         assert path(r, "acc").read_bytes() == before
         assert await r.driver.update_metadata(UID, "acc", attributes={"x": 2}, device="node/d-2") == 3
         assert [d.attributes.get("x") for d in told(r, "acc").devices] == [None, 2]
-        assert r.claims.files.hold((await r.claims.store.all())[0]), "the note tells it too"
+        assert r.claims.files.holds((await r.claims.store.all())[0]), "the note tells it too"
 
 
 @pytest.mark.crash
@@ -103,7 +103,7 @@ async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_s
             async with room(tmp_path, Net(), api) as r:
                 await until(lambda: not r.claims.flights.uids)
                 (record,) = await r.claims.store.all()
-                assert r.claims.files.hold(record)
+                assert r.claims.files.holds(record)
                 assert seen <= container().generation <= seen + 1
                 seen += 1
                 assert (

@@ -84,7 +84,7 @@ class Files:
         with self._translated():
             self.metadata.put(record)
 
-    def hold(self, record: Record) -> bool:
+    def holds(self, record: Record) -> bool:
         """Whether all files are there and say what the record does. Raises nothing."""
         return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.holds(record)
 
@@ -93,7 +93,7 @@ class Files:
 
         To be called inside the transaction that read the record: another instance may have news of its metadata.
         """
-        if self.hold(record):
+        if self.holds(record):
             return False
         self.put(record)
         with self._translated():

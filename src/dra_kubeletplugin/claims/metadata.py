@@ -29,7 +29,7 @@ JSON = dict[str, Any]
 FOLDER = "dra-device-metadata"
 POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
 _CLAIMS, _FILE = ".claims", "metadata.json"
-MAX_ATTRIBUTES = 32
+_MAX_ATTRIBUTES = 32
 
 
 def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], specs: ClaimSpecs) -> None:
@@ -114,7 +114,7 @@ def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: Metad
 def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
     merged = {**device.get("attributes", {}), **update.attributes}
     attributes = {name: value for name, value in merged.items() if value is not None}
-    if len(attributes) > MAX_ATTRIBUTES:
+    if len(attributes) > _MAX_ATTRIBUTES:
         raise DriverError(_too_many(f"claim {record.shown}", device["name"], attributes))
     out = {k: v for k, v in device.items() if k != "attributes"}
     if attributes:
@@ -130,7 +130,7 @@ def _attributes(claim: Claim, attributes: Mapping[str, Any], answered: PreparedD
         wire = {name: attribute_json(value, name) for name, value in merged.items()}
     except TypeError as e:
         raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {e}") from None
-    if len(wire) > MAX_ATTRIBUTES:
+    if len(wire) > _MAX_ATTRIBUTES:
         raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", answered.name, wire))
     added = {name: value for name, value in wire.items() if name in answered.metadata}
     if faults := attribute_faults(added):
@@ -139,7 +139,7 @@ def _attributes(claim: Claim, attributes: Mapping[str, Any], answered: PreparedD
 
 
 def _too_many(claim: str, device: str, attributes: JSON) -> str:
-    return f"{claim}: metadata of device {device}: {len(attributes)} attributes are more than {MAX_ATTRIBUTES}"
+    return f"{claim}: metadata of device {device}: {len(attributes)} attributes are more than {_MAX_ATTRIBUTES}"
 
 
 def _id(driver: str, uid: str, request: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from ..errors import RecordsError, printable
 from ..events import Events, Subject, claim_subject, node_subject
 from ..inventory import Inventory
+from ..settings import DNS_SUBDOMAIN
 from .record import Record, State, Unreadable
 from .rows import Row
 
@@ -100,7 +101,6 @@ class Troubles:
 
 def _subject_of(row: Unreadable) -> Subject | None:
     """The claim, where the row still says which it is."""
-    namespace, name = row.raw.get("namespace"), row.raw.get("name")
-    if not (isinstance(namespace, str) and isinstance(name, str) and namespace.isascii() and name.isascii()):
-        return None
-    return claim_subject(namespace, name, row.uid)
+    namespace, name = (str(row.raw.get(key)) for key in ("namespace", "name"))
+    named = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)
+    return claim_subject(namespace, name, row.uid) if named else None

@@ -236,7 +236,7 @@ class Undoing:
 
     async def mend(self, record: Record) -> bool:
         """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not come back."""
-        if await self.store.aside(lambda: self.files.hold(record)):
+        if await self.store.aside(lambda: self.files.holds(record)):
             return False
 
         def again(db: Connection) -> bool:
