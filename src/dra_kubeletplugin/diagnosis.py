@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .driver import Health
+from .errors import DriverError, describe, printable
 from .resources.types import Taint
+from .settings import HEALTH_TIMEOUT
 
 JSON = Mapping[str, Any]
+_BREATH = 256  # devices before others on the event loop have their turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +41,25 @@ class HealthPolicy:
 
 
 @dataclass(frozen=True)
+class DeviceHealth:
+    """What is known of a device's health: ``healthy`` is None where nothing is.
+
+    ``at`` is when that was measured, in unix seconds; 0 where it never was. It is not believed for longer than ``timeout`` seconds.
+    """
+
+    healthy: bool | None
+    message: str = ""
+    at: float = 0.0
+    timeout: float = HEALTH_TIMEOUT
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """One device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
 
     told: Health
     at: float
-    """When that was measured, in unix seconds."""
+    """When that was measured, by the inventory's clock."""
     fault: Health | None = None
     against: int = 0
     """Reports in a row that say the opposite of what counts."""
@@ -55,7 +72,12 @@ class Diagnosis:
         return cls(told, at, told if told.healthy is False else None)
 
     def after(self, told: Health, at: float, policy: HealthPolicy) -> Diagnosis:
-        """With one more report. What is not known speaks neither for nor against a fault, and a run of reports ends with it."""
+        """With one more report. What is not known speaks neither for nor against a fault, and a run of reports ends with it.
+
+        A measurement that is told again is no further one.
+        """
+        if told.measured is not None and told == self.told:
+            return self
         if told.healthy is None:
             return Diagnosis(told, at, self.fault)
         if told.healthy is (self.fault is None):
@@ -78,3 +100,30 @@ class Diagnosis:
             False,
             f"healthy again in {self.against} of {self.needed} reports; it was: {self.fault.message or 'no reason given'}",
         )
+
+
+async def checked_report(report: object) -> dict[str, Health]:
+    """What :meth:`Driver.health` answered, which may be anything. Raises :class:`DriverError`."""
+    if not isinstance(report, Mapping):
+        raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
+    out = {}
+    try:
+        for i, (name, health) in enumerate(report.items()):
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+            if not isinstance(name, str) or not isinstance(health, Health):
+                raise DriverError(
+                    f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
+                )
+            if health.healthy not in {True, False, None}:
+                raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
+            # A vendor's library may say 0 for False: it must mean the same to all who look.
+            healthy = None if health.healthy is None else bool(health.healthy)
+            if not isinstance(health.taint, Taint | None):
+                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
+            out[name] = replace(health, healthy=healthy, message=printable(health.message))
+    except DriverError:
+        raise
+    except Exception as e:
+        raise DriverError(f"the answer of health() cannot be read: {describe(e)}") from e
+    return out

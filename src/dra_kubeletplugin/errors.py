@@ -403,6 +403,14 @@ class HardwareUnknownError(ClaimError):
     help = "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; nothing is given out meanwhile."
 
 
+class MetadataUpdateError(ClaimError):
+    """Device metadata of a claim that nobody has any more, or that has none."""
+
+    code = "DRA-E129"
+    reason = "METADATA_NOT_UPDATED"
+    help = "The claim is not prepared any more, or without device metadata; the message says which. Nobody reads what was to be told."
+
+
 class MetadataError(DraError):
     """A device metadata file (KEP-5304) that cannot be used: which file, and what is wrong."""
 

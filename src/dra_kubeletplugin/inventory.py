@@ -6,15 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from .diagnosis import Diagnosis, HealthPolicy
+from .diagnosis import DeviceHealth, Diagnosis, HealthPolicy, checked_report
 from .driver import Health, Role
-from .errors import DriverError, describe, printable
+from .errors import DriverError, printable
 from .observe.log import tell_some
 from .publishable import answered, decoded, taint_fault
 from .resources.gates import Gate
@@ -40,26 +40,16 @@ class DeviceKey(NamedTuple):
     device: str
 
 
-@dataclass(frozen=True)
-class DeviceHealth:
-    """What is known of a device's health: ``healthy`` is None where nothing is.
-
-    ``at`` is when that was measured, in unix seconds; 0 where it never was.
-    """
-
-    healthy: bool | None
-    message: str = ""
-    at: float = 0.0
-
-
 class Inventory:
     """The devices of all pools of a role. Changed by :meth:`update` and :meth:`set_health`; read by publisher, engine, health stream.
 
     Args:
         pool: name of the pool that is meant where none is said: the node's.
         policy: what the driver's reports of bad health do.
-        health_timeout: seconds after which a health report is too old to be believed.
-        clock: the time in unix seconds.
+        health_timeout: seconds after which a health report is too old to be believed, where it says nothing else.
+        look_timeout: the same for what the last look at the devices found.
+        clock: seconds that only ever pass, whatever is done to the time of day: by it reports grow old.
+        wall: the time in unix seconds, as the kubelet has it.
         role: whose pools these are; those of the other role are passed over.
         full: devices that a slice may have; fewer where each may get a taint one day, so that none has to move then.
 
@@ -71,7 +61,9 @@ class Inventory:
         pool: str,
         policy: HealthPolicy = _NO_EFFECT,
         health_timeout: float = HEALTH_TIMEOUT,
-        clock: Callable[[], float] = time.time,
+        look_timeout: float = HEALTH_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         role: Role = Role.NODE,
         full: int = MAX_DEVICES,
     ) -> None:
@@ -81,6 +73,7 @@ class Inventory:
         self.role = role
         self.full = full
         self.health_timeout = health_timeout
+        self.look_timeout = look_timeout
         self.gates_off: frozenset[Gate] = frozenset()
         """Feature gates that the API server was found to have off: what depends on them is published otherwise, or not."""
         self.known = False
@@ -95,6 +88,8 @@ class Inventory:
         """Pools that another publishes, each with the reason: of one pool two must never publish."""
         self._policy = policy
         self._clock = clock
+        self._wall = wall
+        self._looked_at = 0.0
         self._stocks: dict[str, Stock] = {}
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._reported_at: float | None = None
@@ -141,6 +136,11 @@ class Inventory:
     def has_gone(self) -> bool:
         """Whether a device vanished that a claim still holds."""
         return any(s.gone for s in self._stocks.values())
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether a device is unhealthy, or vanished in use."""
+        return self.has_gone or any(d.fault for d in self._diagnoses.values())
 
     def __len__(self) -> int:
         return sum(len(s.entries) for s in self._stocks.values())
@@ -195,7 +195,7 @@ class Inventory:
 
         Raises :class:`DriverError` for what is no list of pools, or has a name twice; nothing is changed then.
         """
-        now = self._clock()
+        self._looked_at = self._clock()
         answer = answered(pools, method)
         fresh = {p.name: p for p in answer if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
         # Of one pool two must never publish: what vanished of it here is the other role's to know.
@@ -206,11 +206,11 @@ class Inventory:
         stocks = {}
         for name, pool in fresh.items():
             of_pool = None if used is None else held.get(name, {})
-            stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, of_pool, now)
+            stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, of_pool)
         for name in [*self._stocks, *(n for n in held if n not in self._stocks)]:
             if name not in fresh and name not in others:  # the pool vanished: what of it is in use stays
                 before = self._stocks.get(name) or Stock(name)
-                rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}), now)
+                rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}))
                 if rest.gone:
                     stocks[name] = rest
         changed = (
@@ -317,14 +317,28 @@ class Inventory:
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """What is known of a device's health now; a report that is too old says nothing any more."""
         stock = self._stocks.get(key.pool)
-        if stock and (gone := stock.gone.get(key.device)):
-            return DeviceHealth(False, "the device vanished while a claim uses it", gone.gone_at)
+        if stock and key.device in stock.gone:
+            return self._known(False, "the device vanished while a claim uses it", self._looked_at, self.look_timeout)
         diagnosis = self._diagnoses.get(key)
         if diagnosis is None:
-            return DeviceHealth(None, "the driver has not reported its health yet")
-        if abs(self._clock() - diagnosis.at) > self.health_timeout:
-            return DeviceHealth(None, f"the driver's last report is older than {self.health_timeout:g} s", diagnosis.at)
-        return DeviceHealth(diagnosis.health.healthy, diagnosis.health.message, diagnosis.at)
+            return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)
+        timeout = self._timeout(diagnosis)
+        if self._clock() - diagnosis.at > timeout:
+            return self._known(None, f"the driver's last report is older than {timeout:g} s", diagnosis.at, timeout)
+        return self._known(diagnosis.health.healthy, diagnosis.health.message, diagnosis.at, timeout)
+
+    def _known(self, healthy: bool | None, message: str, at: float, timeout: float) -> DeviceHealth:
+        """The age is what is certain: should the time of day be set, the kubelet is told when it was by the new one."""
+        return DeviceHealth(healthy, message, self._wall() - (self._clock() - at), timeout)
+
+    def _timeout(self, diagnosis: Diagnosis) -> float:
+        return self.health_timeout if diagnosis.told.timeout is None else diagnosis.told.timeout
+
+    def stale_in(self) -> float | None:
+        """Seconds until the next report grows too old to be believed; None where none is believed."""
+        now = self._clock()
+        left = [d.at + self._timeout(d) - now for d in self._diagnoses.values()]
+        return min((seconds for seconds in left if seconds >= 0), default=None)
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Every device, those that vanished in use included, with its health."""
@@ -345,18 +359,18 @@ class Inventory:
         return out
 
     async def set_health(self, report: object, at: float) -> None:
-        """Takes the driver's answer, which may be anything, as measured ``at`` (unix seconds).
+        """Takes the driver's answer, which may be anything, as measured ``at`` (by the inventory's clock) where it says nothing else.
 
         Names that are no devices are ignored; devices that are left out were healthy then.
 
         Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
         """
-        told = self._taintable(await _checked(report))
+        told = self._taintable(await checked_report(report))
         found = {}
         for i, key in enumerate(list(self._keys())):
             health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
-            before = self._diagnoses.get(key)
-            found[key] = before.after(health, at, self._policy) if before else Diagnosis.first(health, at)
+            before, when = self._diagnoses.get(key), self._measured(health, at)
+            found[key] = before.after(health, when, self._policy) if before else Diagnosis.first(health, when)
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
         self._tell_strangers(told.keys())
@@ -381,6 +395,10 @@ class Inventory:
             self._leave_out()
         await self._tell(published=turned)
 
+    def _measured(self, health: Health, at: float) -> float:
+        """What was measured in the future was measured now: such a report would never grow old."""
+        return at if health.measured is None else self._clock() - max(0.0, self._wall() - health.measured)
+
     def _ill(self, key: DeviceKey, fault: Health) -> str:
         return f"{self.shown(*key)} is unhealthy: {fault.message or 'no reason given'}"
 
@@ -390,7 +408,7 @@ class Inventory:
         for fault in set(faults.values()) - self._bad_taints:
             log.error("a taint that health() gives cannot be published, the usual one is: %s", fault)
         self._bad_taints = set(faults.values())
-        return told | {n: Health(False, told[n].message) for n in faults}
+        return told | {n: replace(told[n], taint=None) for n in faults}
 
     def _tell_strangers(self, told: Collection[str]) -> None:
         known = {n for s in self._stocks.values() for n in (*s.entries, *s.gone)}
@@ -418,29 +436,3 @@ class Inventory:
         async with self._changed:
             await self._changed.wait_for(lambda: self.health_version != seen)
             return self.health_version
-
-
-async def _checked(report: object) -> dict[str, Health]:
-    if not isinstance(report, Mapping):
-        raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
-    out = {}
-    try:
-        for i, (name, health) in enumerate(report.items()):
-            if i % _BREATH == _BREATH - 1:
-                await asyncio.sleep(0)
-            if not isinstance(name, str) or not isinstance(health, Health):
-                raise DriverError(
-                    f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
-                )
-            if health.healthy not in {True, False, None}:
-                raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
-            # A vendor's library may say 0 for False: it must mean the same to all who look.
-            healthy = None if health.healthy is None else bool(health.healthy)
-            if not isinstance(health.taint, Taint | None):
-                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
-            out[name] = Health(healthy, printable(health.message), health.taint)
-    except DriverError:
-        raise
-    except Exception as e:
-        raise DriverError(f"the answer of health() cannot be read: {describe(e)}") from e
-    return out

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from .claims import Claims
 from .claims.processes import Owned, ProcessLock
 from .diagnosis import HealthPolicy
-from .driver import Driver, Role
+from .driver import Driver, MetadataUpdate, Role
 from .driver.calls import Calls
-from .errors import DraError, NotReadyError, SettingsError, describe, printable
+from .errors import NotReadyError, SettingsError, describe, printable
+from .events import Events
 from .host import Host
 from .inventory import Inventory
 from .kube import ApiConfig, KubeClient, load_config
@@ -37,6 +37,7 @@ from .kubelet import (
 )
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
+from .monitoring import HealthWatch
 from .observe.metrics import Metrics
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace, asked
@@ -60,7 +61,7 @@ class Plugin:
         self.settings = settings
         self.metrics = Metrics()
         self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
-        driver.attach(self.host, settings, Role.NODE, self._look_again)
+        driver.attach(self.host, settings, Role.NODE, self._look_again, self._update_metadata)
         self.calls = Calls()
         self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
         # A device that may be tainted one day needs a slice that may have taints: none has to move then.
@@ -71,11 +72,14 @@ class Plugin:
             unhealthy_after=settings.unhealthy_after,
             healthy_after=settings.healthy_after,
         )
-        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, full=full)
+        look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
+        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, look_timeout, full=full)
+        self.health = HealthWatch(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
+        self.events = Events(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = ProcessLock(settings.plugin_dir / "processes")
         self.claims = Claims(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
-            self._claims_changed,
+            self._claims_changed, self.events,
         )  # fmt: skip
         pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceScan(
@@ -91,7 +95,7 @@ class Plugin:
             gates_off=self.scan.gates_off,
             instances=self.process.folder,
         )
-        self.notices = Notices(self.client, self.inventory, settings.node_name, settings.driver_name)
+        self.notices = Notices(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
@@ -106,13 +110,16 @@ class Plugin:
             settings.plugin_dir,
             self.registration.lost,
         )
-        self._health_fault = ""
         self.serving = False
         self.stopping = False
         self.http_url = ""
 
     def _look_again(self) -> None:
+        self.health.request()
         self.scan.request()
+
+    def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
+        return self.claims.update_metadata(update)
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()
@@ -192,29 +199,14 @@ class Plugin:
         jobs: dict[str, Job] = {
             "publisher": self.publisher.run,
             "notices": self.notices.run,
+            "events": self.events.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,
             **self.claims.background(),
         }
         if self.driver.reports_health:
-            jobs["health"] = self._watch_health
+            jobs["health"] = self.health.run
         return jobs
-
-    async def _watch_health(self) -> None:
-        """A report counts from when it was asked for. One that fails or hangs leaves the last one to grow old."""
-        interval = self.settings.health_interval
-        while True:
-            asked = time.time()
-            try:
-                await self.inventory.set_health(await self.calls(self.driver.health), asked)
-                self._health_fault = ""
-            except DraError as e:
-                before = self._health_fault
-                self._health_fault = f"health() of the driver failed, devices turn to unknown: {printable(e)}"
-                self.metrics.inc("health_failures_total")
-                if self._health_fault != before:
-                    log.warning("%s", self._health_fault)
-            await asyncio.sleep(interval)
 
     # --- what is so now -------------------------------------------------------------------------
 
@@ -263,9 +255,7 @@ class Plugin:
         """What keeps the plugin from nothing and should be known."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         out += [self.scan.note] if self.scan.note else []
-        age = self.inventory.health_age()
-        if self._health_fault or (age is not None and age > self.settings.health_timeout):
-            out.append(self._health_fault or f"health() of the driver has not answered for {age or 0:.0f} s")
+        out += [note] if (note := self.health.note()) else []
         return out + await self.claims.notes()
 
     async def _measure(self) -> None:

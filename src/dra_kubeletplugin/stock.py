@@ -42,7 +42,6 @@ class Entry:
 
     device: Device
     judged: Judged
-    gone_at: float = 0.0  # unix seconds since when a device that is in use is missing
 
 
 class _Made(NamedTuple):
@@ -171,13 +170,12 @@ class Stock:
         )
 
 
-async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | None, now: float) -> Stock:
+async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | None) -> Stock:
     """The stock after an answer.
 
     Args:
         used: devices that claims hold, as :meth:`Stock.description` told of them, or nothing where nobody knows: they stay when
             they vanish, with their counter sets. None: it is not known which, so all do.
-        now: unix seconds.
 
     The order is the author's.
     """
@@ -188,14 +186,14 @@ async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | No
         entries[name] = _entry(device, pool.nodes, per_device, before.entries.get(name) if alike else None)
         if i % _BREATH == _BREATH - 1:
             await asyncio.sleep(0)
-    vanished = {n: Entry(e.device, e.judged, now) for n, e in before.entries.items() if n not in pool.devices}
+    vanished = {n: e for n, e in before.entries.items() if n not in pool.devices}
     missing = {n: e for n, e in {**vanished, **before.gone}.items() if n not in pool.devices}
     gone = {n: e for n, e in missing.items() if used is None or n in used}
     sets_before = dict(before.sets)
     for name, described in (used or {}).items():
         if described and name not in pool.devices and name not in gone:
             try:
-                gone[name], told = _recalled(name, described, now)
+                gone[name], told = _recalled(name, described)
             except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
                 log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
             else:
@@ -237,7 +235,7 @@ def _entry(device: Device, nodes: Nodes, per_device: bool, before: Entry | None)
     return Entry(device, judged)
 
 
-def _recalled(name: str, described: JSON, now: float) -> tuple[Entry, dict[str, Judged]]:
+def _recalled(name: str, described: JSON) -> tuple[Entry, dict[str, Judged]]:
     """A device that vanished while no plugin ran, and its counter sets, by a record.
 
     Raises what reading a record may: another version wrote it.
@@ -247,7 +245,7 @@ def _recalled(name: str, described: JSON, now: float) -> tuple[Entry, dict[str, 
     if device.name != name:
         raise ValueError(f"it tells of {printable(device.name)}")
     sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
-    return Entry(device, recalled_device(raw), now), sets
+    return Entry(device, recalled_device(raw)), sets
 
 
 def _judged(entries: Mapping[str, Entry]) -> dict[str, Judged]:

@@ -104,6 +104,7 @@ def reach(point: str) -> None:
 
 class Crash(Driver):
     name = "crash.example.com"
+    metadata = True  # one more kind of file that must be there and must go
 
     def devices(self) -> list[Device]:
         if fault("devices-hangs"):

@@ -20,11 +20,13 @@ from dra_kubeletplugin.host import described
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.claims import PrepareError
+from dra_kubeletplugin.metadata.document import decode
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.crash.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "crash.example.com"
+_METADATA = f"{DRIVER}_metadata_"
 TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
 
 
@@ -186,7 +188,20 @@ class Box:
         return sorted(p.name for p in self.hardware.iterdir())
 
     def files(self) -> list[str]:
-        return sorted(p.name for p in self.node.cdi_root.iterdir())
+        """Names in the CDI folder, but for the specs that mount metadata files."""
+        return sorted(p.name for p in self.node.cdi_root.iterdir() if _METADATA not in p.name)
+
+    def described(self) -> dict[str, bool]:
+        """Claims that have a spec for a metadata file, or a file: whether they have both, and all of it."""
+        specs = {
+            p.name.partition(_METADATA)[2].partition("_")[0]: p
+            for p in self.node.cdi_root.iterdir()
+            if _METADATA in p.name
+        }
+        found = list((self.records_path.parent / "dra-device-metadata").rglob("*"))
+        files = {decode(p.read_bytes(), p).claim.uid for p in found if p.name == "metadata.json"}
+        links = {p.name for p in found if p.is_symlink()}
+        return {uid: uid in specs and uid in files and uid in links for uid in {*specs, *files, *links}}
 
     def records(self) -> dict[str, str]:
         """Claim UID → state, read beside the running plugin."""
@@ -221,6 +236,9 @@ class Box:
         files = {f.partition("_")[2].partition(".")[0] for f in self.files()}
         if files != set(records):
             raise AssertionError(self._told(f"files {self.files()}, records {records}", files ^ set(records)))
+        described = self.described()
+        if set(described) != set(records) or not all(described.values()):
+            raise AssertionError(self._told(f"metadata {described}, records {records}", set(described) ^ set(records)))
         holders = set(self.holders().values())
         if holders != set(records):
             raise AssertionError(self._told(f"hardware {self.holders()}, records {records}", holders ^ set(records)))
@@ -228,7 +246,7 @@ class Box:
         assert set(records) <= claims, self._told("records of no claim", set(records) - claims)
 
     def is_empty(self) -> bool:
-        return not (self.taken() or self.files() or self.records())
+        return not (self.taken() or self.files() or self.records() or self.described())
 
 
 @contextlib.asynccontextmanager

@@ -86,10 +86,10 @@ class Room:
         self.inventory = Inventory("node")
         self.metrics = Metrics()
         self.process = ProcessLock(self.settings.plugin_dir / "processes")
-        driver.attach(Host(folder / "sys"), self.settings)
         self.claims = Claims(
             driver, self.calls, api, self.inventory, self.settings, self.process, boot, self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
+        driver.attach(Host(folder / "sys"), self.settings, update=self.claims.update_metadata)
 
     async def open(self) -> None:
         self.process.acquire()

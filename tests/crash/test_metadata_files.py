@@ -216,8 +216,36 @@ def test_more_attributes_than_a_file_may_have_are_the_driver_s_fault(place: Plac
     claim = claim_of(device(**{f"a{i}": i for i in range(20)}))
     with pytest.raises(BadAnswerError, match="metadata of device gpu-0: 41 attributes are more than 32"):
         prepared(claim, place.specs, metadata={f"b{i}": i for i in range(20)})
+    with pytest.raises(BadAnswerError, match=r"metadata of device gpu-0: .*does not fit into 64 bits"):
+        prepared(claim_of(device()), place.specs, metadata={"x": 2**64})
     with pytest.raises(BadAnswerError, match="metadata of device gpu-0: attribute 'x' is None"):
         prepared(claim_of(device()), place.specs, metadata={"x": None})
+
+
+def test_alternatives_of_one_request_are_in_one_file_and_lose_nothing(place: Place) -> None:
+    """Each in a writing of its own would leave the last one's alone."""
+    record = prepared(claim_of(device("gpu/large", "gpu-0"), device("gpu/small", "gpu-1")), place.specs)
+    place.files.put(record)
+    (host,) = place.plugin.rglob("metadata.json")
+    assert [(d.request, d.name) for d in decode(host.read_bytes(), host).devices] == [
+        ("gpu/large", "gpu-0"),
+        ("gpu/small", "gpu-1"),
+    ]
+    assert len(list(place.cdi.iterdir())) == 1
+
+
+def test_the_cdi_folder_is_made_where_it_is_missing(place: Place) -> None:
+    place.cdi.rmdir()
+    place.files.put(prepared(claim_of(device()), place.specs))
+    assert [p.name for p in place.cdi.iterdir()] == [f"{DRIVER}_metadata_{UID}_gpu.json"]
+
+
+def test_a_record_of_before_updates_were_known_and_one_with_odd_ones_are_told_apart() -> None:
+    of = {"generation": 1, "podClaim": "", "requests": {}}
+    assert check_doc({"metadata": of}) == {"metadata": of}
+    for odd in ([1], {"gpu": "two"}):
+        with pytest.raises(ValueError, match="device metadata"):
+            check_doc({"metadata": {**of, "updates": odd}})
 
 
 def test_a_driver_s_answer_with_metadata_that_is_no_mapping_is_refused(place: Place) -> None:

@@ -66,14 +66,16 @@ async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
 
 
 @pytest.mark.parametrize("who", ["prepare", "reconcile"])
+@pytest.mark.parametrize("step", ["holds", "mend"])
 async def test_files_that_are_mended_while_another_instance_unprepares_the_claim_do_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, step: str
 ) -> None:
     api = Api()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
         await old.prepare(ref)
-        meanwhile(monkeypatch, old.claims.files, "mend", lambda: new.unprepare(ref))
+        old.claims.files.specs.path("a").unlink()
+        meanwhile(monkeypatch, old.claims.files, step, lambda: new.unprepare(ref))
         if who == "prepare":
             await old.prepare(ref)
         else:

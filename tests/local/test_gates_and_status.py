@@ -11,10 +11,12 @@ import pytest
 
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
 from dra_kubeletplugin.errors import NotReadyError
+from dra_kubeletplugin.events import Events
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
+from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.slices import Notices
 from dra_kubeletplugin.testing import node_with
 
@@ -312,10 +314,10 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
         assert (await node.plugin.published(20)).current
 
 
-async def test_a_server_that_takes_no_events_costs_the_events_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: pytest.LogCaptureFixture) -> None:
     def no_events(request: Request) -> Response | None:
         return (
-            json({"kind": "Status", "code": 403, "message": "no events for you"}, 403)
+            json({"kind": "Status", "code": 500, "message": "no events for you"}, 500)
             if "/events" in request.path
             else None
         )
@@ -323,7 +325,7 @@ async def test_a_server_that_takes_no_events_costs_the_events_alone(caplog: pyte
     async with api() as server, KubeClient(server.config) as client:
         server.instead = no_events
         inventory = await inventory_of("a")
-        notices = Notices(client, inventory, "node", "d.example.com")
+        notices = Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node")
         task = asyncio.create_task(notices.run())
         await inventory.refuse({"a": "no"})
         await until(lambda: "no events for you" in caplog.text)
@@ -338,7 +340,7 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
     async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of(*(f"d{i}" for i in range(300)))
         await inventory.refuse({f"d{i}": "no" for i in range(300)})
-        task = asyncio.create_task(Notices(client, inventory, "node", "d.example.com").run())
+        task = asyncio.create_task(Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node").run())
         await until(lambda: len(server.storage.list("events")) == 11)
         await asyncio.sleep(0.2)
         assert len(server.storage.list("events")) == 11
@@ -349,7 +351,7 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
 async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
     async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of("a")
-        task = asyncio.create_task(Notices(client, inventory, "node", "d.example.com").run())
+        task = asyncio.create_task(Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node").run())
         for n in range(60):
             await inventory.refuse({"a": f"<object at {n:#x}>"})
             await asyncio.sleep(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from dra_kubeletplugin import Quantity
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.metadata.document import decode
 from dra_kubeletplugin.testing import (
     ClaimSpec,
     PodError,
@@ -69,6 +71,23 @@ async def test_a_port_is_shared_and_a_chip_goes_whole_or_in_halves(tmp_path: Pat
             await node.run_pod("whole", ClaimSpec(Request("chip", selectors=chips)))
 
 
+async def test_a_card_s_addresses_reach_its_container_and_its_link_the_kubelet(tmp_path: Path) -> None:
+    async with node_with(loaded(tmp_path, "nic.py"), host="virtual-machine", health_interval=3600.0) as node:
+        pod = await node.run_pod(claim=ClaimSpec(Request("nic")))
+        device = node.env(pod)["NIC"]
+        (claim,) = await node.plugin.claims.store.all()
+        driver: Any = node.plugin.driver
+        await asyncio.to_thread(driver.attached, claim.uid, device, ["10.0.0.2/24"])
+        (source,) = [m["source"] for m in node.oci(pod)["mounts"] if m["destination"].endswith("-metadata.json")]
+        (told,) = decode(Path(source).read_bytes(), Path(source)).devices
+        assert (told.generation, told.network and told.network.ips) == (2, ("10.0.0.2/24",))
+        assert told.attributes == {"speed": 100, "queues": 8}
+        await asyncio.to_thread(driver.link, device, False)
+        async with asyncio.timeout(10):
+            while node.plugin.inventory.healthy(device):
+                await asyncio.sleep(0.01)
+
+
 async def test_a_disk_is_attached_where_its_pod_goes(tmp_path: Path) -> None:
     fabric = loaded(tmp_path, "fabric.py")
     async with (
@@ -91,5 +110,5 @@ async def test_a_disk_is_attached_where_its_pod_goes(tmp_path: Path) -> None:
 
 
 def test_every_file_of_the_guide_is_run_here() -> None:
-    assert sorted(FILES) == ["acme.py", "fabric.py", "parts.py"]
+    assert sorted(FILES) == ["acme.py", "fabric.py", "nic.py", "parts.py"]
     assert len(FILES) == GUIDE.count("```python")

@@ -8,10 +8,11 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from dra_kubeletplugin import Device, Health, RetryableError, Taint
-from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc
+from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.local.kubelet.plugins import dial
 from dra_kubeletplugin.testing import DriverNode, node_with
@@ -97,10 +98,58 @@ async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_wi
         await reported(node, "toy-0", HEALTHY)
 
 
-async def test_a_driver_without_health_has_no_health_service() -> None:
-    async with node_with(toy()) as node:
-        services = node.kubelet.plugins.newest("toy.example.com").services
-        assert services == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+@pytest.mark.parametrize("reports_health", [True, False])
+async def test_what_the_registration_says_is_served_and_nothing_else_is(reports_health: bool) -> None:
+    """Asked as any client may, with the bytes of empty requests: what is not served is not implemented."""
+    known = {
+        "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
+        "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
+        "v1.DRAResourceHealth": "/v1.DRAResourceHealth/NodeWatchResources",
+        "v1alpha1.DRAResourceHealth": "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+    }
+    async with node_with(Sick if reports_health else toy()) as node, dial(node.plugin.paths.dra) as channel:
+        served = []
+        for version, method in known.items():
+            try:
+                async with asyncio.timeout(10):
+                    async for _ in channel.unary_stream(method)(b""):
+                        served.append(version)
+                        break
+            except grpc.aio.AioRpcError as e:
+                assert e.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert node.kubelet.plugins.newest("toy.example.com").services == served
+        assert len(served) == (4 if reports_health else 2)
+
+
+async def test_what_a_driver_knows_is_told_to_all_streams_as_soon_as_it_says_so() -> None:
+    """Its next turn would be in an hour; both versions, and the kubelet's own stream beside them."""
+
+    class Monitored(Toy):
+        hot = False
+
+        def health(self) -> dict[str, Health]:
+            return {"toy-0": Health(False, "hot")} if Monitored.hot else {}
+
+    async with node_with(Monitored, health_interval=3600.0) as node, dial(node.plugin.paths.dra) as channel:
+        stubs = (
+            (health_v1_pb2_grpc.DRAResourceHealthStub(channel), health_v1_pb2),
+            (health_v1_pb2_grpc.DRAResourceHealthStub(channel), health_v1_pb2),
+            (health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel), health_v1alpha1_pb2),
+        )
+
+        async def unhealthy(stub: Any, pb: Any) -> None:
+            async for message in stub.NodeWatchResources(pb.NodeWatchResourcesRequest()):
+                if {d.device.device_name: d.health for d in message.devices}.get("toy-0") == UNHEALTHY:
+                    return
+
+        waiting = [asyncio.create_task(unhealthy(*s)) for s in stubs]
+        await reported(node, "toy-0", HEALTHY)
+        Monitored.hot = True
+        await asyncio.to_thread(node.plugin.driver.changed)  # as a vendor's thread does
+        async with asyncio.timeout(10):
+            await asyncio.gather(*waiting)
+            while node.kubelet.health.of(("toy.example.com", "node-1", "toy-0")).health.value != "Unhealthy":
+                await asyncio.sleep(0.01)
 
 
 async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_its_claim_ends() -> None:

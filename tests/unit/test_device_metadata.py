@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Version, metadata
 from dra_kubeletplugin.errors import MetadataError
+from dra_kubeletplugin.metadata import reader
 from dra_kubeletplugin.metadata.__main__ import main
-from dra_kubeletplugin.metadata.document import decode, encode
+from dra_kubeletplugin.metadata.document import decode, encode, is_whole
 from dra_kubeletplugin.metadata.paths import in_container
 from dra_kubeletplugin.resources.types import attribute_json
 
@@ -28,17 +29,58 @@ GPU: dict[str, Any] = {
 }
 
 
-def test_a_file_has_both_versions_newest_first_and_fields_in_go_s_order() -> None:
-    lines = encode(CLAIM, 1, {"gpu": [GPU]}).decode().splitlines()
-    body = (
-        '"metadata":{"name":"my-claim","namespace":"default","uid":"uid-1234","generation":1},"requests":[{"name":"gpu",'
-        '"devices":[{"driver":"gpu.example.com","pool":"worker-0","name":"gpu-0","attributes":{"driverVersion":'
-        '{"version":"1.0.0"},"index":{"int":3},"model":{"string":"LATEST"}}}]}]}'
-    )
-    assert lines == [
-        '{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/' + version + '",' + body
-        for version in ("v1beta1", "v1alpha1")
-    ]
+def objects(data: bytes) -> list[Any]:
+    return [json.loads(part) for part in data.decode().replace("}\n{", "}\n\0{").split("\0")]
+
+
+WRITTEN = """{
+  "kind": "DeviceMetadata",
+  "apiVersion": "metadata.resource.k8s.io/%s",
+  "metadata": {
+    "name": "my-claim",
+    "namespace": "default",
+    "uid": "uid-1234",
+    "generation": 1
+  },
+  "podClaimName": "mine",
+  "requests": [
+    {
+      "name": "gpu",
+      "devices": [
+        {
+          "driver": "gpu.example.com",
+          "pool": "worker-0",
+          "name": "gpu-0",
+          "attributes": {
+            "driverVersion": {
+              "version": "1.0.0"
+            },
+            "index": {
+              "int": 3
+            },
+            "model": {
+              "string": "a \\u003cb\\u003e \\u0026 \\u2028 \u00e9/\\u0001"
+            }
+          },
+          "networkData": {
+            "ips": [
+              "10.0.0.2/24"
+            ]
+          }
+        }
+      ]
+    }
+  ]
+}
+"""
+
+
+def test_a_file_is_byte_for_byte_what_a_go_driver_writes() -> None:
+    """Kubernetes 1.36 uses its indenting serializer, whose text goes through encoding/json: it escapes what HTML minds."""
+    attributes = {**GPU["attributes"], "model": {"string": "a <b> & \u2028 \u00e9/\x01"}}
+    gpu = {**GPU, "attributes": attributes, "networkData": {"ips": ["10.0.0.2/24"]}}
+    claim = metadata.ClaimRef("my-claim", "default", "uid-1234", "mine")
+    assert encode(claim, 1, {"gpu": [gpu]}).decode() == WRITTEN % "v1beta1" + WRITTEN % "v1alpha1"
 
 
 def test_paths_are_those_of_the_proposal() -> None:
@@ -113,13 +155,13 @@ def test_what_is_written_is_what_is_read(attributes: dict[str, Any], generation:
 
 
 def test_the_first_version_that_is_known_is_read_and_fields_that_are_not_known_do_no_harm() -> None:
-    known = json.loads(encode(CLAIM, 7, {"gpu": [GPU]}).splitlines()[1]) | {"future": 1}
+    known = objects(encode(CLAIM, 7, {"gpu": [GPU]}))[1] | {"future": 1}
     newer = {"apiVersion": "metadata.resource.k8s.io/v9", "kind": "DeviceMetadata", "metadata": 3}
     document = decode(f"{json.dumps(newer)}\n\n {json.dumps(known)}".encode(), Path("f"))
     assert (document.generation, document.version) == (7, "v1alpha1")
 
 
-OBJECT = json.loads(encode(CLAIM, 1, {"gpu": [GPU]}).splitlines()[0])
+OBJECT = objects(encode(CLAIM, 1, {"gpu": [GPU]}))[0]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +218,73 @@ def test_a_table_and_json_are_printed_and_a_fault_is_one_sentence(
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert main(["--root", str(tmp_path / "none")]) == 0
     assert "no device metadata" in capsys.readouterr().err
+
+
+def test_a_file_that_is_empty_or_half_written_is_read_again_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions that do not agree are two writings of one file; a Go driver empties the file before it writes."""
+    file = write(tmp_path, name="old")
+    old, new = (encode(CLAIM, g, {"gpu": [{**GPU, "name": name}]}) for g, name in ((1, "old"), (2, "new")))
+    middle = len(new) // 2
+    states = [b"", new[: middle // 2], new[:middle] + old[middle:], old[:middle] + new[middle:], new]
+    file.write_bytes(states[0])
+    pauses = iter(states[1:])
+    monkeypatch.setattr(reader.time, "sleep", lambda _: file.write_bytes(next(pauses)))
+    (device,) = metadata.devices(root=tmp_path)
+    assert (device.name, device.generation) == ("new", 2)
+    assert next(pauses, None) is None
+
+
+@given(st.integers(0, 2000), st.text("xyz", max_size=40), st.text("xyz", max_size=40))
+def test_no_mix_of_two_writings_passes_for_a_whole_file(cut: int, before: str, after: str) -> None:
+    """Wherever the one write has got to when somebody reads: the file is as long as the longer of both then."""
+
+    def content(generation: int, text: str) -> bytes:
+        return encode(CLAIM, generation, {"gpu": [{**GPU, "attributes": {"text": {"string": text}}}]})
+
+    old, new = content(1, before), content(2, after)
+    length = max(len(old), len(new))
+    old, new = old.ljust(length, b"\n"), new.ljust(length, b"\n")
+    for mix in (new[:cut] + old[cut:], old[:cut] + new[cut:]):
+        try:
+            document = decode(mix, Path("f"))
+        except MetadataError:
+            continue
+        if is_whole(mix, document):
+            assert (document.generation, document.devices[0].attributes["text"]) in ((1, before), (2, after))
+
+
+def test_a_second_version_that_stays_odd_does_not_hide_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader.time, "sleep", lambda _: None)
+    file = write(tmp_path)
+    first = json.dumps(objects(file.read_bytes())[0]).encode()
+    for odd in (
+        b'{"kind"',
+        b'{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{}}',
+    ):
+        file.write_bytes(first + odd)
+        assert [d.name for d in metadata.devices(root=tmp_path)] == ["gpu-0"]
+
+
+def test_importing_the_reader_loads_neither_grpc_nor_what_only_a_plugin_needs() -> None:
+    code = "import sys, dra_kubeletplugin.metadata; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    unwanted = (
+        "grpc",
+        "google.protobuf",
+        "sqlite3",
+        "h11",
+        "yaml",
+        "dra_kubeletplugin.kube",
+        "dra_kubeletplugin.claims",
+    )
+    assert "dra_kubeletplugin.metadata" in loaded
+    assert [m for m in unwanted if m in loaded] == []
 
 
 def test_the_reader_runs_without_grpc(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def renamed(device: Device, name: str) -> Device:
 
 
 async def stocked(*names: str, clock: Clock | None = None) -> Inventory:
-    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=clock or Clock())
+    clock = clock or Clock()
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=clock, wall=clock)
     await inventory.update(node([Device(n) for n in names or ("a", "b")]))
     return inventory
 
@@ -109,6 +110,73 @@ async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
     assert published(inventory)["b"] == [UNHEALTHY.key], "silence does not heal a device that was reported as unhealthy"
 
 
+async def test_a_device_has_its_own_time_of_measurement_and_its_own_time_out() -> None:
+    clock = Clock()
+    inventory = await stocked("a", "b", "c", "d", clock=clock)
+    report = {
+        "a": Health(True, timeout=5),
+        "b": Health(True, measured=clock.now - 20),
+        "c": Health(True, measured=clock.now + 3600),
+        "d": Health(True, measured=clock.now - 20, timeout=1000),
+    }
+    await inventory.set_health(report, at=clock.now)
+    (message,) = await messages(inventory)
+    found = {
+        d.device.device_name: (d.health, d.last_updated_time, d.health_check_timeout_seconds) for d in message.devices
+    }
+    assert found == {
+        "a": (v1.HEALTHY, 1_000_000, 5),
+        "b": (v1.HEALTHY, 999_980, 30),
+        "c": (v1.HEALTHY, 1_000_000, 30),
+        "d": (v1.HEALTHY, 999_980, 1000),
+    }
+    assert inventory.stale_in() == 5
+    clock.now += 6
+    assert inventory.stale_in() == 4
+    clock.now += 5
+    await inventory.set_health(report, at=clock.now)  # a monitor that hangs: its last report, once more
+    assert {n: h for n, (h, _, _) in (await told(inventory)).items()} == {
+        "a": v1.HEALTHY,
+        "b": v1.UNKNOWN,
+        "c": v1.HEALTHY,
+        "d": v1.HEALTHY,
+    }
+
+
+async def test_a_measurement_that_is_told_again_is_no_further_report() -> None:
+    clock = Clock()
+    policy = HealthPolicy(taint=UNHEALTHY, unhealthy_after=2)
+    inventory = Inventory("node", policy, clock=clock, wall=clock)
+    await inventory.update(node([Device("a")]))
+    await inventory.set_health({}, at=clock.now)
+    for _ in range(3):
+        await inventory.set_health({"a": Health(False, "hot", measured=999_999.0)}, at=clock.now)
+        assert inventory.healthy("a")
+    await inventory.set_health({"a": Health(False, "hot", measured=1_000_000.0)}, at=clock.now)
+    assert not inventory.healthy("a")
+
+
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+async def test_a_clock_that_is_set_makes_no_report_old_and_the_kubelet_is_told_by_the_new_one(step: float) -> None:
+    clock, wall = Clock(), Clock()
+    inventory = Inventory("node", clock=clock, wall=wall)
+    await inventory.update(node([Device("a")]))
+    await inventory.set_health({}, at=clock.now)
+    clock.now += 3
+    wall.now += 3 + step
+    assert (await told(inventory))["a"] == (v1.HEALTHY, int(1_000_000 + step), "")
+    clock.now += 28
+    assert (await told(inventory))["a"][0] == v1.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "times", [{"timeout": 0}, {"timeout": -1.0}, {"measured": "now"}, {"timeout": float("nan")}, {"measured": 1e300}]
+)
+def test_times_of_a_report_that_are_none_are_refused_where_they_are_written(times: Any) -> None:
+    with pytest.raises(DriverError, match=r"Health\.(timeout|measured) is .*: give seconds"):
+        Health(True, **times)
+
+
 async def test_devices_that_a_report_leaves_out_were_healthy_then_and_new_ones_are_unknown() -> None:
     clock = Clock()
     inventory = await stocked(clock=clock)
@@ -158,12 +226,14 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     await inventory.update(node([Device("b")]), used={("node", "a"): {}})
     clock.now += 100
     assert (await told(inventory))["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
+    await inventory.update(node([Device("b")]), used={("node", "a"): {}})
+    assert (await told(inventory))["a"][1] == 1_000_105, "each look finds it missing again"
     assert published(inventory) == {"b": [], "a": [GONE.key]}
     await inventory.update(node([Device("b")]), used={})
     assert set(await told(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize(("text", "most"), [("\U0001f525" * 2000, 9), ("", 1)])
+@pytest.mark.parametrize(("text", "most"), [("\U0001f525" * 2000, 4), ("", 1)])
 async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_takes_and_lose_nothing(
     text: str, most: int
 ) -> None:
@@ -176,7 +246,7 @@ async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_tak
     assert len(found) <= most
     assert all(m.ByteSize() < 4 * 1024 * 1024 for m in found)
     assert [d.device.device_name for m in found for d in m.devices] == names
-    assert {d.message for m in found for d in m.devices} == {text[:1021] + "..." if text else ""}
+    assert {d.message for m in found for d in m.devices} == {text[:255] + "..." if text else ""}
 
 
 async def test_a_fault_s_own_taint_is_published_and_changes_with_the_fault() -> None:
@@ -203,7 +273,8 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
 
 
 async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
-    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=3), clock=Clock())
+    clock = Clock()
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=3), clock=clock, wall=clock)
     await inventory.update(node([Device("a")]))
     at = 1_000_000.0
     await inventory.set_health({"a": Health(False, "hot")}, at=at)
@@ -230,7 +301,7 @@ async def test_a_single_message_is_cut_at_the_kubelet_s_length() -> None:
     inventory = await stocked()
     await inventory.set_health({"a": Health(False, "ß" * 2000), "b": Health(False, "\ud800broken")}, at=1_000_000.0)
     messages = {n: m for n, (_, _, m) in (await told(inventory)).items()}
-    assert messages["a"] == "ß" * 1021 + "..."
+    assert messages["a"] == "ß" * 510 + "...", "1,024 bytes"
     assert "broken" in messages["b"]
 
 

@@ -57,6 +57,10 @@ class Devices:
         self.health_timeout = timeout
         self.health_version = 0
         self.changed = asyncio.Event()
+        self.stale: float | None = None
+
+    def stale_in(self) -> float | None:
+        return self.stale
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         return ((DeviceKey("pool", name), health) for name, health in self.found)
@@ -87,8 +91,8 @@ async def test_a_heartbeat_is_a_third_of_the_time_after_which_a_report_is_stale(
 
 @pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])
 async def test_a_device_is_told_with_what_is_known_of_it(kind: Any) -> None:
-    found = [(f"d{i}", DeviceHealth(h, f"m{i}", 5.9)) for i, h in enumerate((True, False, None))]
-    (message,) = await told_of(Devices(*found, timeout=1.5), kind)
+    found = [(f"d{i}", DeviceHealth(h, f"m{i}", 5.9, 1.5)) for i, h in enumerate((True, False, None))]
+    (message,) = await told_of(Devices(*found), kind)
     assert isinstance(message, kind)
     told = [(d.device.pool_name, d.device.device_name, d.message, d.last_updated_time) for d in message.devices]
     assert told == [("pool", f"d{i}", f"m{i}", 5) for i in range(3)]
@@ -102,7 +106,7 @@ async def test_no_devices_are_a_message_too() -> None:
 
 
 @pytest.mark.parametrize(("length", "told"), [(0, 0), (1024, 1024), (1025, 1024), (5000, 1024)])
-async def test_1024_characters_of_a_text_are_told(length: int, told: int) -> None:
+async def test_1024_bytes_of_a_text_are_told(length: int, told: int) -> None:
     text = "x" * length
     (message,) = await told_of(Devices(("d", DeviceHealth(True, text))))
     assert message.devices[0].message == (text if length <= told else "x" * (told - 3) + "...")
@@ -148,6 +152,11 @@ async def test_the_stream_tells_all_again_after_each_report_and_after_each_heart
         devices.health_version += 1
         devices.changed.set()
         assert (await again).devices[0].health == v1.UNHEALTHY
+        devices.stale = 0.0
+        devices.changed.clear()
+        growing_old = health(devices, 60).stream(v1.NodeWatchResourcesResponse)
+        for _ in range(2):
+            await anext(growing_old)
         beating = health(Devices(), 0.01).stream(v1.NodeWatchResourcesResponse)
         for _ in range(3):
             await anext(beating)

@@ -171,3 +171,11 @@ def test_a_module_whose_own_import_fails_is_not_said_to_be_missing(
     for missing in ("acme_driver_y:D", "acme_driver_x.sub:D", "/nosuch", ".:D", ""):
         with pytest.raises(DriverError):
             load_driver(missing)
+
+
+def test_a_driver_with_metadata_files_has_a_name_that_may_be_a_cdi_vendor() -> None:
+    """Each of its containers would fail to start, with the runtime's own words."""
+    with pytest.raises(DriverError, match=r"metadata needs a name that begins with a letter, not '0x\.example\.com'"):
+        make(of(name="0x.example.com", metadata=True))
+    make(of(name="0x.example.com"))
+    make(of(metadata=True))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device, Health, Pool
+from dra_kubeletplugin.diagnosis import checked_report
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.inventory import Inventory, _checked
+from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.publishable import parcel
 from dra_kubeletplugin.slices import NodeScope
@@ -149,6 +150,6 @@ async def test_the_loop_goes_on_while_a_long_report_of_health_is_looked_at() -> 
     counting = asyncio.create_task(count())
     await asyncio.sleep(0)
     turns = 0
-    await _checked({n: Health(True) for n in names})
+    await checked_report({n: Health(True) for n in names})
     counting.cancel()
     assert turns >= 5

@@ -127,9 +127,12 @@ class ClaimSpecs:
             self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
             write_file(path, temporary, data, mode)
 
-    def temporary(self, uid: str) -> Path:
-        """A name for a file of the claim that is being written; :meth:`clean` takes it away when its writer died."""
-        return Path(f"{self._notes}{uid}{_TEMPORARY}{self.token}")
+    def write_other(self, uid: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Writes a further spec of a claim, under a name that is not :meth:`path`'s.
+
+        Raises ``OSError``.
+        """
+        self._write(f"{self.root}/{name}", f"{self._notes}{uid}", encoded(spec), 0o644)
 
     def _open(self, path: str, flags: int, mode: int) -> int:
         try:

@@ -79,17 +79,26 @@ class Files:
         except (OSError, ValueError) as e:
             log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
-    def mend(self, record: Record) -> bool:
-        """Writes the files again where one is missing, cut or changed; True where one was."""
-        spec, note = record.doc.get("cdi"), note_of(record)
+    def put_metadata(self, record: Record) -> None:
+        """Writes the metadata of a prepared claim alone."""
         with self._translated():
-            if self.specs.holds(record.uid, spec, note) and self.metadata.holds(record):
-                return False
             self.metadata.put(record)
-            if spec:
-                self.specs.write(record.uid, spec)
-            self.specs.write_note(record.uid, note)
-            return True
+
+    def holds(self, record: Record) -> bool:
+        """Whether all files are there and say what the record does. Raises nothing."""
+        return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.holds(record)
+
+    def mend(self, record: Record) -> bool:
+        """Writes the files again where one is missing, cut or changed; True where one was.
+
+        To be called inside the transaction that read the record: another instance may have news of its metadata.
+        """
+        if self.holds(record):
+            return False
+        self.put(record)
+        with self._translated():
+            self.specs.write_note(record.uid, note_of(record))
+        return True
 
     def known(self, uid: str) -> Record | None:
         """What the file of a claim tells of it; None where it tells nothing. Raises nothing."""

@@ -16,11 +16,13 @@ import msgspec
 
 from ..cdi import ClaimSpecs, validate_device_name, version_to_declare
 from ..cdi.directory import content_of, write_file
-from ..driver import Claim, PreparedDevice
-from ..errors import BadAnswerError, MetadataError
+from ..driver import Claim, MetadataUpdate, PreparedDevice
+from ..driver.metadata_update import attribute_faults
+from ..errors import BadAnswerError, DriverError, MetadataError, MetadataUpdateError
 from ..metadata.document import ClaimRef, decode, encode
 from ..metadata.paths import base_request, in_container
 from ..resources.types import attribute_json
+from .in_place import rewrite
 from .record import Record
 
 JSON = dict[str, Any]
@@ -58,6 +60,70 @@ def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], s
     record.doc["metadata"] = {"generation": 1, "podClaim": pod_claim, "requests": requests}
 
 
+def updated(record: Record, update: MetadataUpdate) -> JSON:
+    """The document of ``record`` with what a driver says later of one device; the file of its request gets the next generation.
+
+    The same document where it says nothing new. Raises :class:`MetadataUpdateError` for a claim without metadata, and
+    :class:`DriverError` for a request or device that it does not have, or too many attributes.
+    """
+    told = record.doc.get("metadata")
+    if not told:
+        raise MetadataUpdateError(
+            f"claim {record.shown} has no device metadata: it was prepared by a version of the driver that wrote none"
+        )
+    request, index = _found(record, told["requests"], update)
+    devices = list(told["requests"][request])
+    devices[index] = _with(record, devices[index], update)
+    if devices[index] == told["requests"][request][index]:
+        return record.doc
+    base = base_request(request)
+    updates = told.get("updates") or {}
+    told = {
+        **told,
+        "requests": {**told["requests"], request: devices},
+        "updates": {**updates, base: updates.get(base, 0) + 1},
+    }
+    return {**record.doc, "metadata": told}
+
+
+def generation(record: Record, request: str) -> int:
+    """Of the file of a request: each has its own, so that no reader is woken by what another request's devices are."""
+    told = record.doc["metadata"]
+    found: int = told["generation"] + (told.get("updates") or {}).get(base_request(request), 0)
+    return found
+
+
+def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: MetadataUpdate) -> tuple[str, int]:
+    """The one device that is meant: its request, and its place there."""
+    places = [
+        (name, i, device)
+        for name, devices in requests.items()
+        if update.request in (name, base_request(name))
+        for i, device in enumerate(devices)
+    ]
+    if not places:
+        raise DriverError(f"claim {record.shown} has no request {update.request!r}: it has {', '.join(requests)}")
+    meant = [p for p in places if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
+    if len(meant) != 1:
+        names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in places)
+        given = f"device {update.device!r} is none, or several, of them" if update.device else "give device="
+        raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {given}")
+    return meant[0][0], meant[0][1]
+
+
+def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
+    merged = {**device.get("attributes", {}), **update.attributes}
+    attributes = {name: value for name, value in merged.items() if value is not None}
+    if len(attributes) > _MAX_ATTRIBUTES:
+        raise DriverError(_too_many(f"claim {record.shown}", device["name"], attributes))
+    out = {k: v for k, v in device.items() if k != "attributes"}
+    if attributes:
+        out["attributes"] = attributes
+    if update.network_data is not None:
+        out["networkData"] = dict(update.network_data)
+    return out
+
+
 def _attributes(claim: Claim, attributes: Mapping[str, Any], answered: PreparedDevice) -> JSON:
     merged = {**attributes, **answered.metadata}
     try:
@@ -65,11 +131,15 @@ def _attributes(claim: Claim, attributes: Mapping[str, Any], answered: PreparedD
     except TypeError as e:
         raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {e}") from None
     if len(wire) > _MAX_ATTRIBUTES:
-        raise BadAnswerError(
-            f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {len(wire)} attributes are more than "
-            f"{_MAX_ATTRIBUTES}"
-        )
+        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", answered.name, wire))
+    added = {name: value for name, value in wire.items() if name in answered.metadata}
+    if faults := attribute_faults(added):
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {faults}")
     return wire
+
+
+def _too_many(claim: str, device: str, attributes: JSON) -> str:
+    return f"{claim}: metadata of device {device}: {len(attributes)} attributes are more than {_MAX_ATTRIBUTES}"
 
 
 def _id(driver: str, uid: str, request: str) -> str:
@@ -98,11 +168,22 @@ class MetadataFiles:
         with contextlib.suppress(FileExistsError):
             (self.root / _CLAIMS / record.uid).symlink_to(f"../{folder.name}")
         for request, (data, spec) in self._contents(record).items():
-            path = self._spec(record.uid, request)
-            write_file(str(path), str(self.specs.temporary(record.uid)), msgspec.json.encode(spec), 0o644)
+            self.specs.write_other(record.uid, self._spec(record.uid, request).name, spec)
             (folder / request).mkdir(parents=True, exist_ok=True)
-            hidden = folder / request / f".{_FILE}.{self.specs.token}"
-            write_file(str(folder / request / _FILE), str(hidden), data, 0o644)
+            self._put_file(folder / request / _FILE, record.uid, data)
+
+    def _put_file(self, path: Path, uid: str, data: bytes) -> None:
+        """A file of this claim keeps its inode, which its containers have mounted; one of an earlier claim stays with that one's."""
+        try:
+            found = content_of(str(path))
+        except (FileNotFoundError, ValueError):
+            found = b""
+        if found == data:
+            return
+        if uid.encode() in found:  # also where half of it was written
+            rewrite(str(path), data)
+        else:
+            write_file(str(path), str(path.with_name(f".{_FILE}.{self.specs.token}")), data, 0o644)
 
     def holds(self, record: Record) -> bool:
         """Whether the files of a claim are there and say exactly what its record does."""
@@ -158,20 +239,21 @@ class MetadataFiles:
     def _contents(self, record: Record) -> dict[str, tuple[bytes, JSON]]:
         """By request: the file, and the spec that mounts it."""
         told = record.doc["metadata"]
-        pod_claim, requests = told["podClaim"], told["requests"]
-        claim = ClaimRef(record.name, record.namespace, record.uid, pod_claim)
+        claim = ClaimRef(record.name, record.namespace, record.uid, told["podClaim"])
+        files: dict[str, dict[str, Sequence[JSON]]] = {}
+        for request, devices in told["requests"].items():  # alternatives of one request share its file
+            files.setdefault(base_request(request), {})[request] = devices
         out = {}
-        for request, devices in requests.items():
-            base = base_request(request)
+        for base, requests in files.items():
             host = self.root / f"{record.namespace}_{record.name}" / base / _FILE
-            seen = in_container(record.name, pod_claim, base, self.specs.driver)
+            seen = in_container(record.name, claim.pod_claim, base, self.specs.driver)
             mount = {"hostPath": str(host), "containerPath": str(seen), "options": ["ro", "bind"]}
             name = f"{record.uid}_{base}"
             validate_device_name(name)
             spec: JSON = {"cdiVersion": "", "kind": f"{self.specs.driver}/metadata"}
             spec["devices"] = [{"name": name, "containerEdits": {"mounts": [mount]}}]
             spec["cdiVersion"] = version_to_declare(spec)
-            out[base] = encode(claim, told["generation"], {request: devices}), spec
+            out[base] = encode(claim, generation(record, base), requests), spec
         return out
 
 

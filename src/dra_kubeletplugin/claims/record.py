@@ -202,7 +202,9 @@ def _is_device(entry: object) -> bool:
 def _is_metadata(entry: object) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("requests"), dict):
         return False
+    updates = entry.get("updates") or {}
     typed = isinstance(entry.get("generation"), int) and isinstance(entry.get("podClaim"), str)
+    typed = typed and isinstance(updates, dict) and all(isinstance(n, int) for n in updates.values())
     return typed and all(isinstance(of, list) and all(map(_is_described, of)) for of in entry["requests"].values())
 
 

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ..cdi import ClaimSpecs
-from ..driver import Driver
+from ..driver import Driver, MetadataUpdate
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
+from ..events import Events
 from ..inventory import Held, Inventory
 from ..kube import KubeClient
 from ..observe.metrics import Metrics
@@ -29,7 +30,9 @@ from .reconcile import Reconciler
 from .record import InFlight
 from .recovery import Recovery
 from .store import Store
+from .troubles import Troubles
 from .undoing import Undoing
+from .updating import MetadataUpdates
 from .verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class Claims:
         boot_id: str,
         metrics: Metrics,
         changed: Callable[[], None] = lambda: None,
+        events: Events | None = None,
     ) -> None:
         self.metrics = metrics
         self.settings = settings
@@ -73,7 +77,10 @@ class Claims:
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
         elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
         verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
-        undoing = Undoing(driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed)
+        events = events or Events(client, name, settings.node_name, metrics)
+        undoing = Undoing(
+            driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events
+        )
         self.engine = Engine(
             driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, undoing, metrics,
             call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
@@ -83,6 +90,10 @@ class Claims:
             grace=settings.reconcile_grace, patience=settings.call_timeout,
         )  # fmt: skip
         self.recovery = Recovery(driver, calls, self.store, boot_id)
+        # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
+        patience = settings.call_timeout / 2
+        self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
+        self.troubles = Troubles(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
         self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -95,6 +106,12 @@ class Claims:
         """See :meth:`Engine.unprepare`."""
         return await self.engine.unprepare(refs)
 
+    # --- calls of the driver --------------------------------------------------------------------
+
+    def update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
+        """See :meth:`Driver.update_metadata`."""
+        return self._updates.begin(update)
+
     # --- lifespan -------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -102,6 +119,7 @@ class Claims:
 
         Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
         """
+        self._updates.open()
         await self._begin("what the driver's hardware knows", self.recovery.once())
         await self._begin("undoing what a crash left", self._tidy())
 
@@ -126,6 +144,7 @@ class Claims:
             "recovery": self._keep_recovering,
             "records": self._keep_looking,
             "device status": self.reports.run,
+            "troubles": self.troubles.run,
         }
 
     async def _keep_looking(self) -> None:

@@ -111,12 +111,16 @@ class Store:
     async def get(self, uid: str) -> rows.Row | None:
         return await self.do(lambda db: rows.read(db, uid), Mode.READ)
 
+    async def everything(self) -> list[rows.Row]:
+        """Every record, readable or not, oldest first."""
+        return await self.do(rows.read_all, Mode.READ)
+
     async def all(self) -> list[Record]:
         """Every record that can be read, oldest first."""
-        return [r for r in await self.do(rows.read_all, Mode.READ) if isinstance(r, Record)]
+        return [r for r in await self.everything() if isinstance(r, Record)]
 
     async def unreadable(self) -> list[Unreadable]:
-        return [r for r in await self.do(rows.read_all, Mode.READ) if isinstance(r, Unreadable)]
+        return [r for r in await self.everything() if isinstance(r, Unreadable)]
 
     async def held(self) -> Held:
         """Each device that some claim has, see :meth:`Inventory.update`."""

@@ -15,12 +15,13 @@ from typing import Any
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
+from ..events import Events, claim_subject
 from ..observe.metrics import Metrics
 from . import rows
 from .files import Files
 from .flights import Flights, Work, own
 from .judge import Judge, Nothing, Repeat, Undo, Undone, Verdict
-from .record import Fence, InFlight, Record, State
+from .record import Fence, InFlight, Record
 from .store import Job, Mode, Operation, Store
 from .undo import has_undo, run_undo
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 class Undoing:
     """The undo half of the engine, for the claims of one driver in one process.
 
-    ``changed`` is called when a claim's devices were freed.
+    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Undoing:
         in_flight: InFlight,
         metrics: Metrics,
         changed: Callable[[], None],
+        events: Events,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -54,6 +56,7 @@ class Undoing:
         self.in_flight = in_flight
         self.metrics = metrics
         self.changed = changed
+        self.events = events
 
     async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
         """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
@@ -122,8 +125,16 @@ class Undoing:
             finally:
                 self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
             log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
+            self._tell(record, error)
             raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
         self._undone(record)
+
+    def _tell(self, record: Record, error: DraError) -> None:
+        """The kubelet makes no event of an unprepare that fails, and knows nothing of other undoing."""
+        if not isinstance(error, StoppingError):
+            what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
+            text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
+            self.events.tell_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
 
     def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)
@@ -224,19 +235,18 @@ class Undoing:
         return done
 
     async def mend(self, record: Record) -> bool:
-        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not stay."""
-        if not await self.store.aside(lambda: self.files.mend(record)):
+        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not come back."""
+        if await self.store.aside(lambda: self.files.holds(record)):
             return False
 
-        def look_again(db: Connection) -> None:
+        def again(db: Connection) -> bool:
             row = rows.read(db, record.uid)
-            if isinstance(row, Record) and row.state is State.UNPREPARING:
-                self.files.remove(record.uid)  # its note goes with the row
-            else:
-                self._clear(db, record.uid)
+            if isinstance(row, Record) and self.judge.answers(row):
+                return self.files.mend(row)  # with what other instances know by now
+            self._clear(db, record.uid)
+            return False
 
-        await self.store.do(look_again)
-        return True
+        return await self.store.do(again)
 
     async def remove_orphan(self, uid: str) -> bool:
         """Removes a CDI file that no record knows; True where it did."""

@@ -5,6 +5,7 @@ from .config import Config
 from .contract import Driver, Health, Role
 from .loading import load_driver
 from .making import check, make
+from .metadata_update import MetadataUpdate
 from .status import Condition, DeviceStatus, NetworkData
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DeviceStatus",
     "Driver",
     "Health",
+    "MetadataUpdate",
     "NetworkData",
     "PreparedClaim",
     "PreparedDevice",

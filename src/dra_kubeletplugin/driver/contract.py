@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from ..errors import DriverError
+from ..errors import DriverError, printable
 from ..host import Host
 from ..host.events import SUBSYSTEMS
 from ..resources.gates import Gate
 from ..resources.pools import Pool
-from ..resources.types import Device, Taint
+from ..resources.types import Attribute, Device, Taint
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
 from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config import Config
+from .metadata_update import MetadataUpdate, metadata_update
+from .status import NetworkData
 
 T = TypeVar("T")
 # What `def` answers, `async def` with `yield`, and `async def` without.
@@ -32,8 +34,15 @@ class Role(Enum):
     """One for the cluster: publishes the pools that belong to no single node, and binds claims."""
 
 
+_LAST = 1e11  # seconds; no later time fits into what Go and databases have
+
+
 def _nobody() -> None:
     pass
+
+
+def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
+    raise DriverError("update_metadata(): only a driver that the plugin of a node runs has prepared claims")
 
 
 @dataclass(frozen=True)
@@ -42,18 +51,31 @@ class Health:
 
     Args:
         healthy: None where it is not known.
-        message: cut by the kubelet at 1,024 characters.
+        message: cut at 1,024 bytes of UTF-8, which is what the kubelet keeps.
         taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
             ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
+        measured: when, in unix seconds, for a report that is not made while ``health`` is called, such as a monitor's last one:
+            told as if it were of now, it would hide that the monitor hangs. Left out, it is when ``health`` was called.
+        timeout: seconds after which the device counts as unknown, unless it was measured again; above ``HEALTH_INTERVAL``. Left
+            out, the longer of 30 s and three times that interval.
 
-    Raises :class:`DriverError` for a taint of a device that is not unhealthy.
+    Raises :class:`DriverError` for a taint of a device that is not unhealthy, and for times that are none.
     """
 
     healthy: bool | None
     message: str = ""
     taint: Taint | None = None
+    measured: float | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
+        for name, least in (("measured", 0.0), ("timeout", 1e-3)):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and least <= value < _LAST):
+                raise DriverError(
+                    f"Health.{name} is {printable(value)}: give seconds, {'unix time' if not least else 'above 0'}"
+                )
         if self.taint is not None and (self.healthy is None or self.healthy):
             raise DriverError(
                 "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
@@ -112,6 +134,7 @@ class Driver:
     """Feature gates that the API server was found to have off. It drops what depends on them, so partitions, for example, are
     withheld then. ``pools`` is called again when this changes, and may answer a plainer layout, such as whole devices."""
     _look_again: Callable[[], None] = staticmethod(_nobody)
+    _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -128,22 +151,68 @@ class Driver:
             )
 
     def attach(
-        self, host: Host, settings: Settings, role: Role = Role.NODE, look_again: Callable[[], None] = _nobody
+        self,
+        host: Host,
+        settings: Settings,
+        role: Role = Role.NODE,
+        look_again: Callable[[], None] = _nobody,
+        update: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims,
     ) -> None:
-        """Called once by the framework, before anything else. ``look_again`` is what :meth:`changed` does, from any thread."""
+        """Called once by the framework, before anything else.
+
+        ``look_again`` is what :meth:`changed` does, ``update`` what :meth:`update_metadata` does; both from any thread.
+        """
         self.host = host
         self.settings = settings
         self.role = role
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
         self._look_again = look_again
+        self._update = update
 
     def changed(self) -> None:
-        """Says that the devices may have changed: they are looked at soon, once for many calls. From any thread or method.
+        """Says that the devices, or their health, may have changed: they are looked at soon, once for many calls. From any thread
+        or method.
 
         For drivers that know first, from a vendor's event or a fabric manager; without it a change is seen with the next
-        event of the kernel, or after ``rescan_interval`` seconds.
+        event of the kernel, or after ``rescan_interval`` seconds, and one of their health after ``health_interval``. The kubelet
+        is told what :meth:`health` answers then at once.
         """
         self._look_again()
+
+    def update_metadata(
+        self,
+        claim: Claim | PreparedClaim | str,
+        request: str,
+        *,
+        network_data: NetworkData | None = None,
+        attributes: Mapping[str, Attribute | None] | None = None,
+        device: str = "",
+    ) -> Awaitable[int]:
+        """Tells the containers of a prepared claim what was not known when it was prepared, such as addresses (KEP-5304).
+
+        It goes on record and into the metadata file of the request, which running containers see change; its generation grows by
+        one, unless it says all this already. Awaited on the event loop; in any other thread it is done when this returns.
+        Answers the generation. May be called while the claim is still being prepared, and then waits for that: not within
+        ``prepare`` itself, where ``prepared(metadata=..., status=...)`` says the same.
+
+        Args:
+            claim: the claim, or its UID.
+            request: name of its request, with or without the alternative that was chosen.
+            network_data: replaces what is there; None leaves it.
+            attributes: besides those that are there, at most 32 in all; None for one that goes.
+            device: its name, where the request has several; ``pool/name`` where that is not enough.
+
+        Raises :class:`DriverError` for what no file may say, for a request or device that the claim does not have, and where
+        :attr:`metadata` is off; :class:`~dra_kubeletplugin.errors.MetadataUpdateError` where the claim is not prepared (any more);
+        :class:`~dra_kubeletplugin.errors.ClaimBusyError` where it is worked on for too long;
+        :class:`~dra_kubeletplugin.errors.RecordsError` where it cannot be written. Where only the file cannot, it is on
+        record, and is written as soon as that is possible.
+        """
+        if not self.metadata:
+            raise DriverError(
+                f"update_metadata(): {type(self).__name__}.metadata is off, so no container has such a file"
+            )
+        return self._update(metadata_update(claim, request, network_data, attributes, device))
 
     def start(self) -> Awaitable[None] | None:
         """Opens what lives as long as the process, such as a vendor's library. An exception ends the process, non-zero."""

@@ -44,6 +44,10 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
     if role is Role.NODE and cls.prepare is Driver.prepare:
         raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+    if cls.metadata and not cls.name[:1].isalpha():
+        raise DriverError(
+            f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
+        )
     for kind in _kinds(cls):
         _check_config(cls, kind)
 

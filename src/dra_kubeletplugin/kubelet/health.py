@@ -15,12 +15,13 @@ from .._proto import health_v1_pb2 as v1
 from .._proto import health_v1_pb2_grpc as v1_grpc
 from .._proto import health_v1alpha1_pb2 as v1alpha1
 from .._proto import health_v1alpha1_pb2_grpc as v1alpha1_grpc
-from ..errors import printable
+from ..errors import clip, printable
 from ..inventory import DeviceHealth, Inventory
 
 log = logging.getLogger(__name__)
-MAX_TEXT = 1024  # characters of a device's message that the kubelet keeps
+MAX_TEXT = 1024  # bytes of a device's message that the kubelet keeps
 MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC refuses more than 4 MiB
+_SURELY = 0.01  # seconds after which what was about to grow old has
 _BREATH = 256  # devices before others on the event loop have their turn
 _FIELDS = 40  # bytes of an entry besides its texts, at most
 
@@ -47,8 +48,13 @@ class HealthService:
             async for message in self.messages(kind):
                 yield message
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.heartbeat):
+                async with asyncio.timeout(self._pause()):
                     await self.inventory.health_changed(seen)
+
+    def _pause(self) -> float:
+        """Until the next message where nothing changes: a report that grows old is told as soon as it has."""
+        stale = self.inventory.stale_in()
+        return self.heartbeat if stale is None else min(self.heartbeat, stale + _SURELY)
 
     async def messages(self, kind: type[Response]) -> AsyncIterator[Response]:
         """All devices: in one message where they fit, which is what the API means, else in as many as gRPC needs.
@@ -59,7 +65,7 @@ class HealthService:
         for i, (key, health) in enumerate(self.inventory.health()):
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
-            pool, name, text = printable(key.pool), printable(key.device), _cut(health.message)
+            pool, name, text = printable(key.pool), printable(key.device), clip(health.message, MAX_TEXT)
             size = _FIELDS + len(pool.encode()) + len(name.encode()) + len(text.encode())
             if size > room:
                 yield out
@@ -69,7 +75,7 @@ class HealthService:
                 health=_status(health),
                 # When it was measured: what is not known must not look fresh.
                 last_updated_time=int(health.at),
-                health_check_timeout_seconds=math.ceil(self.inventory.health_timeout),
+                health_check_timeout_seconds=math.ceil(health.timeout),
                 message=text,
             )
             entry.device.pool_name, entry.device.device_name = pool, name
@@ -78,10 +84,6 @@ class HealthService:
 
 def _status(health: DeviceHealth) -> Any:  # the two versions' enums have the same numbers
     return v1.UNKNOWN if health.healthy is None else v1.HEALTHY if health.healthy else v1.UNHEALTHY
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
 class _Servicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):

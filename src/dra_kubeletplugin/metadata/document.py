@@ -6,6 +6,7 @@ Source: ``k8s.io/dynamic-resource-allocation/api/metadata``; both versions have 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..resources.version import Version
 GROUP = "metadata.resource.k8s.io"
 VERSIONS = ("v1beta1", "v1alpha1")  # newest first, as they are written
 KIND = "DeviceMetadata"
+_ESCAPED = re.compile(b"[<>&]|\xe2\x80[\xa8\xa9]")  # Go escapes these in any JSON
 _KNOWN = frozenset(f"{GROUP}/{v}" for v in VERSIONS)
 
 Scalar = bool | int | str | Version
@@ -131,6 +133,19 @@ def decode(data: bytes, path: Path) -> Document:
     raise MetadataError(f"{path} has {', '.join(seen)}: none of {', '.join(sorted(_KNOWN))} {KIND}")
 
 
+def is_whole(data: bytes, document: Document) -> bool:
+    """Whether every version in ``data`` that is known here says what ``document``, its first, does."""
+    path = document.path
+    try:
+        known = [o for o in _objects(data, path) if isinstance(o, dict) and o.get("apiVersion") in _KNOWN]
+        rest = [decode(json.dumps(o).encode(), path) for o in known[1:]]
+    except MetadataError:
+        return False
+    return all(
+        (d.claim, d.generation, d.devices) == (document.claim, document.generation, document.devices) for d in rest
+    )
+
+
 def _objects(data: bytes, path: Path) -> Iterator[Any]:
     try:
         text = data.decode()
@@ -175,7 +190,7 @@ def _value(attribute: Mapping[str, Any], name: str) -> Value:
 
 
 def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """A file's content as a Go driver writes it: one object a line, for each version.
+    """A file's content, byte for byte as a Go driver writes it: an indented object for each version, and a newline behind it.
 
     ``requests`` are devices by request, each as on the wire (``driver``, ``pool``, ``name``, ``attributes``, ``networkData``).
     """
@@ -189,8 +204,9 @@ def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Map
     if claim.pod_claim:
         body["podClaimName"] = claim.pod_claim
     body["requests"] = [{"name": name, "devices": list(map(_ordered, devices))} for name, devices in requests.items()]
-    lines = ({"kind": KIND, "apiVersion": f"{GROUP}/{version}", **body} for version in VERSIONS)
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    objects = ({"kind": KIND, "apiVersion": f"{GROUP}/{version}", **body} for version in VERSIONS)
+    data = b"".join(msgspec.json.format(msgspec.json.encode(o), indent=2) + b"\n" for o in objects)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), data)
 
 
 def _ordered(device: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,21 @@
-"""Finds the metadata files in a container and reads them."""
+"""Finds the metadata files in a container and reads them, also while their writer is at it.
+
+A container has the file itself mounted, so a writer can only change it in place, and some empty it first. Each version in the
+stream says the same, so one that is half written is known by that, or is no JSON at all: it is read again.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from ..errors import MetadataError
-from .document import Device, Document, decode
+from .document import Device, Document, decode, is_whole
 from .paths import CLAIMS, CONTAINER_ROOT, SUFFIX, TEMPLATES, base_request
 
 ROOT_VARIABLE = "DRA_DEVICE_METADATA_ROOT"
+_AGAIN = (0.001, 0.005, 0.02, 0.05, 0.1)  # seconds before each further look at a file that is no whole one
 
 
 def devices(
@@ -48,8 +54,22 @@ def documents(*, claim: str = "", request: str = "", driver: str = "", root: Pat
                 and (not driver or path.name == driver + SUFFIX)
             )
             if wanted:
-                out.append(decode(_content(path), path))
+                out.append(_read(path))
     return out
+
+
+def _read(path: Path) -> Document:
+    """What the file says; where it stays odd however often it is read, the first version that can be read."""
+    for pause in _AGAIN:
+        data = _content(path)
+        try:
+            document = decode(data, path)
+            if is_whole(data, document):
+                return document
+        except MetadataError:
+            pass  # its writer may be at it
+        time.sleep(pause)
+    return decode(_content(path), path)
 
 
 def _files(top: Path) -> list[Path]:

@@ -32,6 +32,7 @@ _COUNTERS = {
     "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
     "status_reports_total": ("Reports of device status to claims, by result (written, dropped, failed).", ["result"]),
+    "events_total": ("Events about claims and the node, by result (written, failed, forbidden, dropped).", ["result"]),
     "binds_total": (
         "Calls of the driver's bind and unbind in the controller, by operation and result.",
         ["operation", "result"],

@@ -1,0 +1,69 @@
+"""What a container that runs, by runc, sees of its metadata file when the driver has news."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, NetworkData, PreparedDevice
+from dra_kubeletplugin.local.runtime.images import Images
+from dra_kubeletplugin.local.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox
+from dra_kubeletplugin.local.runtime.runc import Runc
+from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+from dra_kubeletplugin.testing import node_with
+
+pytestmark = pytest.mark.runc
+
+
+class Net(Driver):
+    name = "net.example.com"
+    metadata = True
+
+    def devices(self) -> list[Device]:
+        return [Device("eth-0", {"speed": 100})]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"NIC": d.name})) for d in claim.devices]
+
+
+async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path: Path) -> None:
+    """Had the file been renamed into place, the container would go on reading the one that it started with."""
+    async with node_with(Net) as node, contextlib.AsyncExitStack() as stack:
+        await node.run_pod()
+        images, cdi = Images({}, tmp_path / "images"), node.plugin.settings.cdi_root
+        runtime = RuncRuntime(tmp_path / "containers", images, [cdi], await Runc.find(tmp_path / "runc"))
+        stack.push_async_callback(runtime.close)
+        (record,) = await node.plugin.claims.store.all()
+        ids = tuple(i for d in record.devices for i in d["cdi"])
+        script = (
+            "f=$(find /var/run/kubernetes.io -name '*-metadata.json'); while :; do "
+            'cat $f > /tmp/now; [ $(grep -c "^}$" /tmp/now) = 2 ] || echo HALF; '
+            "grep -o '\"generation\": [0-9]*' /tmp/now | sort -u; grep -q eth1 /tmp/now && exit 0; sleep 0.01; done"
+        )
+        config = ContainerConfig(
+            name="main", role=Role.MAIN, attempt=0, image="busybox:1.36", command=("sh", "-c", script), cdi_devices=ids
+        )
+        await runtime.start(Sandbox("default", "pod", "u1", "pod", tmp_path / "pods"), config)
+
+        async def printed() -> str:
+            return b"".join([part async for part in runtime.logs("u1", "main", LogOptions())]).decode()
+
+        async with asyncio.timeout(30):
+            while '"generation": 1' not in await printed():
+                await asyncio.sleep(0.02)
+            for i in range(20):
+                await node.plugin.driver.update_metadata(
+                    record.uid, record.devices[0]["request"], attributes={"i": "x" * i}
+                )
+            network = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"])
+            last = await node.plugin.driver.update_metadata(
+                record.uid, record.devices[0]["request"], network_data=network
+            )
+            while f'"generation": {last}' not in (now := await printed()):
+                await asyncio.sleep(0.02)
+        assert "HALF" not in now
+        seen = [int(line.rpartition(":")[2]) for line in now.splitlines()]
+        assert seen == sorted(seen)
