@@ -69,6 +69,7 @@ class Allocations:
 
     Args:
         limit: seconds for one node. All nodes together have as long as if 16 of them were looked at together.
+        fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
     def __init__(
@@ -79,12 +80,15 @@ class Allocations:
         use: Mapping[PoolKey, Use],
         nodes: int,
         limit: float = TIME_LIMIT,
+        *,
+        fractions: bool = False,
     ) -> None:
         self._memory = memory
         self._slices = slices
         self._classes = classes
         self._use = use
         self._limit = limit
+        self._fractions = fractions
         self._end = time.monotonic() + limit * -(-nodes // _AT_ONCE)
         self._cancelled = False
         self._state: State | None = None
@@ -126,7 +130,8 @@ class Allocations:
     ) -> Allocated:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
-        self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit)
+        fractions = self._fractions
+        self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions)
         if self._cancelled:
             self._state.cancelled = True  # in the moment before there was anything to cancel
         search = Search(self._state, pools, claims)

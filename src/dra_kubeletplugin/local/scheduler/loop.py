@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...resources.releases import Features
 from ...scheduling import changes, devices, podinfo, scoring, unsupported
 from ...scheduling.binding import TIMEOUT
 from ...scheduling.cache import Cache
@@ -38,10 +39,14 @@ _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
 class Scheduler:
-    """Args: binding_timeout: seconds from a claim's allocation in which its binding conditions must become true."""
+    """Args:
+    features: the release that it schedules as.
+    binding_timeout: seconds from a claim's allocation in which its binding conditions must become true.
+    """
 
-    def __init__(self, client: KubeClient, binding_timeout: float = TIMEOUT) -> None:
+    def __init__(self, client: KubeClient, features: Features, binding_timeout: float = TIMEOUT) -> None:
         self.client = client
+        self.features = features
         self.binding_timeout = binding_timeout
         self.cache = Cache()
         self.queue = SchedulingQueue(self._gate, self._uses)
@@ -188,7 +193,9 @@ class Scheduler:
             await self._unschedulable(entry, diagnosis)
             return
         use = self.cache.claims.use
-        allocations = Allocations(self._memory, self.cache.slices.slices, self.cache.classes, use, len(snapshot.nodes))
+        fractions = self.features.has("DRAFractionalCapacityRange")
+        slices, classes = self.cache.slices.slices, self.cache.classes
+        allocations = Allocations(self._memory, slices, classes, use, len(snapshot.nodes), fractions=fractions)
         cycle = Cycle(pod, snapshot, claims, allocations)
         self._searched, self._search = pod.uid, allocations
         try:
@@ -211,7 +218,8 @@ class Scheduler:
         if reasons := unsupported.reasons(pod):
             return Rejection(Plugin.UNSUPPORTED, tuple(reasons))
         cache = self.cache
-        return devices.read(pod, cache.claims, cache.classes, cache.extended, self.binding_timeout)
+        explicit = cache.extended if self.features.has("DRAExtendedResource") else None
+        return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout)
 
     async def _no_node(self, entry: Entry, cycle: Cycle) -> None:
         """PostFilter."""
