@@ -117,7 +117,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "dra(driver, host, nodes, timers, environment, process, kubernetes, feature_gates, **settings): the driver and the cluster of a test",
+        "dra(driver, host, nodes, timers, environment, process, kubernetes, feature_gates, **settings): "
+        "the driver and the cluster of a test",
     )
 
 
