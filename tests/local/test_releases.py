@@ -490,3 +490,45 @@ def test_the_environment_says_the_release_where_nobody_else_does(monkeypatch: py
     monkeypatch.setenv("DRA_KUBERNETES", "1.35")
     assert Features.of().release == "1.35"
     assert Features.of("1.37").release == "1.37"
+
+
+# --- rules of taints --------------------------------------------------------------------------------
+
+
+def rule(version: str, effect: str, **selector: str) -> JSON:
+    spec = {"deviceSelector": selector, "taint": {"key": KEY, "effect": effect}}
+    api = f"resource.k8s.io/{version}"
+    return {"apiVersion": api, "kind": "DeviceTaintRule", "metadata": {"name": effect.lower()}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("release", "gates", "version"),
+    [("1.37", {}, "v1"), ("1.36", {"DRADeviceTaintRules": True}, "v1beta2"), ("1.36", {}, "v1beta2")],
+)
+async def test_a_rule_keeps_pods_from_devices_and_evicts_them_where_its_gate_is_on(
+    release: str, gates: dict[str, bool], version: str
+) -> None:
+    config = {f"resource.k8s.io/{version}": True}
+    async with LocalCluster(kubernetes=release, feature_gates=gates, runtime_config=config, timers=TIMERS) as cluster:
+        on = cluster.features.has("DRADeviceTaintRules")
+        there = slice_of("node-1", ["a", "b"])
+        there["spec"]["skipNodeOperations"] = ["*"]
+        await cluster.apply(device_class(), there, claim("c0"), claim("c1"))
+        await cluster.apply(rule(version, "NoSchedule", driver=DRIVER, device="a"))
+        rules = Resource("resource.k8s.io", version, "devicetaintrules")
+        async with Room(cluster).plugin() as _:
+            found = await allocated(cluster, pod("p0", claims=["c0"]))
+            assert [r["device"] for r in found["c0"]["devices"]["results"]] == ["b" if on else "a"]
+            if not on:
+                return
+            await cluster.client.delete(rules, "noschedule")
+            await cluster.wait_running("p0")
+            await cluster.apply(rule(version, "NoExecute", pool="node-1", device="b"))
+
+            async def evicted() -> bool:
+                return await cluster.pod("p0") is None
+
+            await cluster.wait("the eviction", evicted)
+            assert "DeviceTaintManagerEviction: Marking for deletion" in cluster.events("p0")
+            found = await allocated(cluster, pod("p1", claims=["c1"]))
+            assert [r["device"] for r in found["c1"]["devices"]["results"]] == ["a"]

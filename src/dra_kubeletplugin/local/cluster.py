@@ -121,7 +121,7 @@ class LocalCluster:
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
             supervisor = await stack.enter_async_context(Supervisor())
-            supervisor.start("controllers", ControllerManager(self.client).run)
+            supervisor.start("controllers", ControllerManager(self.client, self.features).run)
             scheduler = Scheduler(self.client, self.features, self._binding_timeout)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()

@@ -172,6 +172,13 @@ class Features:
         return _TAINT_RULES[self.release]
 
     @property
+    def followed_rules(self) -> str:
+        """The version in which DeviceTaintRules are followed; empty where nobody does."""
+        if not self.has("DRADeviceTaintRules"):
+            return ""
+        return next((v for v in self.taint_rules if v in self.served), "")
+
+    @property
     def slice_fields(self) -> tuple[str, ...]:
         """What ResourceSlices can be selected by, beside their name."""
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))

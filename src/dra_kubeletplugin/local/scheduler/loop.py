@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.releases import Features
-from ...scheduling import changes, devices, podinfo, scoring, unsupported
+from ...scheduling import changes, devices, podinfo, scoring, taint_rules, unsupported
 from ...scheduling.binding import TIMEOUT
 from ...scheduling.cache import Cache
 from ...scheduling.changes import Change, Kind
@@ -53,9 +53,9 @@ class Scheduler:
         self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER, combine=False)
         self.reporter = Reporter(client, self.events)
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
-        self.informers = Informers(
-            client, dict.fromkeys((PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES), "")
-        )
+        self._rules = informer.taint_rules(features)
+        followed = (PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES, *((self._rules,) if self._rules else ()))
+        self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
         self._arriving = ArrivingNodes()
@@ -67,7 +67,9 @@ class Scheduler:
         self.informers.on(PODS, self._pod)
         self.informers.on(CLAIMS, self._claim)
         self.informers.on(CLASSES, lambda c: self._move(self.cache.class_changed(c.object, gone=c.gone)))
-        self.informers.on(SLICES, lambda c: self._move(self.cache.slice_changed(c.object, gone=c.gone)))
+        self.informers.on(SLICES, lambda c: self._slice(c.object, gone=c.gone))
+        if self._rules:
+            self.informers.on(self._rules, lambda _: self._rules_changed())
         self.informers.on(
             informer.NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone))
         )
@@ -103,6 +105,14 @@ class Scheduler:
         else:
             self._move(self.cache.node_changed(change.object))
         self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
+
+    def _slice(self, obj: JSON, *, gone: bool = False) -> None:
+        rules = self.informers.all(self._rules) if self._rules and not gone else ()
+        self._move(self.cache.slice_changed(dict(taint_rules.tainted(obj, rules)) if rules else obj, gone=gone))
+
+    def _rules_changed(self) -> None:
+        for obj in self.informers.all(SLICES):
+            self._slice(obj)
 
     def _claim(self, change: informer.Change) -> None:
         if change.gone:
