@@ -11,11 +11,14 @@ from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Poo
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.errors import InvalidObjectError
 from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.local.informer import CLAIMS
 from dra_kubeletplugin.resources.convert import VERSIONS, convert
 from dra_kubeletplugin.resources.reading import read_device
 from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.testing import node_with
 
 from .publishing import Odd, api, publishing
+from .test_driver_on_a_node import allocate, prepare_call, ref, toy
 
 GROUPED = [
     Device("mig", consumes_counters={"card": {"c": 1}}, compatibility_groups={"card": ["mig"]}),
@@ -149,3 +152,23 @@ def test_newer_fields_survive_every_version_and_a_record() -> None:
     claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": requests}
     for version in VERSIONS:
         assert convert(convert(claim, version), "v1") == claim
+
+
+async def test_a_claim_of_a_pod_group_is_prepared_kept_over_a_restart_and_given_back_when_it_goes() -> None:
+    """The consumer and the owner of a claim need not be a Pod (KEP-5729)."""
+    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace=0.2) as node:
+        group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "group-1"}
+        made = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
+        changed = {**made, "status": {**made["status"], "reservedFor": [group]}}
+        made = await node.cluster.client.update(CLAIMS, changed, "status")
+        for _ in range(2):
+            answer = (await prepare_call(node, ref(made))).claims[ref(made)[2]]
+            assert (answer.error, len(answer.devices)) == ("", 1)
+            await node.restart()
+        assert (await node.leftovers())["held"] == ["toy-0"]
+        await node.cluster.client.delete(CLAIMS, "shared", "default")
+
+        async def given_back() -> bool:
+            return (await node.leftovers())["held"] == []
+
+        await node.cluster.wait("the claim to be given back", given_back)
