@@ -120,6 +120,7 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
                     break
 
 
+@pytest.mark.gates("DRADeviceTaints")
 @pytest.mark.parametrize(("policy", "effect"), [("", "NoExecute"), ("NoSchedule", "NoSchedule"), ("None", "None")])
 async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(policy: str, effect: str) -> None:
     class Broken(Sick):

@@ -19,6 +19,8 @@ RELEASES = ("1.34", "1.35", "1.36", "1.37")
 DEFAULT = "1.36"
 VARIABLE = "DRA_KUBERNETES"
 """Environment variable with the release of a local cluster that was not told which."""
+GATES_VARIABLE = "DRA_FEATURE_GATES"
+"""Environment variable with gates that are not as the release has them, beside those that a local cluster was told of."""
 
 
 class Stage(Enum):
@@ -130,7 +132,7 @@ class Features:
 
         Args:
             release: that of the environment variable ``DRA_KUBERNETES`` when left out, else 1.36.
-            gates: as ``--feature-gates`` of Kubernetes has them.
+            gates: as ``--feature-gates`` of Kubernetes has them; they override those of ``DRA_FEATURE_GATES``.
             runtime_config: as the API server's ``--runtime-config``, of resource.k8s.io: a version, or ``api/all``.
 
         Raises :class:`SettingsError` with all that is wrong.
@@ -138,13 +140,14 @@ class Features:
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
             raise SettingsError(f"Kubernetes {release!r} is not known here: give one of {', '.join(RELEASES)}")
+        gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
         faults: list[str] = []
         on = {name for name in _ROWS if stage(name, release).on}
-        for name, wanted in (gates or {}).items():
+        for name, wanted in gates.items():
             if fault := _gate_fault(name, release, wanted=wanted):
                 faults.append(fault)
             (on.add if wanted else on.discard)(name)
-        for name in [n for n, wanted in (gates or {}).items() if wanted]:
+        for name in [n for n, wanted in gates.items() if wanted]:
             for needed in NEEDS.get(name, ()):
                 if needed not in on:
                     faults.append(f"feature gate {name} needs {needed}, which is off: switch both on")
