@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from ..resources.quantity import Quantity
-from ..resources.types import Capacity, RequestPolicy
+from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.version import Version
 from .config import Config, as_json
 
