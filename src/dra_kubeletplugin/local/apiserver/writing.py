@@ -314,7 +314,7 @@ class Writer:
 
     def _answer(self, target: Target, out: Written, warnings: Sequence[str]) -> Response:
         shown = strategy.outgoing(target.kind, target.version, out.object)
-        told = unenforced.warnings(target.kind, out.object) if not target.sub else ()
+        told = unenforced.warnings(target.kind, out.object, self.features) if not target.sub else ()
         return json_response(shown, out.code, [*warnings, *told])
 
 
