@@ -54,7 +54,9 @@ class Room:
         results = [{"request": "device", "driver": d, "pool": "node-1", "device": "d0"} for d in drivers or (DRIVER,)]
         found = await self.cluster.client.get(CLAIMS, claim_name, "default")
         consumers = (found.get("status") or {}).get("reservedFor") or []
-        consumers = [*consumers, {"resource": "pods", "name": name, "uid": made[0]["metadata"]["uid"]}]
+        consumer = {"resource": "pods", "name": name, "uid": made[0]["metadata"]["uid"]}
+        if consumer not in consumers:  # the claim controller may have been quicker
+            consumers = [*consumers, consumer]
         status = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}} | (
             found["status"] or {}
         )
@@ -63,10 +65,10 @@ class Room:
         return made[0]
 
     async def runs(self, name: str = "p") -> JSON:
-        found: JSON = await self.until(f"{name} to run", lambda: self._phase(name, "Running"))
+        found: JSON = await self.until(f"{name} to run", lambda: self.phase(name, "Running"))
         return found
 
-    async def _phase(self, name: str, phase: str) -> JSON | None:
+    async def phase(self, name: str, phase: str) -> JSON | None:
         found = await self.cluster.pod(name)
         return found if found and found["status"].get("phase") == phase else None
 

@@ -413,10 +413,21 @@ async def test_a_pod_that_was_never_allowed_to_use_a_claim_takes_it_along_until_
         assert plugin.count("unprepare") == unprepared
 
 
-@pytest.mark.parametrize(("release", "answers"), [("1.36", 2), ("1.37", 1)])
-async def test_a_retry_is_for_all_claims_of_a_pod_and_its_devices_are_doubled_until_1_37(
-    release: str, answers: int
-) -> None:
+async def test_a_pod_that_has_finished_takes_nobody_s_claim_along_in_1_36() -> None:
+    async with room_of("1.36") as room, room.plugin() as plugin:
+        await room.run("user", shared="c")
+        await room.run("first", shared="c")
+        await room.runs("user")
+        first = await room.runs("first")
+        room.cluster.node.runtime.end(first["metadata"]["uid"], "main")
+        await room.until("its end", lambda: room.phase("first", "Succeeded"))
+        await room.delete("first")
+        await room.gone("first")
+        assert plugin.count("unprepare") == 0
+
+
+@pytest.mark.parametrize("release", ["1.36", "1.37"])
+async def test_a_retry_is_for_all_claims_of_a_pod_and_its_devices_are_doubled_until_1_37(release: str) -> None:
     """kubernetes/kubernetes#140274. The other driver fails after the first has answered."""
     async with room_of(release) as room, room.plugin() as one, room.plugin("zz.example.com") as other:
         other.error = "not yet"

@@ -49,6 +49,7 @@ class ClaimInfo:
         devices: what drivers answered, also where a call for another claim failed beside it.
         ready: all its drivers answered, in a call that did not fail for another claim.
         skipped: calls that a driver does without, for all of its devices in the claim (KEP-5945).
+        left: pods that used it and need it no more.
     """
 
     namespace: str
@@ -59,6 +60,7 @@ class ClaimInfo:
     devices: dict[str, list[PreparedDevice]] = field(default_factory=dict)
     ready: bool = False
     skipped: dict[str, list[str]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
     def calls(self, method: str) -> list[str]:
         """The drivers that are to be called."""
@@ -70,7 +72,8 @@ class ClaimInfo:
         devices = {d: [PreparedDevice(**p) for p in prepared] for d, prepared in entry["devices"].items()}
         names = {k: entry[k] for k in ("namespace", "name", "uid", "drivers", "pods")}
         ready = entry.get("ready", all(d in devices for d in names["drivers"]))
-        return cls(**names, devices=devices, ready=ready, skipped=dict(entry.get("skipped") or {}))
+        skipped, left = dict(entry.get("skipped") or {}), list(entry.get("left") or [])
+        return cls(**names, devices=devices, ready=ready, skipped=skipped, left=left)
 
 
 class ClaimManager:
@@ -79,7 +82,7 @@ class ClaimManager:
     Args:
         timeout: seconds for one call.
         ways: those of the kubelet's release.
-        named: namespace and name of each claim that a pod names, prepared for it or not.
+        named: namespace and name of each claim that a pod names that was never started.
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class ClaimManager:
         return [
             i
             for i in self.claims.values()
-            if (i.namespace, i.name) in named and len(i.pods) == 1 and pod_uid not in i.pods
+            if (i.namespace, i.name) in named and len(i.pods) == 1 and pod_uid not in {*i.pods, *i.left}
         ]
 
     def pods(self) -> set[str]:
@@ -248,6 +251,7 @@ class ClaimManager:
         for info in self.claims.values():
             if pod_uid in info.pods and len(info.pods) > 1:
                 info.pods.remove(pod_uid)
+                info.left.append(pod_uid)
         for info in last:
             info.drivers = info.calls(_UNPREPARE)
             for driver in info.drivers:

@@ -238,8 +238,10 @@ class Kubelet:
         return "\n".join(lines) + "\n"
 
     def _named(self, uid: str) -> set[tuple[str, str]]:
-        """Namespace and name of each claim that a pod names."""
+        """Namespace and name of each claim that a pod names that was never started."""
         pod = self._pod(uid) or {}
+        if (pod.get("status") or {}).get("phase") != "Pending":
+            return set()
         given = (pod.get("spec") or {}).get("resourceClaims") or []
         made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
         return {(pod["metadata"]["namespace"], name) for e in [*given, *made] if (name := e.get("resourceClaimName"))}
