@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.local.kubelet import Kubelet, Timers
@@ -52,15 +53,23 @@ class Room:
         made = await self.cluster.apply(pod(name, claims=[claim_name], nodeName="node-1", **spec))
         known = await self.cluster.apply(claim(claim_name))
         results = [{"request": "device", "driver": d, "pool": "node-1", "device": "d0"} for d in drivers or (DRIVER,)]
-        found = await self.cluster.client.get(CLAIMS, claim_name, "default")
-        consumers = (found.get("status") or {}).get("reservedFor") or []
         consumer = {"resource": "pods", "name": name, "uid": made[0]["metadata"]["uid"]}
-        if consumer not in consumers:  # the claim controller may have been quicker
-            consumers = [*consumers, consumer]
-        status = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}} | (
-            found["status"] or {}
-        )
-        await self.cluster.client.update(CLAIMS, {**found, "status": {**status, "reservedFor": consumers}}, "status")
+        allocation = {"devices": {"results": results}, "allocationTimestamp": now()}
+
+        async def written() -> bool:
+            found = await self.cluster.client.get(CLAIMS, claim_name, "default")
+            status = {"allocation": allocation} | (found["status"] or {})
+            others = [c for c in status.get("reservedFor") or [] if c != consumer]
+            try:
+                status["reservedFor"] = [*others, consumer]
+                await self.cluster.client.update(CLAIMS, {**found, "status": status}, "status")
+            except ApiError as e:
+                if e.status != 409:  # the claim controller was quicker
+                    raise
+                return False
+            return True
+
+        await self.until("the claim's status", written)
         assert known
         return made[0]
 
