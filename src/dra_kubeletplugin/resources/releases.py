@@ -6,7 +6,6 @@ kubernetes/kubernetes#140212, #140274, #140527 for what 1.37 mended in the kubel
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -223,6 +222,8 @@ def _switches(text: str, what: str, example: str, *, bare: bool = False) -> dict
 
 def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
     if name not in _ROWS:
+        import difflib  # a plugin, which stands on this module too, never needs it
+
         near = difflib.get_close_matches(name, _ROWS, 1, 0.6)
         return f"feature gate {name!r} is not known: " + (f"did you mean {near[0]}?" if near else _known())
     found = stage(name, release)

@@ -252,7 +252,7 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
         return {"version": str(value)}
     if isinstance(value, Sequence) and value:
         kinds = {next(iter(attribute_json(v, name))) for v in value}
-        if len(kinds) == 1:
+        if len(kinds) == 1 and not kinds.intersection(slice_rules.LIST_ATTRIBUTES):  # no list of lists
             kind = kinds.pop()
             return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
     raise TypeError(f"attribute {name!r} is {value!r}: give str, int, bool, Version, or a list of one of them")
