@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test mutants lint type soak bench proto proto-env docs deploy site clean
+.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs deploy site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -25,6 +25,14 @@ dev: $(STAMP) ## the local cluster with the PCI driver, until Ctrl-C
 
 test: $(STAMP) ## every test
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+# What judges the plugin: its publisher, engine, health, events and controller before an API server and a kubelet.
+PLUGIN = publisher gates_and_status newer_fields driver_on_a_node health_and_inventory served_versions undo_and_errors \
+  vanished_in_use what_is_told pools_of_others pools_of_two device_status plugin_and_odd_servers slice_controller_rows \
+  quantities_published own_device_nodes controller controller_faults control_plane
+KILLED = killed_and_vanished processes
+plugin: $(STAMP) ## the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
+	@DRA_KUBERNETES=$(RELEASE) $(BIN)/python -m pytest -q $(PLUGIN:%=tests/local/test_%.py) $(KILLED:%=tests/crash/test_%.py) $(ARGS)
 
 mutants: $(STAMP) ## 200 small changes to the code: nine in ten must be noticed by a test
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)

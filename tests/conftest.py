@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.local.runtime import runc
+from dra_kubeletplugin.resources import releases
 
 
 def _can_mount() -> bool:
@@ -31,6 +32,14 @@ def _can_make_networks() -> bool:
     if made:
         subprocess.run(["ip", "netns", "delete", name], check=True)
     return made
+
+
+@pytest.fixture(autouse=True)
+def _gates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches on what a test is about, for every cluster that it starts."""
+    names = {name for marker in request.node.iter_markers("gates") for name in marker.args}
+    if names:
+        monkeypatch.setenv(releases.GATES_VARIABLE, ",".join(f"{name}=true" for name in sorted(names)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,11 +22,12 @@ from .driver import (
 )
 from .errors import DraError, PermanentError, RetryableError
 from .host import Host, PciFunction
+from .resources.amounts import Capacity, NodeResource, RequestPolicy
 from .resources.gates import Gate
 from .resources.partitions import Partition, Partitioned, Profile, partitions
 from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
-from .resources.types import Capacity, CounterSet, Device, RequestPolicy, Taint
+from .resources.types import CounterSet, Device, Taint
 from .resources.version import Version
 
 __version__ = "0.1.0"
@@ -62,6 +63,7 @@ __all__ = [
     "Mount",
     "NetDevice",
     "NetworkData",
+    "NodeResource",
     "Nodes",
     "Partition",
     "Partitioned",

@@ -180,6 +180,10 @@ class Inventory:
         found = {s.name: s.samples(self._taints(s)) for s in self._stocks.values() if not s.fault}
         return {pool: samples for pool, samples in found.items() if samples}
 
+    def options(self) -> JSON:
+        """What pools say of all their devices at once, whatever is off; of several that say the same the last."""
+        return {name: value for s in self._stocks.values() if not s.fault for name, value in s.options.items()}
+
     def published(self, pool: str | None = None) -> list[JSON]:
         """The devices of one pool as objects, made for the caller."""
         found = (c for c in self.contents() if c.name == (self.pool if pool is None else pool))

@@ -16,7 +16,7 @@ from .resources.gates import Gate, gates_of
 from .resources.nodes import Nodes, Where
 from .resources.pools import MAX_DEVICES, Pool
 from .resources.rules import pool_name
-from .resources.slice_rules import MAX_TAINTS, max_devices
+from .resources.slice_rules import MAX_TAINTS, max_devices, slice_options
 from .resources.types import CounterSet, Device, Taint, counter_set_faults, device_faults
 
 MAX_POOLS = 4096
@@ -94,6 +94,7 @@ class Answered(NamedTuple):
     counter_sets: Mapping[str, CounterSet | None]  # None: two of this name
     fault: str  # why the pool cannot be published at all
     per_device: bool  # whether each device says on which nodes it is
+    options: JSON  # what is said of all devices at once
 
 
 def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judged | None = None) -> Judged:
@@ -192,10 +193,20 @@ def answered(answer: object, method: str) -> list[Answered]:
         sets: dict[str, CounterSet | None] = {}
         for item in _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES):
             sets[item.name] = None if item.name in sets else item
-        fault = _pool_fault(name, nodes)
+        options, fault = _pool_options(pool)
+        fault = _pool_fault(name, nodes) or fault
         per_device = nodes.where is not Where.THIS and any(d.nodes is not None for d in devices.values())
-        out[name] = Answered(name, nodes, devices, sets, fault, per_device)
+        out[name] = Answered(name, nodes, devices, sets, fault, per_device, options)
     return list(out.values())
+
+
+def _pool_options(pool: Pool) -> tuple[JSON, str]:
+    """What a pool says of all its devices at once, or why the API server would not take it."""
+    try:
+        options = pool.options()
+        return options, printable("; ".join(map(str, slice_options(options, "pool"))))
+    except Exception as e:  # an author's object may be anything inside
+        return {}, describe(e)
 
 
 def _pool_fault(name: str, nodes: Nodes) -> str:

@@ -14,7 +14,8 @@
 
 ``@pytest.mark.dra(...)`` says it for a test, a class or a module: ``driver`` (a class, or as `dra run` takes it), ``host``,
 ``nodes`` (their names), ``timers`` (of the kubelets), ``environment`` (variables that the driver reads), ``process`` (gives the
-driver one of its own, which ``node.kill()`` can kill), and any field of :class:`Settings`.
+driver one of its own, which ``node.kill()`` can kill), ``kubernetes`` (the release that the cluster behaves as), ``feature_gates``
+(name → whether it is on), and any field of :class:`Settings`. ``pytest --kubernetes 1.34`` says the release for all other tests.
 
 The cluster lives in a thread of its own, so no test needs an event loop, and those that have one may use any. With
 ``KUBEBUILDER_ASSETS`` (a folder with etcd and kube-apiserver, as envtest takes it) a real API server stands in for the local
@@ -55,6 +56,8 @@ class _Wanted:
     timers: Timers | None
     environment: dict[str, str]
     process: bool
+    kubernetes: str
+    feature_gates: dict[str, bool]
     settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -76,6 +79,8 @@ class _Wanted:
             given.pop("timers", None),
             given.pop("environment", {}),
             given.pop("process", False),
+            given.pop("kubernetes", "") or config.getoption("kubernetes"),
+            given.pop("feature_gates", {}),
             given,
         )
 
@@ -93,6 +98,9 @@ def _check_names(given: Collection[str]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kubernetes", default="", metavar="RELEASE", help="the release that local clusters behave as: 1.34 to 1.37"
+    )
     parser.addini(
         "dra_driver", "the driver under test, as `dra run` takes it: driver.py, driver.py:Class or module:Class"
     )
@@ -109,7 +117,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "dra(driver, host, nodes, timers, environment, process, **settings): the driver and the cluster of a test",
+        "dra(driver, host, nodes, timers, environment, process, kubernetes, feature_gates, **settings): "
+        "the driver and the cluster of a test",
     )
 
 
@@ -150,7 +159,13 @@ def local_cluster(
     wanted = _Wanted.of(request)
 
     async def made() -> LocalCluster:
-        return LocalCluster(wanted.nodes, kubeconfig=_dra_server, timers=wanted.timers)
+        return LocalCluster(
+            wanted.nodes,
+            kubeconfig=_dra_server,
+            timers=wanted.timers,
+            kubernetes=wanted.kubernetes,
+            feature_gates=wanted.feature_gates,
+        )
 
     inner = _dra_thread.run(made())
     with Scope(_dra_thread, inner, "the local cluster") as cluster:

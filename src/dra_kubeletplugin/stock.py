@@ -24,8 +24,8 @@ from .publishable import (
     recalled_set,
     tainted,
 )
-from .resources.gates import Gate, without
-from .resources.nodes import Nodes
+from .resources.gates import Gate, options_without, without
+from .resources.nodes import Nodes, Where
 from .resources.reading import read_device
 from .resources.types import Device, Taint
 
@@ -61,6 +61,7 @@ class PoolContent(NamedTuple):
     per_device: bool
     devices: list[Parcel]
     counter_sets: list[JSON]
+    options: JSON  # what is said of all devices at once
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Stock:
     name: str
     nodes: Nodes = field(default_factory=Nodes.this)
     per_device: bool = False
+    options: JSON = field(default_factory=dict)
     fault: str = ""
     entries: Mapping[str, Entry] = field(default_factory=dict)
     gone: Mapping[str, Entry] = field(default_factory=dict)
@@ -92,21 +94,26 @@ class Stock:
 
     def emptied(self) -> Answered:
         """What the driver would have answered for a pool of this kind without devices."""
-        return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device)
+        return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device, self.options)
 
     def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
         """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
 
         Without what depends on gates that are ``off``.
         """
-        if self.fault or (self.per_device and Gate.PARTITIONS in off):
+        options = self._options(off)
+        if self.fault or (self.per_device and Gate.PARTITIONS in off) or isinstance(options, str):
             return None
         sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
         if not taints and not off and not self.gone:  # as nearly always, and quickly for thousands
             plain = [e.judged.parcel(n) for n, e in self.entries.items() if n not in self.left_out]
-            return PoolContent(self.name, self.nodes, self.per_device, plain, sets)
+            return PoolContent(self.name, self.nodes, self.per_device, plain, sets, options)
         found = [self._sent(name, entry, taints, off) for name, entry in self._whole()]
-        return PoolContent(self.name, self.nodes, self.per_device, [f for f in found if not isinstance(f, str)], sets)
+        sent = [f for f in found if not isinstance(f, str)]
+        return PoolContent(self.name, self.nodes, self.per_device, sent, sets, options)
+
+    def _options(self, off: Collection[Gate]) -> JSON | str:
+        return options_without(self.options, off, of_this_node=self.nodes.where is Where.THIS)
 
     def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
         """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
@@ -115,6 +122,8 @@ class Stock:
             return {
                 "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
             }
+        if isinstance(why := self._options(off), str):
+            return {"": why}
         found = ((name, self._sent(name, entry, taints, off)) for name, entry in self._whole())
         return {name: f for name, f in found if isinstance(f, str)}
 
@@ -163,7 +172,8 @@ class Stock:
     def same(self, other: Stock) -> bool:
         """Whether both are published alike, before health and the server's word. Order counts."""
         return (
-            (self.nodes, self.per_device, self.fault) == (other.nodes, other.per_device, other.fault)
+            (self.nodes, self.per_device, self.options, self.fault)
+            == (other.nodes, other.per_device, other.options, other.fault)
             and not _differ(_judged(self.entries), _judged(other.entries))
             and not _differ(_judged(self.gone), _judged(other.gone))
             and not _differ(self.sets, other.sets)
@@ -208,7 +218,11 @@ async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | No
             if name not in sets and name in sets_before:
                 sets[name] = sets_before[name]
     made = {n: m for n, m in before.made.items() if n in entries or n in gone}
-    return checked(Stock(pool.name, pool.nodes, per_device, pool.fault, entries, gone, sets, before.refused, made=made))
+    return checked(
+        Stock(
+            pool.name, pool.nodes, per_device, pool.options, pool.fault, entries, gone, sets, before.refused, made=made
+        )
+    )
 
 
 def checked(stock: Stock) -> Stock:

@@ -20,7 +20,7 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.testing import device_class, pod
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.gates("DRADeviceBindingConditions")]
 HERE = Path(__file__).parent
 Fabric: Any = load_driver(str(HERE.parents[1] / "drivers/fabric_example/driver.py"))
 FabricManager: Any = vars(sys.modules[Fabric.__module__])["FabricManager"]

@@ -24,6 +24,8 @@ from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.crash.stores import BOOT, DRIVER, Stocked, in_memory
 
+pytestmark = pytest.mark.gates("DRAPartitionableDevices", "DRAConsumableCapacity")
+
 UNITS = {"memory": "10Gi", "engines": "1"}
 SIZES = {"a": (1, 0), "b": (2, 1), "c": (3, 2), "d": (4, 4), "whole": (7, 7)}  # memory in tens of Gi, engines
 SHARES = ("0", "500m", "1", "2500m", "7")

@@ -24,6 +24,8 @@ from dra_kubeletplugin.errors import (
 from dra_kubeletplugin.inventory import GONE
 from tests.crash.rooms import Api, room
 
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+
 NAME = "fabric.example.com"
 EVERYWHERE = {"allNodes": True}
 HERE = {"nodeName": "node"}

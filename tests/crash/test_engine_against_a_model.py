@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
@@ -39,6 +40,8 @@ from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.settings import Settings
 from tests.crash.rooms import Api
+
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
 NAME = "model.example.com"
 LINKS, LANES = 4, 10  # what there is of a counter for the partitions, and of a capacity for the shares

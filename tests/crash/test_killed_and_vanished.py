@@ -14,7 +14,10 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 from dra_kubeletplugin.inventory import GONE
 from tests.crash.harness import DRIVER, Box, box
 
-pytestmark = pytest.mark.crash
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity"),
+]
 PREPARED = [f"prepare: {p}" for p in ("after record", "after hardware", "before commit", "after commit")]
 UNPREPARED = [f"unprepare: {p}" for p in ("after record", "after CDI file", "before commit", "after commit")]
 ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'

@@ -19,6 +19,8 @@ from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
 from tests.crash.rooms import Api, room, until
 from tests.crash.stores import DRIVER, with_file
 
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+
 UUID = "0b7c1f1e-5d55-4f0e-9c55-0123456789ab"
 
 

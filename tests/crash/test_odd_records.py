@@ -22,6 +22,8 @@ from dra_kubeletplugin.errors import DeviceHeldError, DraError, printable
 from tests.crash.rooms import Api, room
 from tests.crash.stores import DRIVER, a_record
 
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+
 DOC = {"devices": [{"request": "r", "pool": "node", "device": "d-0"}], "complete": True}
 
 

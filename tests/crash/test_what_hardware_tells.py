@@ -19,6 +19,8 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
 from tests.crash.stores import BOOT, DRIVER, a_record, add, instance
 
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+
 
 class Telling(Driver):
     name = DRIVER

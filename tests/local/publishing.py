@@ -16,6 +16,7 @@ from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.informer import NODES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.slices import NodeScope, Publisher, Scope
 
 DRIVER = "d.example.com"
@@ -25,8 +26,8 @@ SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
 class Odd(ApiServer):
     """Answers as ``instead`` says; None lets the real one answer."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, features: Features | None = None) -> None:
+        super().__init__(features=features)
         self.instead: Callable[[Request], Response | None] = lambda request: None
         self.written: list[tuple[str, str]] = []
 
@@ -53,8 +54,8 @@ def json(value: object, status: int = 200) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def api() -> AsyncIterator[Odd]:
-    server = Odd()
+async def api(features: Features | None = None) -> AsyncIterator[Odd]:
+    server = Odd(features)
     await server.start()
     async with KubeClient(server.config) as client:
         await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.resources.releases import Features
 
 JSON = dict[str, Any]
 
@@ -69,7 +70,7 @@ class Curl:
 
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[Curl]:
-    server = ApiServer()
+    server = ApiServer(features=Features.of(runtime_config={"api/all": True}))
     await server.start()
     try:
         yield Curl(server)

@@ -17,6 +17,7 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, CLASSES, PODS, SLICES
+from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod
 
@@ -35,7 +36,7 @@ SLICE: dict[str, Any] = {
 
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
-    server = ApiServer()
+    server = ApiServer(features=Features.of(runtime_config={"api/all": True}))
     await server.start()
     yield server
     await server.close()

@@ -32,6 +32,8 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.settings import ControllerSettings
 
+pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
+
 JSON = dict[str, Any]
 NAME = "fabric.example.com"
 ATTACHED, FAILED = f"{NAME}/attached", f"{NAME}/failed"

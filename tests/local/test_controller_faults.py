@@ -34,6 +34,8 @@ from .test_controller import (
     until,
 )
 
+pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
+
 JSON = dict[str, Any]
 _STEPS = 40  # more requests than one claim takes
 

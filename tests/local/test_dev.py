@@ -370,6 +370,39 @@ def test_what_a_user_gets_wrong_is_one_sentence(
     assert (code, says in told, "Traceback" in told) == (2, True, False), told
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--kubernetes", "1.33"], "Kubernetes '1.33' is not known here: give one of 1.34, 1.35, 1.36, 1.37"),
+        (["--feature-gates", "DRADeviceTaint=true"], "did you mean DRADeviceTaints?"),
+        (["--feature-gates", "DRADeviceTaints"], "is not NAME=true or NAME=false"),
+        (
+            ["--kubernetes", "1.37", "--feature-gates", "DRADerivedAttributes=true"],
+            "cannot be switched on in the local cluster",
+        ),
+        (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not known here"),
+    ],
+)
+def test_a_release_or_gate_that_cannot_be_had_is_said_in_a_sentence(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.main(["dev", *args])
+    told = capsys.readouterr().err
+    assert (code, says in told, "Traceback" in told) == (2, True, False), told
+
+
+def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
+    gates = ("--feature-gates", "DRADeviceTaints=true", "--feature-gates", "DRAExtendedResource=true")
+    with running(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
+        assert "as Kubernetes v1.34." in dev.told
+        assert json.loads(dev.kubectl("version", "-o", "json"))["serverVersion"]["minor"] == "34"
+        versions = dev.kubectl("api-versions").split()
+        assert [v for v in versions if v.startswith("resource.k8s.io/")] == [
+            "resource.k8s.io/v1",
+            "resource.k8s.io/v1beta1",
+        ]
+
+
 def test_a_driver_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER + "\n    def start(self):\n        raise RuntimeError('no licence')\n")
     done = command(str(tmp_path / "driver.py"))

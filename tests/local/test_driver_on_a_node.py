@@ -161,6 +161,7 @@ async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder(
         assert [c for c in node.driver.calls if c[1] == second["metadata"]["uid"]] == []
 
 
+@pytest.mark.gates("DRAConsumableCapacity")
 async def test_admin_access_and_shares_are_allowed_and_recorded_apart() -> None:
     async with node_with(toy()) as node:
         await node.run_pod()
@@ -327,6 +328,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
         assert all(int(s["metadata"]["resourceVersion"]) <= version for s in slices)
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -> None:
     class Ill(Sick):
         pass

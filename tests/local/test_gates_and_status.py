@@ -147,6 +147,7 @@ def time_of(server: Odd) -> str:
     return str(sent(server)["a"]["taints"][0]["timeAdded"])
 
 
+@pytest.mark.gates("DRADeviceTaints")
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bool) -> None:
     file = tmp_path / "times.json"
@@ -189,6 +190,7 @@ async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_p
         assert (await current(publisher)).current
 
 
+@pytest.mark.gates("DRADeviceTaints")
 @pytest.mark.parametrize("time", ["", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", 5, None])
 async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Path, time: object) -> None:
     file = tmp_path / "times.json"
@@ -248,6 +250,7 @@ def devices_of(node: Any) -> dict[str, list[str]]:
     return out
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_prepared() -> None:
     async with node_with(Split) as node:
         name = node.cluster.node.name

@@ -15,6 +15,7 @@ from dra_kubeletplugin import Device, Health, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Sick, Toy, toy
 
@@ -169,8 +170,12 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
                     break
 
 
+@pytest.mark.gates("DRADeviceTaints")
 @pytest.mark.parametrize(("policy", "effect"), [("", "NoExecute"), ("NoSchedule", "NoSchedule"), ("None", "None")])
 async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(policy: str, effect: str) -> None:
+    if effect == "None" and not Features.of().is_at_least("1.35"):
+        pytest.skip("the effect None came with 1.35")
+
     class Broken(Sick):
         def health(self) -> dict[str, Health]:
             return {"toy-1": Health(False, "ECC", taint=Taint(key="toy.example.com/ecc", effect="NoExecute"))}

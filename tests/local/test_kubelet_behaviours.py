@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -76,10 +77,10 @@ class Room:
         return made[0]
 
     async def runs(self, name: str = "p") -> JSON:
-        found: JSON = await self.until(f"{name} to run", lambda: self._phase(name, "Running"))
+        found: JSON = await self.until(f"{name} to run", lambda: self.phase(name, "Running"))
         return found
 
-    async def _phase(self, name: str, phase: str) -> JSON | None:
+    async def phase(self, name: str, phase: str) -> JSON | None:
         found = await self.cluster.pod(name)
         return found if found and found["status"].get("phase") == phase else None
 
@@ -121,9 +122,15 @@ class Room:
 
 
 @pytest.fixture
-async def room() -> AsyncIterator[Room]:
-    async with LocalCluster(("node-1",), timers=TIMERS) as cluster:
+async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
+    """On the usual release, or on the one that a test asks for."""
+    release = getattr(request, "param", "")
+    async with LocalCluster(("node-1",), timers=TIMERS, kubernetes=release) as cluster:
         yield Room(cluster)
+
+
+HEALTH_V1 = pytest.mark.parametrize("room", ["1.37"], indirect=True)
+"""On the first release whose kubelet knows v1 of the health service."""
 
 
 # --- registration -----------------------------------------------------------------------------------
@@ -152,6 +159,7 @@ async def test_r3_a_registration_that_fails_at_first_succeeds_in_the_end(room: R
         assert plugin.info_failures == 0
 
 
+@HEALTH_V1
 async def test_r5_all_calls_to_a_service_use_one_connection_health_included(room: Room) -> None:
     plugin = room.plugin(health=("v1.DRAResourceHealth",))
     real = plugin.endpoint.with_name("real.sock")
@@ -473,7 +481,7 @@ async def test_h4_pods_are_prepared_while_health_streams(room: Room) -> None:
 
 
 async def test_h5_health_is_not_shown_where_the_gate_is_off(room: Room) -> None:
-    room.kubelet.health_versions = ()
+    room.kubelet.ways = dataclasses.replace(room.kubelet.ways, health=(), health_unasked=False)
     await room.kubelet.restart()
     async with room.plugin(health=BOTH) as plugin:
         await room.run()
@@ -494,6 +502,7 @@ async def test_h6_devices_show_with_their_shares(room: Room, shares: tuple[str, 
         assert ids == [f"{DRIVER}/node-1/d0" + (f"/{s}" if s else "") for s in shares]
 
 
+@HEALTH_V1
 @pytest.mark.parametrize("services", [BOTH, BOTH[1:], BOTH[:1]], ids=["both", "only v1alpha1", "only v1"])
 async def test_h7_there_is_one_stream_of_the_newest_version_that_both_sides_know(
     room: Room, services: tuple[str, ...]

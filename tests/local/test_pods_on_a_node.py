@@ -33,7 +33,7 @@ def end(room: Room, found: JSON, container: str = "main", code: int = 0) -> None
 
 
 async def phase(room: Room, wanted: str, name: str = "p") -> JSON:
-    found: JSON = await room.until(f"{name} to be {wanted}", lambda: room._phase(name, wanted))
+    found: JSON = await room.until(f"{name} to be {wanted}", lambda: room.phase(name, wanted))
     return found
 
 

@@ -17,6 +17,7 @@ from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.informer import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
+from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.slices.contention import Contention, Undone
 from dra_kubeletplugin.slices.echo import refused_devices
 
@@ -239,7 +240,7 @@ async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_
             )
         return None
 
-    async with api() as server:
+    async with api(Features.of(runtime_config={"api/all": True})) as server:
         server.instead = versions
         async with publishing(server, await inventory_of("a")) as publisher:
             await until(lambda: server.devices() == ["a"])
@@ -270,6 +271,7 @@ async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
 # --- what the inventory leaves out ------------------------------------------------------------------
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_server() -> None:
     bad = Device("bad")
     object.__setattr__(bad, "attributes", {"x": 2**63})

@@ -335,3 +335,22 @@ def test_an_installed_package_needs_no_word_in_pytest_s_settings(
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT / 'src'}")
     author.makepyfile("def test_it(local_cluster): assert local_cluster.kubeconfig.is_file()")
     author.runpytest_subprocess("-p", "no:asyncio", timeout=110).assert_outcomes(passed=1)
+
+
+RELEASES = """
+import pytest
+
+@pytest.mark.parametrize("wanted", ["1.35"])
+def test_the_option_says_the_release(local_cluster, wanted):
+    assert local_cluster.inner.features.release == wanted
+
+@pytest.mark.dra(kubernetes="1.37", feature_gates={"DRADeviceCompatibilityGroups": True})
+def test_a_marker_says_it_for_one_test(local_cluster):
+    assert local_cluster.inner.features.release == "1.37"
+    assert local_cluster.inner.features.has("DRADeviceCompatibilityGroups")
+"""
+
+
+def test_a_release_is_said_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(RELEASES)
+    pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=110).assert_outcomes(passed=2)

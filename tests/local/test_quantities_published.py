@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dra_kubeletplugin import Capacity, Claim, CounterSet, Device, Driver, Pool, PreparedDevice, Quantity, RequestPolicy
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.testing import DriverNode, node_with
+
+pytestmark = pytest.mark.gates("DRAConsumableCapacity", "DRAPartitionableDevices")
 
 POLICY = RequestPolicy(default="1024Mi", min="0.5Gi", max="8192Mi", step="512Mi")
 AMOUNTS = ("81920Mi", "1000", "0.5", "1.500", "+7", "1e19", "1000E", "100e-2", 2_000_000)

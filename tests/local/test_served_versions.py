@@ -25,6 +25,8 @@ from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.testing import node_with
 
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+
 SLICES = "resourceslices.resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 

@@ -18,6 +18,10 @@ from dra_kubeletplugin.slices import ClusterScope, Publisher
 
 from .publishing import DRIVER, Odd, api, publishing, until
 
+pytestmark = pytest.mark.gates(
+    "DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity", "DRADeviceBindingConditions"
+)
+
 TAINT = Taint(key="example.com/sick", effect="NoExecute")
 
 

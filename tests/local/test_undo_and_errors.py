@@ -12,8 +12,9 @@ import pytest
 
 from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter, operation
-from dra_kubeletplugin.testing import node_with
+from dra_kubeletplugin.testing import node_with, on_node
 from tests.drivers import Toy, toy
 from tests.local.test_driver_on_a_node import NOTHING, allocate, prepare_call, ref, unprepare_call
 
@@ -319,7 +320,10 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
         return version
 
     monkeypatch.setattr(KubeClient, "dra_version", fixed)
-    async with node_with(toy()) as node:
+    async with (
+        LocalCluster(runtime_config={f"resource.k8s.io/{version}": True}) as cluster,
+        on_node(cluster, toy()) as node,
+    ):
         await node.run_pod(parameters={"colour": "blue"})
         assert (await node.plugin.client.dra("resourceslices")).version == version
         assert (await node.plugin.published(20)).current
@@ -344,6 +348,7 @@ async def test_metrics_and_probes_are_served_over_http() -> None:
         assert "dra_registered 1.0" in text
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_its_claim_goes() -> None:
     cls = toy()
     async with node_with(cls) as node:
@@ -448,13 +453,10 @@ async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_
 
 
 async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
-    from dra_kubeletplugin.local.apiserver import kinds
-
     async with node_with(toy(), reconcile_grace=0) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
-        key = ("resource.k8s.io", "v1", "resourceclaims")
-        kind = kinds.BY_PLURAL.pop(key)
+        node.cluster.api.faults.served = set()
         try:
             for _ in range(2):
                 report = await node.plugin.claims.reconciler.once()
@@ -462,5 +464,5 @@ async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone
             error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
             assert error.startswith("API_UNAVAILABLE")
         finally:
-            kinds.BY_PLURAL[key] = kind
+            node.cluster.api.faults.served = None
         assert [r.uid for r in await node.plugin.claims.store.all()] == [found["metadata"]["uid"]]

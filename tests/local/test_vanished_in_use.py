@@ -12,6 +12,8 @@ from dra_kubeletplugin.inventory import GONE
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import Toy
 
+pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices")
+
 SETS = {card: CounterSet(card, {"slices": 2}) for card in ("card-0", "card-1")}
 
 

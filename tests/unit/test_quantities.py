@@ -214,7 +214,9 @@ def test_a_capacity_with_a_policy_is_what_the_api_has() -> None:
         (lambda: shared(RequestPolicy(default="5", min="2", max="8", step="2")), "not a multiple of a given step"),
         (lambda: shared(RequestPolicy(default="3", valid_values=["1", "2"])), "default value is not valid"),
         (lambda: shared(RequestPolicy(default="1", valid_values=["2", "1"])), "sorted in ascending order"),
-        (lambda: shared(RequestPolicy(default="1", valid_values=["500m", "1"])), "Duplicate value"),
+        (lambda: shared(RequestPolicy(default="1", valid_values=["1", "1000m"])), "Duplicate value"),
+        (lambda: shared(RequestPolicy(default="250m", min="200m", step="100m")), "not a multiple of a given step"),
+        (lambda: shared(RequestPolicy(default="20u", min="10u")), "cannot be represented as a milli value"),
         (lambda: shared(RequestPolicy(default="1", valid_values=list(range(11)))), "at most 10 items"),
     ],
 )  # fmt: skip

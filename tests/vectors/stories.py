@@ -65,7 +65,11 @@ async def replay(story: JSON, limit: float = 8.0) -> None:
     """Raises :class:`Differs` with the step, the place and both values, where a state is not reached in ``limit`` seconds."""
     kubelet = bool(story.get("kubelet"))
     names = [n["name"] for n in story["nodes"]] if kubelet else []
-    async with LocalCluster(names) as cluster, contextlib.AsyncExitStack() as stack:
+    config = {"api/all": True}
+    async with (
+        LocalCluster(names, kubernetes="1.36", runtime_config=config) as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
         told = Telling(cluster, story, limit)
         await told.begin()
         if story.get("driver"):

@@ -19,15 +19,17 @@ import pytest
 from dra_kubeletplugin import cel
 from dra_kubeletplugin.allocation.allocator import AllocationError, Allocator
 from dra_kubeletplugin.cdi import minimum_version
-from dra_kubeletplugin.local.apiserver import strategy
+from dra_kubeletplugin.local.apiserver import disabled, strategy
 from dra_kubeletplugin.local.apiserver.kinds import KINDS
 from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
 from dra_kubeletplugin.resources import defaults
 from dra_kubeletplugin.resources.convert import convert
+from dra_kubeletplugin.resources.releases import Features
 
 JSON = dict[str, Any]
 FOLDER = Path(os.environ.get("DRA_VECTORS") or Path(__file__).parent / "data")
 KIND = {k.kind: k for k in KINDS}
+RELEASE = Features.of("1.36")
 
 
 PARTS = 3  # tests that share the lines of a file: a test for each line would take longer than the line itself
@@ -68,9 +70,10 @@ def post(obj: JSON) -> tuple[int, Any]:
     """What our API server makes of a strict create: 201 and the stored object, 422 and causes, or 400 and a message."""
     kind = KIND[obj["kind"]]
     try:
-        decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, strict=True)
+        decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, RELEASE, strict=True)
         stored = strategy.prepare(kind, decoded, None, status=False)
-        strategy.validate(kind, defaults.apply(stored, kind.kind), None, {}, status=False)
+        disabled.drop(kind, stored, None, RELEASE)
+        strategy.validate(kind, defaults.apply(stored, kind.kind), None, {}, RELEASE, status=False)
     except strategy.BadObject as e:
         return 400, str(e)
     except strategy.InvalidObject as e:
@@ -106,10 +109,11 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
     kind = KIND[new["kind"]]
     before = {k: v for k, v in old.items() if k not in {"apiVersion", "kind"}}
     try:
-        decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, strict=True)
+        decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, RELEASE, strict=True)
         stored = strategy.prepare(kind, decoded, before, status=status)
         strategy.settle(kind, stored, before)
-        strategy.validate(kind, stored, before, {}, status=status)
+        disabled.drop(kind, stored, before, RELEASE)
+        strategy.validate(kind, stored, before, {}, RELEASE, status=status)
     except strategy.BadObject as e:
         return 400, str(e)
     except strategy.InvalidObject as e:

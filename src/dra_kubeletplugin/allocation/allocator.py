@@ -26,6 +26,7 @@ class Allocator:
         allocated: claims that hold devices.
         share_id: makes share ids.
         time_limit: seconds that the search for one node may take.
+        fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Allocator:
         allocated: Iterable[JSON],
         share_id: Callable[[], str] = lambda: str(uuid.uuid4()),
         time_limit: float = TIME_LIMIT,
+        *,
+        fractions: bool = False,
     ) -> None:
         self._slices = list(slices)
         by_name = {c["metadata"]["name"]: c for c in classes}
-        self._state = State(by_name, set(), {}, share_id, time_limit)
+        self._state = State(by_name, set(), {}, share_id, time_limit, fractions=fractions)
         for claim in allocated:
             for result in _results(claim):
                 _occupy(self._state, result)

@@ -8,7 +8,8 @@ from typing import Any
 from .pools import Candidate
 
 JSON = Mapping[str, Any]
-_SCALARS = ("string", "int", "bool", "version")
+_KINDS = (("string", "strings"), ("int", "ints"), ("bool", "bools"), ("version", "versions"))
+Values = frozenset[tuple[str, Any]]
 
 
 def attribute_of(candidate: Candidate, name: str) -> JSON | None:
@@ -36,13 +37,13 @@ class _Constraint:
         if not self.covers(request, subrequest):
             return True
         value = attribute_of(candidate, self.attribute)
-        return value is not None and self._add(request, value)
+        return value is not None and self._add(request, _values(value))
 
     def remove(self, request: str, subrequest: str) -> None:
         if self.covers(request, subrequest):
             self._remove(request)
 
-    def _add(self, request: str, value: JSON) -> bool:
+    def _add(self, request: str, values: Values) -> bool:
         raise NotImplementedError
 
     def _remove(self, request: str) -> None:
@@ -50,44 +51,50 @@ class _Constraint:
 
 
 class MatchAttribute(_Constraint):
-    """Every device has the attribute, with the same value."""
+    """Every device has the attribute, and all have a value in common: the only one, or one of a list (KEP-5491)."""
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
         super().__init__(attribute, requests)
-        self._values: list[JSON] = []
+        self._common: list[Values] = []  # after each device
 
-    def _add(self, request: str, value: JSON) -> bool:
-        if self._values and not _same(value, self._values[0]):
+    def _add(self, request: str, values: Values) -> bool:
+        common = self._common[-1] & values if self._common else values
+        if not common:
             return False
-        self._values.append(value)
+        self._common.append(common)
         return True
 
     def _remove(self, request: str) -> None:
-        self._values.pop()
+        self._common.pop()
 
 
 class DistinctAttribute(_Constraint):
-    """Every device has the attribute, and another value than the devices of other requests.
+    """Every device has the attribute, and no value of it that a device of another request has.
 
     Within one request Kubernetes compares with that request's latest device only, because it keeps one value a request.
     """
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
         super().__init__(attribute, requests)
-        self._values: dict[str, JSON] = {}
+        self._values: dict[str, Values] = {}
 
-    def _add(self, request: str, value: JSON) -> bool:
-        if any(_same(value, v) for v in self._values.values()):
+    def _add(self, request: str, values: Values) -> bool:
+        if any(values & others for others in self._values.values()):
             return False
-        self._values[request] = value
+        self._values[request] = values
         return True
 
     def _remove(self, request: str) -> None:
         self._values.pop(request, None)
 
 
-def _same(a: JSON, b: JSON) -> bool:
-    return any(k in a and k in b and a[k] == b[k] for k in _SCALARS)
+def _values(attribute: JSON) -> Values:
+    """Each value with its kind: text and a version are never the same. A scalar is a list of one."""
+    return frozenset(
+        (scalar, value)
+        for scalar, listed in _KINDS
+        for value in ([attribute[scalar]] if scalar in attribute else attribute.get(listed) or ())
+    )
 
 
 def build(claim: JSON) -> list[_Constraint]:

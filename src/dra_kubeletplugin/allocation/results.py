@@ -92,6 +92,8 @@ def _device_result(pick: Pick) -> dict[str, Any]:
     for key in ("bindingConditions", "bindingFailureConditions"):
         if values := pick.candidate.device.get(key):
             out[key] = values
+    if skipped := pick.candidate.slice["spec"].get("skipNodeOperations"):
+        out["skipNodeOperations"] = skipped
     if pick.share:
         out["shareID"] = pick.share
         if pick.consumed:

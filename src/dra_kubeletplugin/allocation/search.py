@@ -6,7 +6,7 @@ As in Kubernetes, the first solution is taken. Source: KEP-4381, 4815, 5004, 500
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from .pools import Candidate, DeviceId, Pool
 from .results import Pick, PickedRequest
 
 JSON = Mapping[str, Any]
+Groups = frozenset[str]
 MAX_RESULTS = 32
 _LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
 STRAIGHTFORWARD = 32  # steps up to which a search is not worth narrowing
@@ -36,6 +37,7 @@ class State:
     share_id: Callable[[], str]
     time_limit: float  # seconds for one node
     cancelled: bool = False
+    fractions: bool = False  # gate DRAFractionalCapacityRange
 
 
 def plus(a: Quantity | None, b: Quantity) -> Quantity:
@@ -69,6 +71,7 @@ class Search:
         self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
         self._selectable: dict[tuple[int, str, int], bool] = {}
         self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
+        self._drawing: dict[tuple[str, str], dict[str, list[Groups]]] = {}
         self._deadline = time.monotonic() + state.time_limit
         self._steps = 0
         self._narrow = False  # whether what cannot succeed is left out: once no device was left for a request
@@ -288,7 +291,7 @@ class Search:
             return None
         pick = Pick(request, candidate)
         if candidate.multiple:
-            amounts = capacity.consumed(candidate.device, request.spec.get("capacity"))
+            amounts = capacity.consumed(candidate.device, request.spec.get("capacity"), fractions=self.state.fractions)
             if amounts is None or not self._capacity_left(candidate, amounts):
                 return None
             pick.consumed = amounts
@@ -296,7 +299,7 @@ class Search:
             pick.share = self.state.share_id()
         # A device that may be shared takes its counters with the first share, also for admin access.
         counted = not self._is_shared_already(candidate) and (candidate.multiple or not request.admin)
-        if counted and not self._counters_left(candidate):
+        if counted and not (self._counters_left(candidate) and self._is_compatible(candidate)):
             return None
         if not selection.tolerated(candidate.device, request.spec):
             return None
@@ -375,9 +378,45 @@ class Search:
             for name, amount in c["counters"].items()
         )
 
+    def _is_compatible(self, candidate: Candidate) -> bool:
+        """Whether all that draw from one counter set would still have a compatibility group in common (KEP-5963)."""
+        if not candidate.device.get("consumesCounters"):
+            return True
+        drawing = self._groups(self.by_pool[candidate.id.driver, candidate.id.pool])
+        return all(
+            _agree([groups, *drawing.get(counter_set, ())]) for counter_set, groups in _groups_of(candidate.device)
+        )
+
+    def _groups(self, pool: Pool) -> dict[str, list[Groups]]:
+        """By counter set, the groups of each device that draws from it now."""
+        key = (pool.driver, pool.name)
+        if key not in self._drawing:
+            found: dict[str, list[Groups]] = {}
+            for device in pool.devices:
+                device_id = DeviceId(pool.driver, pool.name, device["name"])
+                if device_id in self.state.in_use or device_id in self.state.shares:
+                    for counter_set, groups in _groups_of(device):
+                        found.setdefault(counter_set, []).append(groups)
+            self._drawing[key] = found
+        return self._drawing[key]
+
     def _count(self, candidate: Candidate, sign: int) -> None:
         if candidate.device.get("consumesCounters"):
-            _consume(self._available(self.by_pool[candidate.id.driver, candidate.id.pool]), candidate.device, sign)
+            pool = self.by_pool[candidate.id.driver, candidate.id.pool]
+            _consume(self._available(pool), candidate.device, sign)
+            for counter_set, groups in _groups_of(candidate.device):
+                drawing = self._groups(pool).setdefault(counter_set, [])
+                drawing.append(groups) if sign > 0 else drawing.remove(groups)
+
+
+def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
+    for c in device.get("consumesCounters") or []:
+        yield c["counterSet"], frozenset(c.get("compatibilityGroups") or ())
+
+
+def _agree(drawing: Sequence[Groups]) -> bool:
+    """Without groups a device goes with others that have none."""
+    return not any(drawing) or bool(frozenset.intersection(*drawing))
 
 
 def _consume(left: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..driver import AllocatedDevice
 from ..inventory import Inventory
+from ..resources.amounts import Capacity
 from ..resources.quantity import Quantity
-from ..resources.types import Capacity
 from .amounts import Supply, draws_of, takes_json
 from .elsewhere import Found
 from .record import allocated_json

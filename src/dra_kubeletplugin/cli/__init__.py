@@ -192,6 +192,26 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         default=[],
         help=HOST + "; once for all nodes, or once for each",
     )
+    dev.add_argument(
+        "--kubernetes",
+        metavar="RELEASE",
+        default="",
+        help="behave as this release: 1.34, 1.35, 1.36 (the usual) or 1.37",
+    )
+    dev.add_argument(
+        "--feature-gates",
+        metavar="NAME=BOOL,...",
+        action="append",
+        default=[],
+        help="switch gates on or off that are otherwise in this release",
+    )
+    dev.add_argument(
+        "--runtime-config",
+        metavar="VERSION=BOOL,...",
+        action="append",
+        default=[],
+        help="serve more versions than the release does by itself, such as resource.k8s.io/v1beta1=true",
+    )
     dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
     dev.add_argument(

@@ -93,7 +93,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
     hosts: dict[str, NodeHost] = {}
     async with contextlib.AsyncExitStack() as stack:
         cluster = LocalCluster(
-            plan.nodes, state=plan.state, address=plan.address, certificate=plan.certificate,
+            plan.nodes, state=plan.state, address=plan.address, certificate=plan.certificate, features=plan.features,
             runtimes=await factory(plan.images) if plan.containers else None,
         )  # fmt: skip
         for i, name in enumerate(plan.nodes):
@@ -127,7 +127,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 
 async def _welcome(on: Environment, style: Style) -> str:
     cluster = on.cluster
-    lines = [f"{style.bold('local cluster')} at {cluster.api.public_url}"]
+    lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
     for node in cluster.nodes.values():
         lines.append(f"\n{style.bold(node.name)}: kubelet root {node.kubelet_root}, CDI folder {node.cdi_root}")
         for process in on.drivers:

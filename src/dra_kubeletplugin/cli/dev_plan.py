@@ -17,6 +17,7 @@ from ..errors import SettingsError
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
+from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from ..settings import NODE_ONLY, ControllerSettings, Settings, load
 from . import DEV_PLACES, DEV_VERBS, dev_driver
 from .options import given
@@ -46,6 +47,7 @@ class Plan:
     address: str
     certificate: tuple[Path, Path] | None
     reload: bool
+    features: Features
 
 
 def planned(args: argparse.Namespace) -> Plan:
@@ -73,6 +75,7 @@ def planned(args: argparse.Namespace) -> Plan:
             f"--state {state} is {over} bytes too long: sockets are made below it, and their paths hold {_MAX_SOCKET}"
         )
     certificate = _certificate(args, faults)
+    features = _features(args, faults)
     to_apply: list[manifests.Manifest] = []
     try:
         to_apply = manifests.read([Path(p) for p in args.apply])
@@ -95,7 +98,17 @@ def planned(args: argparse.Namespace) -> Plan:
         args.api_address,
         certificate,
         not args.no_reload,
+        features,
     )
+
+
+def _features(args: argparse.Namespace, faults: list[str]) -> Features:
+    try:
+        gates = parse_gates(",".join(args.feature_gates))
+        return Features.of(args.kubernetes, gates, parse_runtime_config(",".join(args.runtime_config)))
+    except SettingsError as e:
+        faults += e.faults
+        return Features.of(DEFAULT)
 
 
 def _loaded(target: str) -> type[Driver]:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import msgspec
 
 from ..errors import DraError, DriverFailedError, describe, printable
+from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
-from ..resources.types import Capacity, RequestPolicy
 from ..resources.version import Version
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
-from ..resources.types import Capacity, RequestPolicy
 from ..resources.version import Version
 from .config import Config, as_json
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..errors import ApiError
 from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from ..resources.names import SUBDOMAIN
+from ..resources.releases import Features
 from ..scheduling.binding import TIMEOUT as BINDING_TIMEOUT
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
@@ -66,6 +67,13 @@ class LocalCluster:
         timers: of the kubelets.
         runtimes: makes a node's runtime from its name, a folder of its own and the folders of CDI specs; simulated when left out.
         binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
+        kubernetes: the release that it behaves as, from 1.34 to 1.37; that of DRA_KUBERNETES when left out, else 1.36.
+        feature_gates: those that are not as the release has them: name → whether it is on.
+        runtime_config: versions of resource.k8s.io that are served though they are not by default, or the other way round:
+            ``{"resource.k8s.io/v1beta1": True}``.
+        features: the last three together, where they were made before.
+
+    Raises :class:`SettingsError` for a release or gates that there are not.
     """
 
     def __init__(
@@ -80,7 +88,12 @@ class LocalCluster:
         timers: Timers | None = None,
         runtimes: RuntimeFactory | None = None,
         binding_timeout: float = BINDING_TIMEOUT,
+        kubernetes: str = "",
+        feature_gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+        features: Features | None = None,
     ) -> None:
+        self.features = features or Features.of(kubernetes, feature_gates, runtime_config)
         self._names = nodes
         self._keep = state is not None
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
@@ -108,8 +121,8 @@ class LocalCluster:
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
             supervisor = await stack.enter_async_context(Supervisor())
-            supervisor.start("controllers", ControllerManager(self.client).run)
-            scheduler = Scheduler(self.client, self._binding_timeout)
+            supervisor.start("controllers", ControllerManager(self.client, self.features).run)
+            scheduler = Scheduler(self.client, self.features, self._binding_timeout)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()
             for name in self._names:
@@ -134,8 +147,9 @@ class LocalCluster:
         if self._keep:
             storage, self._journal = open_storage(self.state / "objects.jsonl")
         if own:
-            return ApiServer(address, tls, storage, runtime_of=self._runtime_of)
-        return ApiServer(storage=storage, front=(address, tls), runtime_of=self._runtime_of)
+            return ApiServer(address, tls, storage, runtime_of=self._runtime_of, features=self.features)
+        front = (address, tls)
+        return ApiServer(storage=storage, front=front, runtime_of=self._runtime_of, features=self.features)
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
@@ -145,7 +159,7 @@ class LocalCluster:
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
         runtime = self._runtimes(name, root / "containers", (cdi,))
-        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self._timers)
+        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
         self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
 

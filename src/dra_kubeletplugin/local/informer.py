@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ApiError
 from ..kube import KubeClient, Reflector, Resource
 from ..resources.convert import GROUP
+from ..resources.releases import Features
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -24,6 +25,13 @@ CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
 CLASSES = Resource(GROUP, "v1", "deviceclasses")
 SLICES = Resource(GROUP, "v1", "resourceslices")
+
+
+def taint_rules(features: Features) -> Resource | None:
+    """DeviceTaintRules, where the release follows them."""
+    version = features.followed_rules
+    return Resource(GROUP, version, "devicetaintrules") if version else None
+
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"

@@ -12,7 +12,9 @@ from typing import Any
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # best first
-_EXACTLY = ("deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity")
+_EXACTLY = (
+    "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
+)  # fmt: skip
 
 
 def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:

@@ -31,6 +31,14 @@ class Gate(Enum):
     """Conditions that a controller sets before a pod is bound (KEP-5007)."""
     LISTS = "DRAListTypeAttributes"
     """Attributes with several values (KEP-5491)."""
+    COMPATIBILITY = "DRADeviceCompatibilityGroups"
+    """Groups of devices that may draw from the same counters at once (KEP-5963)."""
+    NODE_RESOURCES = "DRANodeAllocatableResources"
+    """Devices that take of a node's own cpu and memory (KEP-5517)."""
+    PARTITION_TYPES = "DRAPartitionableDevicesType"
+    """The attribute that tells the kinds of partitions of a pool apart (KEP-5677)."""
+    NODE_OPERATIONS = "DRAOptionalNodeOperations"
+    """Devices that no plugin has to prepare (KEP-5945)."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,24 @@ def _without_lists(device: JSON) -> JSON:
     return {**device, "attributes": {k: v for k, v in device["attributes"].items() if not any(x in v for x in _LISTS)}}
 
 
+def _mixed(device: JSON) -> JSON | str:
+    return "it would be given away together with devices of the same hardware that exclude it"
+
+
+def _has_groups(device: JSON) -> bool:
+    return any(c.get("compatibilityGroups") for c in device.get("consumesCounters") or ())
+
+
+_NODE_RESOURCES = ("nodeAllocatableResources", "nodeAllocatableResourceMappings")
+
+
+def _unaccounted(device: JSON) -> JSON | str:
+    mapped = [k for k, r in (device.get(_NODE_RESOURCES[0]) or {}).items() if r.get("mapping")]
+    if mapped or (mapped := list(device.get(_NODE_RESOURCES[1]) or ())):
+        return f"the node's {mapped[0]} would be given away twice: by device, and by what pods request"
+    return _drop(device, *_NODE_RESOURCES)  # what pods cost beside the device is not counted, as without a driver
+
+
 def _unbound(device: JSON) -> JSON | str:
     if device.get("bindingConditions"):
         return "pods would start before its binding conditions are true"
@@ -110,7 +136,18 @@ _TABLE = (
         lambda d: any(x in a for a in (d.get("attributes") or {}).values() for x in _LISTS),
         _without_lists,
     ),
+    _Row(Gate.COMPATIBILITY, r"spec\.devices\[\]\.consumesCounters\[\]\.compatibilityGroups", _has_groups, _mixed),
+    _Row(
+        Gate.NODE_RESOURCES,
+        rf"spec\.devices\[\]\.({'|'.join(_NODE_RESOURCES)})",
+        lambda d: any(d.get(f) for f in _NODE_RESOURCES),
+        _unaccounted,
+    ),
 )
+# Ranges with fractions (DRAFractionalCapacityRange) are no row: nothing is dropped, and a scheduler without the gate rounds what a
+# claim asks for up to whole numbers. It gives too much away, never twice.
+
+_OPTIONS = {"partitionTypeAttribute": Gate.PARTITION_TYPES, "skipNodeOperations": Gate.NODE_OPERATIONS}
 
 
 _PLAIN = frozenset({"name", "attributes", "capacity"})
@@ -128,7 +165,25 @@ def gates_of(device: JSON) -> frozenset[Gate]:
 
 def gate_of(path: str) -> Gate | None:
     """The gate that is off where ``path`` of a slice, with empty brackets for indexes, was dropped; None for other fields."""
+    if path.startswith("spec.") and path[5:] in _OPTIONS:
+        return _OPTIONS[path[5:]]
     return next((row.gate for row in _TABLE if re.fullmatch(row.paths, path)), None)
+
+
+def gates_of_options(options: JSON) -> frozenset[Gate]:
+    """The gates that what a pool says of all its devices at once depends on."""
+    return frozenset(_OPTIONS[name] for name in options)
+
+
+def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool) -> JSON | str:
+    """What a pool says of all its devices, as it is published while gates are ``off``; a sentence where the pool must not be.
+
+    The plugin of a node prepares what it would be spared; nobody does for a pool that is not a node's own.
+    """
+    if "skipNodeOperations" in options and Gate.NODE_OPERATIONS in off and not of_this_node:
+        gate = Gate.NODE_OPERATIONS.value
+        return f"the API server's feature gate {gate} is off, and pods would wait on their nodes for a plugin to prepare its devices"
+    return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
 
 
 def without(device: JSON, off: Collection[Gate]) -> JSON | str:

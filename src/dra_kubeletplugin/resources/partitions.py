@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidObjectError
 from . import names
+from .amounts import Amount
 from .quantity import Quantity, QuantityError
-from .types import Amount, Attribute, CounterSet, Device, counter_set_faults
+from .types import Attribute, CounterSet, Device, counter_set_faults
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .nodes import Nodes
 from .types import CounterSet, Device
@@ -25,6 +26,11 @@ class Pool:
         nodes: from where the devices can be used. A pool of :meth:`Nodes.this` is published by the plugin of that node; all
             others are the controller's (``dra controller``). A device with ``nodes`` of its own overrides it, in a pool that is
             not of this node.
+        partition_type: the attribute by which reports tell its kinds of partitions apart, ``DOMAIN/IDENTIFIER`` (KEP-5677; Kubernetes
+            1.37, gate off by default). Where the server drops it, nothing but the report is lost.
+        skip_node_operations: what kubelets need not call a plugin for, for these devices: ``"*"``, ``"NodeUnprepareResources"`` or
+            both calls (KEP-5945; Kubernetes 1.37, gate off by default). Where the server drops it, a pool of this node is published
+            without, and any other is not published: its pods would wait for a plugin.
 
     What breaks a rule is found when the pool is published, device by device: it is left out alone, and named.
     """
@@ -33,6 +39,16 @@ class Pool:
     devices: Sequence[Device]
     counter_sets: Sequence[CounterSet] = ()
     nodes: Nodes = field(default_factory=Nodes.this)
+    partition_type: str = ""
+    skip_node_operations: Sequence[str] = ()
+
+    def options(self) -> dict[str, Any]:
+        """What each of its slices says of all devices in it, as resource.k8s.io/v1 has it."""
+        skipped = self.skip_node_operations
+        out: dict[str, Any] = {"partitionTypeAttribute": self.partition_type} if self.partition_type else {}
+        return out | (
+            {"skipNodeOperations": [skipped] if isinstance(skipped, str) else list(skipped)} if skipped else {}
+        )
 
     def __post_init__(self) -> None:
         # Read to the end where the author's code runs; what is no list at all is told by who reads the answer.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .amounts import Capacity, NodeResource
 from .quantity import Quantity
-from .types import Capacity, Device, Taint, attribute_value
+from .types import Device, Taint, attribute_value
 
 JSON = Mapping[str, Any]
 
@@ -30,6 +31,14 @@ def read_device(raw: JSON) -> Device:
         "consumes_counters": {
             str(c["counterSet"]): read_counters(c["counters"]) for c in raw.get("consumesCounters") or ()
         },
+        "compatibility_groups": {
+            str(c["counterSet"]): [str(g) for g in c["compatibilityGroups"]]
+            for c in raw.get("consumesCounters") or ()
+            if c.get("compatibilityGroups")
+        },
+        "node_resources": {
+            str(name): _node_resource(r) for name, r in (raw.get("nodeAllocatableResources") or {}).items()
+        },
         "allow_multiple_allocations": bool(raw.get("allowMultipleAllocations")),
         "binding_conditions": [str(c) for c in raw.get("bindingConditions") or ()],
         "binding_failure_conditions": [str(c) for c in raw.get("bindingFailureConditions") or ()],
@@ -44,6 +53,17 @@ def read_device(raw: JSON) -> Device:
 def read_counters(raw: JSON) -> dict[str, str]:
     """Counter → amount, as quantities that can be read. Raises as :func:`read_device`."""
     return {str(name): _amount(counter["value"]) for name, counter in raw.items()}
+
+
+def _node_resource(raw: JSON) -> NodeResource:
+    mapping, overhead = raw.get("mapping") or {}, raw.get("overhead") or {}
+    return NodeResource(
+        per_device=mapping.get("deviceMultiplier"),
+        capacity=str(mapping.get("capacityKey") or ""),
+        per_unit=mapping.get("capacityMultiplier"),
+        per_pod=overhead.get("perPod"),
+        per_container=overhead.get("perContainer"),
+    )
 
 
 def _capacity(raw: JSON) -> Capacity:

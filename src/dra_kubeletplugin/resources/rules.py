@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -171,10 +171,10 @@ def _label_requirement(requirement: Mapping[str, Any], path: str) -> list[FieldE
 TAINT_EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 
-def taint_effect(value: str, path: str) -> list[FieldError]:
+def taint_effect(value: str, path: str, effects: Collection[str] = TAINT_EFFECTS) -> list[FieldError]:
     if not value:
         return [required(path)]
-    return [] if value in TAINT_EFFECTS else [unsupported(path, value, TAINT_EFFECTS)]
+    return [] if value in effects else [unsupported(path, value, effects)]
 
 
 def opaque(config: Mapping[str, Any], path: str) -> list[FieldError]:

@@ -1,7 +1,8 @@
 """The shape of resource.k8s.io/v1 objects: which fields exist, of which type, and which are dropped when empty.
 
-One table serves three needs: strict decoding (unknown or mistyped fields are refused with their path, quantities and times are in
-the form in which the server keeps them), the stored form (empty optional fields left out), and the order of field names.
+It has what any release from 1.34 to 1.37 knows. One table serves three needs: strict decoding (unknown or mistyped fields are
+refused with their path, quantities and times are in the form in which the server keeps them), the stored form (empty optional fields
+left out), and the order of field names.
 
 A field's type is ``string``, ``int``, ``int32``, ``bool``, ``quantity``, ``time``, ``raw``, a list ``[type]``, a map ``{"*": type}``
 or another table. A suffix ``!`` means that the field is always stored, ``?`` that it is a pointer: stored when given, even if empty;
@@ -71,7 +72,7 @@ _DEVICE: Shape = {
     "name": "string!",
     "attributes": {"*": _ATTRIBUTE},
     "capacity": {"*": {"value": "quantity!", "requestPolicy": _POLICY}},
-    "consumesCounters": [{"counterSet": "string!", "counters!": _COUNTERS}],
+    "consumesCounters": [{"counterSet": "string!", "counters!": _COUNTERS, "compatibilityGroups": ["string"]}],
     "nodeName": "string?",
     "nodeSelector": _NODE_SELECTOR,
     "allNodes": "bool?",
@@ -81,6 +82,12 @@ _DEVICE: Shape = {
     "bindingFailureConditions": ["string"],
     "allowMultipleAllocations": "bool?",
     "nodeAllocatableResourceMappings": {"*": {"capacityKey": "string?", "allocationMultiplier": "quantity?"}},
+    "nodeAllocatableResources": {
+        "*": {
+            "mapping": {"capacityKey": "string?", "capacityMultiplier": "quantity?", "deviceMultiplier": "quantity?"},
+            "overhead": {"perPod": "quantity?", "perContainer": "quantity?"},
+        }
+    },
 }
 _TOLERATION: Shape = {
     "key": "string",
@@ -99,6 +106,7 @@ _EXACTLY: Shape = {
     "adminAccess": "bool?",
     "tolerations": [_TOLERATION],
     "capacity": _CAPACITY_REQUEST,
+    "derivedAttributes": [{"name": "string!", "expression": "string!"}],
 }
 _SUBREQUEST: Shape = {"name": "string!"} | {k: v for k, v in _EXACTLY.items() if k != "adminAccess"}
 _OPAQUE: Shape = {"driver": "string!", "parameters!": "raw"}
@@ -128,6 +136,7 @@ _RESULT: Shape = {
     "bindingFailureConditions": ["string"],
     "shareID": "string?",
     "consumedCapacity": {"*": "quantity!"},
+    "skipNodeOperations": ["string"],
 }
 _CLAIM_STATUS: Shape = {
     "allocation": {
@@ -166,6 +175,8 @@ KINDS: Mapping[str, Shape] = {
             "devices": [_DEVICE],
             "perDeviceNodeSelection": "bool?",
             "sharedCounters": [{"name": "string!", "counters!": _COUNTERS}],
+            "partitionTypeAttribute": "string?",
+            "skipNodeOperations": ["string"],
         },
     },
     "ResourceClaim": {**_TYPE, "metadata!": _METADATA, "spec!": _CLAIM_SPEC, "status": _CLAIM_STATUS},

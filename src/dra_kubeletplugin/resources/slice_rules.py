@@ -1,20 +1,24 @@
-"""What the API server accepts as a ResourceSlice (v1, as of 1.36 with its default feature gates).
+"""What the API server accepts as a ResourceSlice (v1, as of 1.34 to 1.37).
 
 The plugin checks devices by the same rules before it sends them, so that an author sees the fault in a test and
-not in a cluster. Functions take objects as :func:`schema.decode` gives them and return every fault. List attributes are judged as by a
-server that has their gate on; one that has not drops them before it looks.
+not in a cluster. Functions take objects as :func:`schema.decode` gives them and return every fault. What depends on a gate is judged
+as by a server that has it on; one that has not drops it before it looks. In what else releases differ, :class:`Dialect` says.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from . import names, quantity, version
-from .fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many
+from . import names, version
+from .capacity_rules import capacity as capacity_faults
+from .fields import FieldError, duplicate, invalid, invalids, required, too_long, too_many, unsupported
 from .metadata_rules import metadata, updated_metadata
+from .node_resource_rules import node_resources
+from .releases import Features
 from .rules import (
+    TAINT_EFFECTS,
     driver_name,
     entry,
     is_attribute_name,
@@ -37,7 +41,8 @@ MAX_ATTRIBUTE_VALUES = 48  # scalars, and the items of lists
 MAX_TAINTS = 16
 MAX_BINDING_CONDITIONS = 4
 MAX_VALUE_BYTES = 64
-MAX_POLICY_OPTIONS = 10
+MAX_COMPATIBILITY_GROUPS = 2
+SKIPPED_OPERATIONS = ("*", "NodePrepareResources", "NodeUnprepareResources")
 LIST_ATTRIBUTES = ("ints", "bools", "strings", "versions")
 _LISTS = frozenset(LIST_ATTRIBUTES)
 _MAX_KEY = names.MAX_DOMAIN + 1 + names.MAX_IDENTIFIER
@@ -45,12 +50,36 @@ _MAX_KEY = names.MAX_DOMAIN + 1 + names.MAX_IDENTIFIER
 JSON = Mapping[str, Any]
 
 
-def validate(obj: JSON, old: JSON | None = None) -> list[FieldError]:
+@dataclass(frozen=True)
+class Dialect:
+    """In what releases judge the same slice differently; as the newest does where nothing is said.
+
+    Attributes:
+        fractions: ranges of capacities are counted in thousandths (gate DRAFractionalCapacityRange).
+        effects: what taints can do; ``None`` since 1.35.
+        apart: counter sets and devices never share a slice (since 1.35).
+    """
+
+    fractions: bool = True
+    effects: tuple[str, ...] = TAINT_EFFECTS
+    apart: bool = True
+
+    @classmethod
+    def of(cls, features: Features) -> Dialect:
+        newer = features.is_at_least("1.35")
+        effects = TAINT_EFFECTS if newer else tuple(e for e in TAINT_EFFECTS if e != "None")
+        return cls(features.has("DRAFractionalCapacityRange"), effects, newer)
+
+
+NEWEST = Dialect()
+
+
+def validate(obj: JSON, old: JSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
     """Every fault of a ResourceSlice; of an update where there is an ``old`` one."""
     if old is None:
-        return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec")
+        return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec", dialect=dialect)
     spec, before = obj["spec"], old["spec"]
-    out = updated_metadata(obj["metadata"], wholly=False) + validate_spec(spec, "spec", before)
+    out = updated_metadata(obj["metadata"], wholly=False) + validate_spec(spec, "spec", before, dialect)
     for path, new, was in (
         ("driver", spec["driver"], before["driver"]),
         ("pool.name", spec["pool"]["name"], before["pool"]["name"]),
@@ -61,21 +90,44 @@ def validate(obj: JSON, old: JSON | None = None) -> list[FieldError]:
     return out
 
 
-def validate_spec(spec: JSON, path: str, old: JSON | None = None) -> list[FieldError]:
+def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
     known = {d["name"]: d for d in (old or {}).get("devices") or []}
     out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
     out += _node_choice(spec, path)
     sets, devices = spec.get("sharedCounters"), spec.get("devices")
-    if sets is not None and devices is not None:
+    if sets is not None and devices is not None and dialect.apart:
         out.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
     limit = max_devices(devices or [])
     per_device = bool(spec.get("perDeviceNodeSelection"))
 
     def check(device: JSON, where: str) -> list[FieldError]:
-        return validate_device(device, where, per_device=per_device, old=known.get(device["name"]))
+        before = known.get(device["name"])
+        return validate_device(device, where, per_device=per_device, old=before, dialect=dialect)
 
     out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"])
+    out += slice_options(spec, path)
     return out + items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
+
+
+def slice_options(spec: JSON, path: str) -> list[FieldError]:
+    """Every fault of what a slice says of all its devices at once, as of 1.37."""
+    out: list[FieldError] = []
+    attribute = spec.get("partitionTypeAttribute")
+    if attribute is not None:
+        where = f"{path}.partitionTypeAttribute"
+        out += qualified_name(attribute, where)
+        if "/" not in attribute:
+            out.append(invalid(where, attribute, "must include the domain: DOMAIN/IDENTIFIER"))
+    skipped, where = spec.get("skipNodeOperations") or [], f"{path}.skipNodeOperations"
+
+    def check(operation: str, at: str) -> list[FieldError]:
+        return [] if operation in SKIPPED_OPERATIONS else [unsupported(at, operation, SKIPPED_OPERATIONS)]
+
+    out += items(skipped, len(SKIPPED_OPERATIONS), check, where, str)
+    if "NodePrepareResources" in skipped and not {"*", "NodeUnprepareResources"}.intersection(skipped):
+        rule = "NodePrepareResources can only be skipped together with NodeUnprepareResources"
+        out.append(invalid(where, skipped, rule))
+    return out
 
 
 def max_devices(devices: list[Any]) -> int:
@@ -132,7 +184,14 @@ def _exactly_one_place(
     return out
 
 
-def validate_device(device: JSON, path: str, *, per_device: bool = False, old: JSON | None = None) -> list[FieldError]:
+def validate_device(
+    device: JSON,
+    path: str,
+    *,
+    per_device: bool = False,
+    old: JSON | None = None,
+    dialect: Dialect = NEWEST,
+) -> list[FieldError]:
     """Every fault of one device of a slice; capacity and taints that are as before are not looked at again."""
     out = invalids(f"{path}.name", device["name"], names.label(device["name"]))
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
@@ -146,12 +205,15 @@ def validate_device(device: JSON, path: str, *, per_device: bool = False, old: J
     for key in sorted(capacity) if old is None or capacity != (old.get("capacity") or {}) else ():
         if not is_attribute_name(key):
             out += qualified_name(key, f"{path}.capacity")
-        out += _capacity(capacity[key], entry(f"{path}.capacity", key, _MAX_KEY), multiple=multiple)
+        where = entry(f"{path}.capacity", key, _MAX_KEY)
+        out += capacity_faults(capacity[key], where, multiple=multiple, fractions=dialect.fractions)
     taints, consumed = device.get("taints") or [], device.get("consumesCounters") or []
     if taints and (old is None or taints != (old.get("taints") or [])):
-        out += items(taints, MAX_TAINTS, validate_taint, f"{path}.taints")
+        out += items(taints, MAX_TAINTS, lambda t, at: validate_taint(t, at, dialect), f"{path}.taints")
     if consumed:
         out += items(consumed, MAX_CONSUMPTIONS, _consumption, f"{path}.consumesCounters", lambda c: c["counterSet"])
+    if device.get("nodeAllocatableResources"):
+        out += node_resources(device, path)
     out += bindings(device, path)
     return out + _device_nodes(device, path, per_device=per_device)
 
@@ -210,84 +272,6 @@ def _text(value: str, path: str, *, version_text: bool) -> list[FieldError]:
     return out + ([too_long(path, MAX_VALUE_BYTES)] if len(value.encode()) > MAX_VALUE_BYTES else [])
 
 
-def _capacity(value: JSON, path: str, *, multiple: bool) -> list[FieldError]:
-    policy = value.get("requestPolicy")
-    if policy is None:
-        return []
-    where = f"{path}.requestPolicy"
-    if not multiple:
-        return [forbidden(where, "allowMultipleAllocations must be true")]
-    return _policy(quantity.parse(value["value"]), policy, where)
-
-
-def _policy(limit: quantity.Quantity, policy: JSON, path: str) -> list[FieldError]:
-    values, span = policy.get("validValues") or [], policy.get("validRange")
-    default = quantity.parse(policy["default"]) if policy.get("default") is not None else None
-    if values and span is not None:
-        rule = "exactly one policy can be specified, cannot specify `validValues` and `validRange` at the same time"
-        return [forbidden(path, rule)]
-    if span is not None:
-        if default is None:
-            return [required(f"{path}.default", "required when validRange is defined")]
-        return _valid_range(default, limit, span, f"{path}.validRange")
-    if values:
-        if default is None:
-            return [required(f"{path}.default", "required when validValues is defined")]
-        return _valid_values(default, limit, values, f"{path}.validValues")
-    return []
-
-
-def _valid_values(
-    default: quantity.Quantity, limit: quantity.Quantity, values: list[str], path: str
-) -> list[FieldError]:
-    options = [quantity.parse(v) for v in values]
-    out: list[FieldError] = []
-    for i, (option, following) in enumerate(itertools.pairwise(options), 1):
-        if option > following:
-            out.append(invalid(f"{path}[{i}]", values[i], "values must be sorted in ascending order"))
-
-    def check(text: str, where: str) -> list[FieldError]:
-        larger = quantity.parse(text) > limit
-        return [invalid(where, text, f"option is larger than capacity value: {limit}")] if larger else []
-
-    # The server tells options apart by whole numbers, rounded up.
-    out += items(values, MAX_POLICY_OPTIONS, check, path, lambda v: str(quantity.parse(v).rounded_up))
-    if len(values) > MAX_POLICY_OPTIONS or default not in options:
-        out.append(invalid(path, str(default), "default value is not valid according to the requestPolicy"))
-    return out
-
-
-def _valid_range(default: quantity.Quantity, limit: quantity.Quantity, span: JSON, path: str) -> list[FieldError]:
-    low, high, step = (quantity.parse(span[k]) if span.get(k) is not None else None for k in ("min", "max", "step"))
-    if low is None:
-        return [required(f"{path}.min", "required when validRange is defined")]
-    out: list[FieldError] = []
-    if default < low:
-        out.append(invalid(f"{path}.min", str(default), f"default is less than min: {low}"))
-    if low > limit:
-        out.append(invalid(f"{path}.min", str(low), f"min is larger than capacity value: {limit}"))
-    if high is not None:
-        if low > high:
-            out.append(invalid(f"{path}.max", str(low), f"min is larger than max: {high}"))
-        if high > limit:
-            out.append(invalid(f"{path}.max", str(high), f"max is larger than capacity value: {limit}"))
-        if default > high:
-            out.append(invalid(f"{path}.max", str(default), f"default is more than max: {high}"))
-    if step is not None:
-        if low + step > limit:
-            out.append(
-                invalid(f"{path}.step", str(step), f"one step {low + step} is larger than capacity value: {limit}")
-            )
-        # A real 1.36 server panics on a step of zero; ours says what is wrong. Steps are counted in whole numbers, rounded up.
-        if not step.rounded_up:
-            return [*out, invalid(f"{path}.step", str(step), "must be greater than zero")]
-        for value in (default, high):
-            if value is not None and (value.rounded_up - low.rounded_up) % step.rounded_up:
-                rule = f"value is not a multiple of a given step ({step}) from ({low})"
-                out.append(invalid(f"{path}.step", str(value), rule))
-    return out
-
-
 def _counters(counters: JSON | None, path: str) -> list[FieldError]:
     if not counters:
         return [required(path)]
@@ -308,19 +292,25 @@ def validate_counter_set(counter_set: JSON, path: str) -> list[FieldError]:
 
 def _consumption(consumption: JSON, path: str) -> list[FieldError]:
     out = _label_or_required(consumption["counterSet"], f"{path}.counterSet")
-    return out + _counters(consumption.get("counters"), f"{path}.counters")
+    out += _counters(consumption.get("counters"), f"{path}.counters")
+    groups = consumption.get("compatibilityGroups")
+
+    def check(group: str, at: str) -> list[FieldError]:
+        return [] if group else [required(at)]
+
+    return out + items(groups, MAX_COMPATIBILITY_GROUPS, check, f"{path}.compatibilityGroups", str)
 
 
 def _label_or_required(value: str, path: str) -> list[FieldError]:
     return invalids(path, value, names.label(value)) if value else [required(path)]
 
 
-def validate_taint(taint: JSON, path: str) -> list[FieldError]:
+def validate_taint(taint: JSON, path: str, dialect: Dialect = NEWEST) -> list[FieldError]:
     """Every fault of one device taint."""
     out = taint_key(taint["key"], f"{path}.key")
     if value := taint.get("value"):
         out += invalids(f"{path}.value", value, names.label_value(value))
-    return out + taint_effect(taint["effect"], f"{path}.effect")
+    return out + taint_effect(taint["effect"], f"{path}.effect", dialect.effects)
 
 
 def bindings(owner: JSON, path: str) -> list[FieldError]:

@@ -11,15 +11,14 @@ import msgspec
 
 from ..errors import InvalidObjectError, describe, printable
 from . import schema, slice_rules
+from .amounts import Amount, Capacity, NodeResource
 from .fields import FieldError
-from .immutable import Immutable
 from .nodes import Nodes
 from .quantity import Quantity
 from .rules import is_attribute_name
 from .version import Version
 
 Attribute = str | int | bool | Version | Sequence[str] | Sequence[int] | Sequence[bool] | Sequence[Version]
-Amount = str | int | Quantity
 _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 
 
@@ -36,125 +35,6 @@ class Taint:
         return out | ({"value": self.value} if self.value else {})
 
 
-class RequestPolicy(Immutable):
-    """What claims may ask of a capacity of a device that several share (``requestPolicy``, KEP-5075).
-
-    The scheduler rounds a request up to the next amount that is allowed; a claim that asks for nothing gets ``default``.
-
-    Args:
-        default: what a claim gets that does not name this capacity; itself one of the amounts that are allowed.
-        min, max: bounds of a range. Without ``max`` it ends at the capacity.
-        step: amounts are ``min`` and a multiple of this above it; servers count it in whole numbers.
-        valid_values: the amounts that are allowed, at most 10, in ascending order; instead of a range.
-
-    Raises :class:`InvalidObjectError` for what contradicts itself; what does not fit the capacity is found with the device.
-    """
-
-    __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 the order of values that _set takes
-
-    default: Quantity
-    min: Quantity | None
-    max: Quantity | None
-    step: Quantity | None
-    valid_values: tuple[Quantity, ...]
-
-    def __init__(
-        self,
-        *,
-        default: Amount,
-        min: Amount | None = None,
-        max: Amount | None = None,
-        step: Amount | None = None,
-        valid_values: Sequence[Amount] = (),
-    ) -> None:
-        bounds = (None if value is None else Quantity(value) for value in (min, max, step))
-        self._set(Quantity(default), *bounds, tuple(map(Quantity, valid_values)))
-        ranged = (self.min, self.max, self.step) != (None, None, None)
-        if ranged and self.valid_values:
-            raise InvalidObjectError("a RequestPolicy has a range (min, max, step) or valid_values: give one of them")
-        if ranged and self.min is None:
-            raise InvalidObjectError("a RequestPolicy with max or step needs min, from which steps are counted")
-        if self.step is not None and self.step <= Quantity(0):
-            raise InvalidObjectError(f"a RequestPolicy's step must be greater than zero, not {self.step}")
-
-    @classmethod
-    def from_json(cls, value: object) -> RequestPolicy:
-        """The policy that resource.k8s.io/v1 has as ``value``; raises ``ValueError``."""
-        policy = _fields(value, {"default"}, {"validValues", "validRange"})
-        span = _fields(policy.get("validRange") or {}, set(), {"min", "max", "step"})
-        options = policy.get("validValues") or []
-        if not isinstance(options, Sequence) or isinstance(options, str):
-            raise ValueError("Expected `array` as validValues")
-        try:
-            return cls(
-                default=_read_quantity(policy["default"]),
-                **{k: _read_quantity(v) for k, v in span.items() if v is not None},
-                valid_values=[_read_quantity(v) for v in options],
-            )
-        except InvalidObjectError as e:
-            raise ValueError(str(e)) from None
-
-    def json(self) -> dict[str, Any]:
-        """The policy as resource.k8s.io/v1 has it."""
-        out: dict[str, Any] = {"default": str(self.default)}
-        if self.valid_values:
-            out["validValues"] = [str(v) for v in self.valid_values]
-        span = {k: str(v) for k, v in (("min", self.min), ("max", self.max), ("step", self.step)) if v is not None}
-        return out | ({"validRange": span} if span else {})
-
-
-class Capacity(Immutable):
-    """An amount of something a device has: ``Capacity("80Gi")``.
-
-    Args:
-        value: text such as ``80Gi``, a whole number, or a :class:`Quantity`.
-        policy: what claims may ask of it; for devices with ``allow_multiple_allocations`` only. Without one a
-            claim may ask for any amount, and a claim that does not name the capacity takes all: nobody shares the device then.
-
-    Raises :class:`QuantityError` for text that is no quantity.
-    """
-
-    __slots__ = ("value", "policy")  # noqa: RUF023 the order of values that _set takes
-
-    value: Quantity
-    policy: RequestPolicy | None
-
-    def __init__(self, value: Amount, policy: RequestPolicy | None = None) -> None:
-        self._set(Quantity(value), policy)
-
-    @classmethod
-    def from_json(cls, value: object) -> Capacity:
-        """The capacity that resource.k8s.io/v1 has as ``value``, or that is written as a quantity alone.
-
-        Raises ``ValueError`` for anything else.
-        """
-        if not isinstance(value, Mapping):
-            return cls(_read_quantity(value))
-        fields = _fields(value, {"value"}, {"requestPolicy"})
-        policy = fields.get("requestPolicy")
-        return cls(_read_quantity(fields["value"]), None if policy is None else RequestPolicy.from_json(policy))
-
-    def json(self) -> dict[str, Any]:
-        """The capacity as resource.k8s.io/v1 has it."""
-        return {"value": str(self.value)} | ({"requestPolicy": self.policy.json()} if self.policy else {})
-
-
-def _fields(value: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"Expected `object`, got {value!r}")
-    if missing := needed - value.keys():
-        raise ValueError(f"Object missing required field `{min(missing)}`")
-    if unknown := value.keys() - needed - known:
-        raise ValueError(f"Object contains unknown field `{min(unknown)}`")
-    return value
-
-
-def _read_quantity(value: object) -> Quantity:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ValueError(f"Expected a quantity such as `80Gi`, got {value!r}")
-    return Quantity(value)
-
-
 @dataclass(frozen=True)
 class Device:
     """One device of a node's pool.
@@ -167,6 +47,9 @@ class Device:
         capacity: amounts; strings are Kubernetes quantities such as ``40Gi``.
         taints: at most 16.
         consumes_counters: counter set → counter → amount (KEP-4815).
+        compatibility_groups: counter set → names of at most 2 groups; devices that draw from it at once must have one in common,
+            and those without any go with each other only (KEP-5963; Kubernetes 1.37, gate off by default).
+        node_resources: what it takes of its node's own resources, by their name (KEP-5517; Kubernetes 1.37, gate off by default).
         allow_multiple_allocations: several claims may share the device (KEP-5075).
         binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
         nodes: from where the device can be used, where that differs from its pool's; only in pools of no single node.
@@ -181,6 +64,8 @@ class Device:
     capacity: Mapping[str, Amount | Capacity] = field(default_factory=dict)
     taints: Sequence[Taint] = ()
     consumes_counters: Mapping[str, Mapping[str, Amount]] = field(default_factory=dict)
+    compatibility_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    node_resources: Mapping[str, NodeResource] = field(default_factory=dict)
     allow_multiple_allocations: bool = False
     binding_conditions: Sequence[str] = ()
     binding_failure_conditions: Sequence[str] = ()
@@ -201,7 +86,8 @@ class Device:
             why = next(_wrong_types(self), "") or "; ".join(_misread(self.extra, alone=True))
             why = why or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
             raise InvalidObjectError(f"device {printable(repr(self.name))}: {why}") from None
-        if faults or self.binding_conditions or self.binding_failure_conditions:
+        listed = self.binding_conditions or self.binding_failure_conditions or self.compatibility_groups
+        if faults or listed or self.node_resources:
             if wrong := next(_wrong_types(self), ""):
                 raise InvalidObjectError(f"device {printable(repr(self.name))}: {wrong}")
         if faults:
@@ -227,9 +113,9 @@ class Device:
         if self.capacity:
             out["capacity"] = {k: _capacity_json(v, k) for k, v in self.capacity.items()}
         if self.consumes_counters:
-            out["consumesCounters"] = [
-                {"counterSet": s, "counters": counters_json(c)} for s, c in self.consumes_counters.items()
-            ]
+            out["consumesCounters"] = [self._consumption(s, c) for s, c in self.consumes_counters.items()]
+        if self.node_resources:
+            out["nodeAllocatableResources"] = {k: r.json() for k, r in self.node_resources.items()}
         if self.taints:
             out["taints"] = [t.json() for t in self.taints]
         if self.binds_to_node:
@@ -243,6 +129,11 @@ class Device:
         if self.nodes is not None:
             out |= self.nodes.of_device()
         return out | dict(self.extra)
+
+    def _consumption(self, counter_set: str, counters: Mapping[str, Amount]) -> dict[str, Any]:
+        groups = list(self.compatibility_groups.get(counter_set, ()))
+        consumption = {"counterSet": counter_set, "counters": counters_json(counters)}
+        return consumption | ({"compatibilityGroups": groups} if groups else {})
 
 
 def _has_names(value: object) -> bool:
@@ -271,12 +162,13 @@ def _wrong_types(device: Device) -> Iterator[str]:
     """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
     if not isinstance(device.name, str):
         yield f"its name is {_kind(device.name)}, not text"
-    for name in ("attributes", "capacity", "consumes_counters", "extra"):
+    for name in ("attributes", "capacity", "consumes_counters", "compatibility_groups", "node_resources", "extra"):
         if not isinstance(value := getattr(device, name), Mapping):
             yield f"{name} is {_kind(value)}: give a mapping of names to values"
         else:
             yield from _odd_names(value, name)
     yield from _odd_counters(device.consumes_counters)
+    yield from _odd_groups(device)
     kinds = {"taints": Taint, "binding_conditions": str, "binding_failure_conditions": str}
     for name, kind in kinds.items():
         value = getattr(device, name)
@@ -298,6 +190,19 @@ def _odd_counters(consumed: object) -> Iterator[str]:
             yield from _odd_names(counters, f"consumes_counters[{set_name!r}]")
         else:
             yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+
+
+def _odd_groups(device: Device) -> Iterator[str]:
+    for set_name, groups in device.compatibility_groups.items():
+        if isinstance(groups, str | bytes | Mapping) or not isinstance(groups, Sequence):
+            yield f"compatibility_groups[{set_name!r}] is {_kind(groups)}: give a list of str"
+        elif not all(isinstance(g, str) for g in groups):
+            yield f"compatibility_groups[{set_name!r}] has a group that is not text"
+        elif set_name not in device.consumes_counters:
+            yield f"compatibility_groups[{set_name!r}]: the device draws from no counter set of this name"
+    for name, resource in device.node_resources.items():
+        if not isinstance(resource, NodeResource):
+            yield f"node_resources[{name!r}] is {_kind(resource)}: give a NodeResource"
 
 
 def _odd_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
@@ -347,7 +252,7 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
         return {"version": str(value)}
     if isinstance(value, Sequence) and value:
         kinds = {next(iter(attribute_json(v, name))) for v in value}
-        if len(kinds) == 1:
+        if len(kinds) == 1 and not kinds.intersection(slice_rules.LIST_ATTRIBUTES):  # no list of lists
             kind = kinds.pop()
             return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
     raise TypeError(f"attribute {name!r} is {value!r}: give str, int, bool, Version, or a list of one of them")

@@ -175,15 +175,18 @@ def read(
     pod: PodInfo,
     store: ClaimStore,
     classes: Mapping[str, Frozen],
-    explicit: Mapping[str, str],
+    explicit: Mapping[str, str] | None,
     binding_timeout: float,
 ) -> PodClaims | Rejection:
-    """The pod's claims, or why they keep it from every node. ``explicit``: extended resource name → class."""
+    """The pod's claims, or why they keep it from every node.
+
+    ``explicit``: extended resource name → class; None where no class provides extended resources (gate DRAExtendedResource).
+    """
     try:
         claims = claims_of(pod, store)
     except MissingClaim as e:
         return rejected(str(e))
-    by_class = extended.wanted(pod, explicit, classes)
+    by_class = extended.wanted(pod, explicit, classes) if explicit is not None else {}
     special = None
     if by_class:
         special = store.extended_of(pod.uid) or extended.draft(pod)

@@ -75,6 +75,7 @@ class Allocations:
     Args:
         limit: seconds for one node. All nodes together have as long as if 16 of them were looked at together.
         patience: seconds after which :class:`TakesLong` is raised, until :meth:`take_time`.
+        fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
     def __init__(
@@ -86,12 +87,15 @@ class Allocations:
         nodes: int,
         limit: float = TIME_LIMIT,
         patience: float = math.inf,
+        *,
+        fractions: bool = False,
     ) -> None:
         self._memory = memory
         self._slices = slices
         self._classes = classes
         self._use = use
         self._limit = limit
+        self._fractions = fractions
         begun = time.monotonic()
         self._end = begun + limit * -(-nodes // _AT_ONCE)
         self._soon = begun + patience
@@ -144,7 +148,8 @@ class Allocations:
     ) -> Allocated:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
-        self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit)
+        fractions = self._fractions
+        self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions)
         if self._cancelled:
             self._state.cancelled = True  # in the moment before there was anything to cancel
         search = Search(self._state, pools, claims)

@@ -73,17 +73,17 @@ def found(obj: JSON, known: bytes | None = None) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the slices of a pool have in common. ``nodes`` are the fields that say where its devices are."""
+    """What the slices of a pool have in common. ``fields`` say where its devices are, and what holds for all of them."""
 
     driver: str
     pool: str
-    nodes: JSON
+    fields: JSON
     generation: int
     count: int
 
     def _head(self) -> JSON:
         pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
-        return {"driver": self.driver, **self.nodes, "pool": pool}
+        return {"driver": self.driver, **self.fields, "pool": pool}
 
     def digest(self, content: SliceContent) -> bytes:
         """Of the spec that ``content`` would be sent as. One device is decoded at a time."""

@@ -9,7 +9,7 @@ from ..errors import ApiError, describe
 from ..inventory import Inventory
 from ..kube import KubeClient, Resource
 from ..resources.convert import GROUP
-from ..resources.gates import Gate, gate_of, without
+from ..resources.gates import Gate, gate_of, gates_of_options, without
 from .echo import REFUSED, as_sent, in_v1, lost, refused_devices
 from .scope import Scope
 
@@ -38,18 +38,21 @@ class GateProbe:
         answer to what is really written will.
         """
         samples = [(gates, d) for kinds in self._inventory.samples().values() for gates, d in kinds.items()]
-        used = frozenset[Gate]().union(*(gates for gates, _ in samples))
+        options = self._inventory.options()
+        used = gates_of_options(options).union(*(gates for gates, _ in samples))
         if resource.version != self._version:
             self._version, self._known = resource.version, frozenset()
         if used <= self._known:
             return self._inventory.gates_off
-        off = await self._ask(resource, [d for _, d in samples])
+        off = await self._ask(resource, [d for _, d in samples], options)
         self._known |= used
         return (self._inventory.gates_off - used) | (off & used)
 
-    async def _ask(self, resource: Resource, samples: list[Mapping[str, Any]]) -> frozenset[Gate]:
+    async def _ask(
+        self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> frozenset[Gate]:
         bare = [{k: v for k, v in d.items() if k not in _NODES} for d in samples]
-        off = await self._dropped(resource, self._scope.somewhere(), bare)
+        off = await self._dropped(resource, {**self._scope.somewhere(), **options}, bare)
         if any(f in d for d in samples for f in _NODES):
             off |= await self._dropped(resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}])
         return off

@@ -186,7 +186,8 @@ class Syncer:
             if slice_.key in gone:
                 slice_.key = None  # made again, as it was
         nodes = {"perDeviceNodeSelection": True} if pool.per_device else self._scope.nodes(pool.nodes)
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, nodes, self._least_generation)
+        fields = {**nodes, **pool.options}
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields, self._least_generation)
         changed, touch = set(), set()
         for slice_ in slices:
             if slice_.key:
@@ -202,7 +203,7 @@ class Syncer:
         # All slices are written: the author's order costs nothing now.
         slices = await self._packed(pool, {})
         on_to(slices, {name: held for name, held in before.items() if name in by_name})
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, nodes, self._least_generation)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields, self._least_generation)
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
         return ordered if ordered.anew and ordered.count <= plan.count else plan
 

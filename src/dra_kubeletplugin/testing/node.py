@@ -361,6 +361,8 @@ async def node_with(
     host: Path | str | Mapping[str, Any] | None = None,
     timers: Timers | None = None,
     process: bool = False,
+    kubernetes: str = "",
+    feature_gates: Mapping[str, bool] | None = None,
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
     """A cluster with one node and the driver on it.
@@ -371,10 +373,11 @@ async def node_with(
             object; this machine when left out.
         timers: of the kubelet.
         process: whether the driver gets a process of its own, which can be killed.
+        kubernetes: the release that the cluster behaves as, and ``feature_gates`` that are otherwise in it.
         settings: fields of :class:`Settings`.
     """
     async with (
-        LocalCluster(timers=timers) as cluster,
+        LocalCluster(timers=timers, kubernetes=kubernetes, feature_gates=feature_gates) as cluster,
         on_node(cluster, driver, host=host, process=process, **settings) as node,
     ):
         yield node

@@ -10,7 +10,6 @@ from .kinds import Kind, Registry
 
 JSON = dict[str, Any]
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-VERSION = "v1.36.2"
 _NEWEST_FIRST = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 _SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {  # verbs, and the kind where it is another
     "status": (["get", "patch", "update"], {}),
@@ -28,12 +27,13 @@ _UNLISTED = {("ResourceClaim", "binding"), ("ResourceClaim", "driver")}  # words
 
 
 class Discovery:
-    """``served`` are the versions of resource.k8s.io, None for all."""
+    """``served`` are the versions of resource.k8s.io."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, version: str) -> None:
         self.registry = registry
+        self.version = version
 
-    def answer(self, path: str, served: Collection[str] | None = None) -> JSON | None:
+    def answer(self, path: str, served: Collection[str]) -> JSON | None:
         """The document at ``path``; None where it is no discovery path."""
         match [p for p in path.split("/") if p]:
             case ["api"]:
@@ -48,20 +48,22 @@ class Discovery:
             case ["apis", group, version] if version in self.versions(group, served):
                 return self._resources(group, version)
             case ["version"]:
-                return {"major": "1", "minor": "36", "gitVersion": f"{VERSION}+dra-local", "platform": "linux/amd64"}
+                minor = self.version.split(".")[1]
+                told = {"major": "1", "minor": minor, "gitVersion": f"{self.version}+dra-local"}
+                return {**told, "platform": "linux/amd64"}
             case ["healthz" | "livez" | "readyz"]:
                 return {"status": "ok"}
         return None
 
-    def groups(self, served: Collection[str] | None) -> list[str]:
+    def groups(self, served: Collection[str]) -> list[str]:
         return sorted({k.group for k in self.registry if k.group and self.versions(k.group, served)})
 
-    def versions(self, group: str, served: Collection[str] | None) -> list[str]:
+    def versions(self, group: str, served: Collection[str]) -> list[str]:
         found = dict.fromkeys(v for k in self.registry if k.group == group for v in k.versions)
         order = {v: i for i, v in enumerate(_NEWEST_FIRST)}
         return sorted((v for v in found if is_served(group, v, served)), key=lambda v: order.get(v, len(order)))
 
-    def _group(self, group: str, served: Collection[str] | None) -> JSON:
+    def _group(self, group: str, served: Collection[str]) -> JSON:
         versions = [{"groupVersion": f"{group}/{v}", "version": v} for v in self.versions(group, served)]
         return {"name": group, "versions": versions, "preferredVersion": versions[0]}
 
@@ -78,8 +80,8 @@ class Discovery:
         }
 
 
-def is_served(group: str, version: str, served: Collection[str] | None) -> bool:
-    return group != GROUP or served is None or version in served
+def is_served(group: str, version: str, served: Collection[str]) -> bool:
+    return group != GROUP or version in served
 
 
 def _entries(kind: Kind) -> list[JSON]:

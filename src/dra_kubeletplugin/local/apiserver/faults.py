@@ -21,7 +21,7 @@ class Faults:
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
-    served: set[str] | None = None  # the versions of resource.k8s.io that there are; None for all
+    served: set[str] | None = None  # the versions of resource.k8s.io that there are; None: as the release has them
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def drop(self, fields: Collection[str]) -> None:

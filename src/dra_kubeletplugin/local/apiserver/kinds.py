@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...resources.convert import GROUP
+from ...resources.releases import Features
 from . import columns
 from .columns import Column
 
@@ -167,11 +168,11 @@ KINDS = (
     Kind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
     Kind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
     Kind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
-    Kind(GROUP, _DRA, "ResourceSlice", "resourceslices", False, selectable=("spec.driver", "spec.nodeName")),
+    Kind(GROUP, _DRA, "ResourceSlice", "resourceslices", False),
     Kind(GROUP, _DRA, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
     Kind(GROUP, _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True),
     Kind(GROUP, _DRA, "DeviceClass", "deviceclasses", False),
-    Kind(GROUP, ("v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
+    Kind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
 )  # fmt: skip
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
@@ -179,13 +180,16 @@ BY_KEY = {k.key: k for k in KINDS}
 
 
 class Registry:
-    """The kinds of one server: those above, and what its CustomResourceDefinitions add."""
+    """The kinds of one server: those above as its release has them, and what its CustomResourceDefinitions add."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: Features) -> None:
+        self._own = [_as_of(kind, features) for kind in KINDS]
+        self._by_plural = {(k.group, v, k.plural): k for k in self._own for v in k.versions}
+        self._by_key = {k.key: k for k in self._own}
         self._custom: dict[str, Kind] = {}  # by the definition's name
 
     def __iter__(self) -> Iterator[Kind]:
-        yield from KINDS
+        yield from self._own
         yield from self._custom.values()
 
     def stored(self) -> Iterator[Kind]:
@@ -193,7 +197,7 @@ class Registry:
         return (k for k in self if not (k.stored_as or k.virtual or k.refused))
 
     def find(self, group: str, version: str, plural: str) -> Kind | None:
-        found = BY_PLURAL.get((group, version, plural))
+        found = self._by_plural.get((group, version, plural))
         if found is None:
             found = self._custom.get(f"{plural}.{group}")
             if found is not None and version not in found.versions:
@@ -201,7 +205,7 @@ class Registry:
         return found
 
     def by_key(self, key: str) -> Kind | None:
-        return BY_KEY.get(key) or self._custom.get(key)
+        return self._by_key.get(key) or self._custom.get(key)
 
     def by_kind(self, api_version: str, kind: str) -> Kind | None:
         group, _, version = api_version.rpartition("/")
@@ -212,6 +216,14 @@ class Registry:
 
     def forget(self, key: str) -> None:
         self._custom.pop(key, None)
+
+
+def _as_of(kind: Kind, features: Features) -> Kind:
+    if kind.group == GROUP and kind.kind == "DeviceTaintRule":
+        return replace(kind, versions=features.taint_rules)
+    if kind.group == GROUP and kind.kind == "ResourceSlice":
+        return replace(kind, selectable=features.slice_fields)
+    return kind
 
 
 def table(kind: Kind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""What an API server would refuse in an object, without a server: types, unknown fields, rules and CEL of Kubernetes 1.36."""
+"""What an API server would refuse in an object, without a server: types, unknown fields, rules and CEL of the usual release."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import strategy
+from ...resources.releases import Features
+from . import disabled, strategy
 from .kinds import Registry
 
 JSON = dict[str, Any]
@@ -14,7 +15,8 @@ _ADMIN = {"resource.kubernetes.io/admin-access": "true"}  # which labels a names
 def faults(document: JSON) -> list[str]:
     """A sentence for each fault of an object with ``apiVersion``, ``kind`` and a name, as for ``kubectl create`` in a server where
     nothing else is. Raises ``KeyError`` for a kind that the local cluster does not serve."""
-    kind = Registry().by_kind(document["apiVersion"], document["kind"])
+    features = Features.of()
+    kind = Registry(features).by_kind(document["apiVersion"], document["kind"])
     if kind is None:
         raise KeyError(f"{document['apiVersion']} {document['kind']}")
     if kind.refused:
@@ -22,7 +24,7 @@ def faults(document: JSON) -> list[str]:
     version = document["apiVersion"].rpartition("/")[2]
     out: list[str] = []
     try:
-        obj = strategy.incoming(kind, version, document, strict=False, warnings=out)
+        obj = strategy.incoming(kind, version, document, features, strict=False, warnings=out)
         meta = obj["metadata"]
         if kind.namespaced:
             meta.setdefault("namespace", "default")
@@ -31,7 +33,8 @@ def faults(document: JSON) -> list[str]:
         obj = strategy.prepare(kind, obj, None, status=False)
         if not meta.get("name"):
             obj["metadata"]["name"] = f"{meta['generateName']}x"
-        strategy.validate(kind, obj, None, _ADMIN, status=False)
+        disabled.drop(kind, obj, None, features)
+        strategy.validate(kind, obj, None, _ADMIN, features, status=False)
     except strategy.BadObject as e:
         out.append(str(e))
     except strategy.InvalidObject as e:

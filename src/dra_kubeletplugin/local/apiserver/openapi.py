@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from .discovery import VERSION, Discovery
+from .discovery import Discovery
 from .kinds import Kind, Registry
 from .refusals import Refusal
 from .schemas import tables
@@ -24,7 +24,7 @@ class OpenApi:
     def __init__(self, registry: Registry, discovery: Discovery) -> None:
         self.registry, self.discovery = registry, discovery
 
-    def answer(self, path: str, served: Collection[str] | None, accept: str) -> JSON | None:
+    def answer(self, path: str, served: Collection[str], accept: str) -> JSON | None:
         """The document at ``path``; None where there is none. Raises :class:`Refusal` where it is wanted in protobuf only."""
         match [p for p in path.split("/") if p]:
             case ["openapi", "v3"]:
@@ -51,10 +51,10 @@ class OpenApi:
         for kind in self._kinds(group, version):
             paths |= _paths(kind, version, _V3)
             schemas |= _schemas(kind, version, _V3)
-        title = {"title": "Kubernetes", "version": VERSION}
+        title = {"title": "Kubernetes", "version": self.discovery.version}
         return {"openapi": "3.0.0", "info": title, "paths": paths, "components": {"schemas": schemas}}
 
-    def _version_2(self, served: Collection[str] | None) -> JSON:
+    def _version_2(self, served: Collection[str]) -> JSON:
         paths: JSON = {}
         definitions: JSON = {}
         for group in ["", *self.discovery.groups(served)]:
@@ -62,7 +62,7 @@ class OpenApi:
                 for kind in self._kinds(group, version):
                     paths |= _paths(kind, version, _V2)
                     definitions |= _schemas(kind, version, _V2)
-        title = {"title": "Kubernetes", "version": VERSION}
+        title = {"title": "Kubernetes", "version": self.discovery.version}
         return {"swagger": "2.0", "info": title, "paths": paths, "definitions": definitions}
 
 

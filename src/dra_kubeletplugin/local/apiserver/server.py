@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ...kube import ApiConfig, Tls
 from ...kube.credentials import Token
 from ...observe.http import HttpServer, Request, Response
+from ...resources.releases import Features
 from ..runtime.interface import ContainerRuntime
 from . import admission, custom
 from .access import Access, Question
@@ -45,6 +46,7 @@ class ApiServer:
         front: an address and TLS at which it serves too: kubectl sends its token through TLS only, and what runs in this
             process has no need of it.
         runtime_of: the runtime of a node by its name, for pods' logs and commands in them; None where it is not known.
+        features: the release that it serves as; the usual one when left out.
     """
 
     def __init__(
@@ -55,26 +57,34 @@ class ApiServer:
         tokens: Tokens | None = None,
         front: tuple[str, ssl.SSLContext] | None = None,
         runtime_of: Callable[[str], ContainerRuntime | None] = lambda _: None,
+        features: Features | None = None,
     ) -> None:
         self.storage = storage or Storage()
         self._streams = PodStreams(self.storage, runtime_of)
         self.tokens = tokens or Tokens()
+        self.features = features or Features.of()
         self.faults = Faults()
         self.url = ""
         self.public_url = ""
         self._front = HttpServer(self._handle, *front) if front else None
         self._http = HttpServer(self._handle, address, tls)
         self._names = {a.rpartition(":")[0].lower() for a in (address, front[0] if front else "")} - {""}
-        self._registry = Registry()
+        self._registry = Registry(self.features)
         self._quotas = Quotas(self.storage)
         self._reader = Reader(self.storage)
         self._deleter = Deleter(self.storage, self._registry, self._reader, self._gone)
         self._writer = Writer(
-            self.storage, self._registry, self.faults, self._quotas, self._deleter.finish, self._written
+            self.storage,
+            self._registry,
+            self.faults,
+            self._quotas,
+            self.features,
+            self._deleter.finish,
+            self._written,
         )
         self._subresources = Subresources(self.storage, self._writer, self._deleter, self.tokens)
         self._access = Access(self.storage, self.tokens)
-        self._discovery = Discovery(self._registry)
+        self._discovery = Discovery(self._registry, self.features.version)
         self._openapi = OpenApi(self._registry, self._discovery)
         self._begin()
 
@@ -109,6 +119,11 @@ class ApiServer:
 
     def config_with(self, tls: Tls) -> ApiConfig:
         return ApiConfig(self.url, tls, Token(self.token))
+
+    @property
+    def served(self) -> Collection[str]:
+        """The versions of resource.k8s.io that there are."""
+        return self.features.served if self.faults.served is None else self.faults.served
 
     def drop_connections(self) -> None:
         self._http.drop_connections()
@@ -209,17 +224,17 @@ class ApiServer:
         if request.path in {"/healthz", "/livez", "/readyz"}:
             return Response(200, b"ok", "text/plain")
         if request.method in {"GET", "HEAD"}:
-            found = self._discovery.answer(request.path, self.faults.served)
+            found = self._discovery.answer(request.path, self.served)
             if found is None:
                 accept = request.headers.get("accept", "")
-                found = self._openapi.answer(request.path, self.faults.served, accept)
+                found = self._openapi.answer(request.path, self.served, accept)
             if found is not None:
                 return json_response(found)
         return await self._resource(request, user)
 
     async def _resource(self, request: Request, user: User) -> Response:
         target = parse_path(request.path, self._registry)
-        if not is_served(target.kind.group, target.version, self.faults.served):
+        if not is_served(target.kind.group, target.version, self.served):
             raise no_resource()
         watches = request.method == "GET" and flag(request, "watch")
         if not watches:

@@ -9,7 +9,8 @@ from ... import cel
 from ...resources import claim_rules, claim_status_rules, defaults, metadata_rules, schema, slice_rules
 from ...resources.convert import GROUP, convert
 from ...resources.fields import FieldError
-from . import custom
+from ...resources.releases import Features
+from . import custom, disabled
 from .kinds import Kind
 from .rules import defaulting, events, objects
 from .rules.pod_defaults import admitted
@@ -30,11 +31,14 @@ class InvalidObject(Exception):
         self.faults = faults
 
 
-_LISTS = frozenset(slice_rules.LIST_ATTRIBUTES)
-
-
 def incoming(
-    kind: Kind, version: str, obj: Mapping[str, Any], *, strict: bool, warnings: list[str] | None = None
+    kind: Kind,
+    version: str,
+    obj: Mapping[str, Any],
+    features: Features,
+    *,
+    strict: bool,
+    warnings: list[str] | None = None,
 ) -> JSON:
     """The stored form of what a client sent in ``version``.
 
@@ -45,7 +49,7 @@ def incoming(
         raise _bad(kind, version, "json: cannot unmarshal into Go struct field .metadata of type v1.ObjectMeta")
     told: list[str] = [] if warnings is None else warnings
     if kind.structured:
-        out = _structured(kind, version, obj, told, strict=strict)
+        out = _structured(kind, version, obj, features, told, strict=strict)
     else:
         out = _decoded(kind, version, obj, told, strict=strict)
     if owners := out["metadata"].get("ownerReferences"):
@@ -57,17 +61,22 @@ def _bad(kind: Kind, version: str, why: object) -> BadObject:
     return BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
 
 
-def _structured(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
+def _structured(
+    kind: Kind, version: str, obj: Mapping[str, Any], features: Features, told: list[str], *, strict: bool
+) -> JSON:
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
         # Decoding makes an object anew: only what has another shape has to be converted, which copies it too.
-        decoded = _strictly(convert(sent, "v1") if version == "v1beta1" else sent, kind, told, strict=strict)
+        in_v1, unheard = disabled.known(kind, convert(sent, "v1") if version == "v1beta1" else sent, features)
+        found = [f'unknown field "{path}"' for path in unheard]
+        if found and strict:
+            raise _bad(kind, version, _STRICT + ", ".join(found))
+        told += found
+        decoded = _strictly(in_v1, kind, told, strict=strict)
     except schema.DecodeError as e:
         raise _bad(kind, version, e) from None
     except (TypeError, AttributeError, KeyError, ValueError):
         raise _bad(kind, version, "wrong shape") from None
-    if kind.kind == "ResourceSlice":
-        _drop_gated(decoded["spec"])
     return decoded
 
 
@@ -105,16 +114,6 @@ def _decoded(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], 
     else:
         defaulting.fill(kind, version, out)
     return events.to_core(out) if kind.storage == "events" and kind.group else out
-
-
-def _drop_gated(spec: JSON) -> None:
-    """Fields whose gates are off in 1.36 go before anything looks at them."""
-    for device in spec.get("devices") or []:
-        device.pop("nodeAllocatableResourceMappings", None)
-        for attribute in (device.get("attributes") or {}).values():
-            if not _LISTS.isdisjoint(attribute):
-                for name in _LISTS:
-                    attribute.pop(name, None)
 
 
 def stored(kind: Kind, obj: JSON) -> JSON:
@@ -204,10 +203,18 @@ def drop(spec: JSON, names: Collection[str]) -> None:
             part.pop(name, None)
 
 
-def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool) -> None:
+def validate(
+    kind: Kind,
+    obj: JSON,
+    old: JSON | None,
+    namespace_labels: Mapping[str, str],
+    features: Features,
+    *,
+    status: bool,
+) -> None:
     """Raises :class:`InvalidObject` with every fault."""
     if kind.structured:
-        faults = _structured_faults(kind, obj, old, namespace_labels, status=status)
+        faults = _structured_faults(kind, obj, old, namespace_labels, features, status=status)
     elif kind.custom:
         faults = custom.faults(kind, obj, old)
     else:
@@ -219,11 +226,11 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[
 
 
 def _structured_faults(
-    kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], *, status: bool
+    kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], features: Features, *, status: bool
 ) -> list[FieldError]:
     match kind.kind:
         case "ResourceSlice":
-            return slice_rules.validate(obj, old)
+            return slice_rules.validate(obj, old, slice_rules.Dialect.of(features))
         case "ResourceClaim":
             if status and old is not None:
                 return claim_status_rules.validate_claim_status(stored(kind, obj), old)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...observe.http import Request, Response
-from . import admission, bodies, limits, managing, patch, strategy
+from ...resources.releases import Features
+from . import admission, bodies, disabled, limits, managing, patch, strategy
 from .faults import Faults
 from .kinds import Registry
 from .quota import Quotas
@@ -65,10 +66,12 @@ class Writer:
         registry: Registry,
         faults: Faults,
         quotas: Quotas,
+        features: Features,
         finish: Callable[[Target, JSON], JSON | None],
         stored: Callable[[Target, JSON, JSON | None], None],
     ) -> None:
         self.storage, self.registry, self.faults, self.quotas = storage, registry, faults, quotas
+        self.features = features
         self._finish = finish
         self._told = stored
 
@@ -153,7 +156,9 @@ class Writer:
             )
         found: list[str] = []
         try:
-            out = strategy.incoming(target.kind, target.version, obj, strict=how == "Strict", warnings=found)
+            out = strategy.incoming(
+                target.kind, target.version, obj, self.features, strict=how == "Strict", warnings=found
+            )
         except strategy.BadObject as e:
             raise bad_request(str(e)) from None
         if how == "Warn":
@@ -182,7 +187,7 @@ class Writer:
         elif meta.get("namespace"):
             raise bad_request("namespace may not be set on an object that has none")
         obj = strategy.prepare(target.kind, obj, None, status=False)
-        self._drop(target, obj)
+        self._drop(target, obj, None)
         named = self._name(target, obj["metadata"])
         if target.storage == "pods":
             admission.set_priority(self.storage, target, obj)
@@ -215,14 +220,15 @@ class Writer:
     def _validate(self, target: Target, obj: JSON, old: JSON | None, namespace: JSON, *, status: bool) -> None:
         try:
             labels = namespace["metadata"].get("labels") or {}
-            strategy.validate(target.kind, obj, old, labels, status=status)
+            strategy.validate(target.kind, obj, old, labels, self.features, status=status)
         except strategy.InvalidObject as e:
             causes = [(f.reason, f.field, f.message) for f in e.faults]
             name = obj["metadata"].get("name", "")
             raise invalid(target.kind.kind, target.kind.group, name, causes) from None
 
-    def _drop(self, target: Target, obj: JSON) -> None:
-        """As a server with a feature gate off."""
+    def _drop(self, target: Target, obj: JSON, old: JSON | None) -> None:
+        """What depends on a feature gate that is off, or that a fault made on purpose takes."""
+        disabled.drop(target.kind, obj, old, self.features)
         if target.kind.kind == "ResourceSlice" and target.kind.structured:
             strategy.drop(obj["spec"], self.faults.dropped)
 
@@ -259,7 +265,7 @@ class Writer:
             managed = managing.updated(request, target, old, strategy.written(target.kind, obj), asked)
         self._manage(obj, managed)
         strategy.settle(target.kind, obj, old)
-        self._drop(target, obj)
+        self._drop(target, obj, old)
         meta = obj["metadata"]
         for key in _KEPT:
             meta.pop(key, None)
@@ -308,7 +314,7 @@ class Writer:
 
     def _answer(self, target: Target, out: Written, warnings: Sequence[str]) -> Response:
         shown = strategy.outgoing(target.kind, target.version, out.object)
-        told = unenforced.warnings(target.kind, out.object) if not target.sub else ()
+        told = unenforced.warnings(target.kind, out.object, self.features) if not target.sub else ()
         return json_response(shown, out.code, [*warnings, *told])
 
 

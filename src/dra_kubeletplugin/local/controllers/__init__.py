@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from ...kube import KubeClient
-from ..informer import CLAIMS, NODES, PODS, SLICES, TEMPLATES, Informers
+from ...resources.releases import Features
+from ..informer import CLAIMS, NODES, PODS, SLICES, TEMPLATES, Informers, taint_rules
 from .base import Controller
 from .claims import ClaimController
 from .daemonsets import DaemonSetController
@@ -21,15 +22,16 @@ from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_
 class ControllerManager:
     """All controllers, with one set of copies between them."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, features: Features) -> None:
         core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES)
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
-        self.informers = Informers(client, dict.fromkeys((*core, *workloads), ""))
+        rules = taint_rules(features)
+        followed = (*core, *workloads, *((rules,) if rules else ()))
+        self.informers = Informers(client, dict.fromkeys(followed, ""))
         for resource in (PODS, REPLICA_SETS):
             self.informers.index(resource, "controller", controller_uids)
         kinds = (
             ClaimController,
-            DeviceTaintEviction,
             DeploymentController,
             ReplicaSetController,
             DaemonSetController,
@@ -37,7 +39,8 @@ class ControllerManager:
             GarbageCollector,
             NodeLifecycle,
         )
-        self.controllers: tuple[Controller, ...] = tuple(kind(client, self.informers) for kind in kinds)
+        eviction = DeviceTaintEviction(client, self.informers, rules)
+        self.controllers: tuple[Controller, ...] = (*(kind(client, self.informers) for kind in kinds), eviction)
 
     async def run(self) -> None:
         """Never returns."""

@@ -1,7 +1,7 @@
 """Device taints with effect NoExecute: pods whose claims have such a device are deleted, at once or when their tolerance ends.
 
-Source: KEP-5055; kube-controller-manager's devicetainteviction controller. Rules (DeviceTaintRule) do nothing: their gate is off
-in 1.36.
+Source: KEP-5055; kube-controller-manager's devicetainteviction controller. Rules (DeviceTaintRule) count where the release follows
+them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from ...errors import ApiError
-from ...kube import KubeClient
+from ...kube import KubeClient, Resource
 from ...resources.defaults import now
+from ...scheduling.taint_rules import taints_of
 from ..informer import CLAIMS, PODS, SLICES, Change, Informers, is_finished
 from .base import Controller, Key
 
@@ -28,8 +29,9 @@ class DeviceTaintEviction(Controller):
     name = "device-taint-eviction-controller"
     kinds: ClassVar = {PODS: "Pod"}
 
-    def __init__(self, client: KubeClient, informers: Informers) -> None:
+    def __init__(self, client: KubeClient, informers: Informers, rules: Resource | None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, SLICES))
+        self._rules = rules
         self._due: dict[str, float] = {}  # UIDs of pods that are to go, and when
         self._seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was seen first
         informers.index(CLAIMS, "devices", _devices_of)
@@ -38,6 +40,8 @@ class DeviceTaintEviction(Controller):
         self.watch(PODS)
         self.watch(CLAIMS, self._claim_changed)
         self.watch(SLICES, self._slice_changed)
+        if rules:
+            self.watch(rules, lambda _: self._rules_changed())
 
     def _claim_changed(self, change: Change) -> None:
         for claim in (change.object, change.before):
@@ -49,6 +53,10 @@ class DeviceTaintEviction(Controller):
         for device in {d for s in versions for d in _tainted(s)}:
             for claim in self.informers.by(CLAIMS, "devices", device):
                 self._look_at_consumers(claim)
+
+    def _rules_changed(self) -> None:
+        for claim in self.informers.all(CLAIMS):
+            self._look_at_consumers(claim)
 
     def _look_at_consumers(self, claim: JSON) -> None:
         for reserved in (claim.get("status") or {}).get("reservedFor") or []:
@@ -90,13 +98,18 @@ class DeviceTaintEviction(Controller):
                         yield since + tolerance
 
     def _taints(self, device: Device) -> list[JSON]:
+        """The taints of a device, by its slice and by rules, that its pods have to bear."""
+        by_rules = taints_of(self.informers.all(self._rules), *device) if self._rules else []
+        return [dict(t) for t in (*self._own_taints(device), *by_rules) if t.get("effect") == _NO_EXECUTE]
+
+    def _own_taints(self, device: Device) -> list[JSON]:
         slices = self.informers.by(SLICES, "pool", device[:2])
         newest = max((s["spec"]["pool"]["generation"] for s in slices), default=0)
         for found in slices:
             if found["spec"]["pool"]["generation"] == newest:
                 for entry in found["spec"].get("devices") or []:
                     if entry["name"] == device[2]:
-                        return [t for t in entry.get("taints") or [] if t.get("effect") == _NO_EXECUTE]
+                        return list(entry.get("taints") or [])
         return []
 
     def _since(self, device: Device, taint: Mapping[str, Any]) -> float:

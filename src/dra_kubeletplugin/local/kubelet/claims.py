@@ -8,16 +8,18 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
+from ...resources.releases import KubeletWays
 from .plugins import PluginWatcher
 
 log = logging.getLogger(__name__)
+_PREPARE, _UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
 JSON = dict[str, Any]
 
 
@@ -41,7 +43,14 @@ class PreparedDevice:
 
 @dataclass
 class ClaimInfo:
-    """A claim that some pod of this node uses. ``devices`` are a driver's answers once it is prepared."""
+    """A claim that some pod of this node uses.
+
+    Attributes:
+        devices: what drivers answered, also where a call for another claim failed beside it.
+        ready: all its drivers answered, in a call that did not fail for another claim.
+        skipped: calls that a driver does without, for all of its devices in the claim (KEP-5945).
+        left: pods that used it and need it no more.
+    """
 
     namespace: str
     name: str
@@ -49,24 +58,44 @@ class ClaimInfo:
     drivers: list[str] = field(default_factory=list)
     pods: list[str] = field(default_factory=list)
     devices: dict[str, list[PreparedDevice]] = field(default_factory=dict)
+    ready: bool = False
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
-    @property
-    def prepared(self) -> bool:
-        return all(d in self.devices for d in self.drivers)
+    def calls(self, method: str) -> list[str]:
+        """The drivers that are to be called."""
+        return [d for d in self.drivers if method not in self.skipped.get(d, ())]
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> ClaimInfo:
         """From the checkpoint. Raises ``KeyError`` or ``TypeError`` where it cannot be read."""
         devices = {d: [PreparedDevice(**p) for p in prepared] for d, prepared in entry["devices"].items()}
         names = {k: entry[k] for k in ("namespace", "name", "uid", "drivers", "pods")}
-        return cls(**names, devices=devices)
+        ready = entry.get("ready", all(d in devices for d in names["drivers"]))
+        skipped, left = dict(entry.get("skipped") or {}), list(entry.get("left") or [])
+        return cls(**names, devices=devices, ready=ready, skipped=skipped, left=left)
 
 
 class ClaimManager:
-    """``claims`` are known by UID; two of one name cannot be prepared at once, as in a real kubelet."""
+    """``claims`` are known by UID; two of one name cannot be prepared at once, as in a real kubelet.
 
-    def __init__(self, plugins: PluginWatcher, checkpoint: Path, timeout: float) -> None:
+    Args:
+        timeout: seconds for one call.
+        ways: those of the kubelet's release.
+        named: namespace and name of each claim that a pod names that was never started.
+    """
+
+    def __init__(
+        self,
+        plugins: PluginWatcher,
+        checkpoint: Path,
+        timeout: float,
+        ways: KubeletWays,
+        named: Callable[[str], Collection[tuple[str, str]]],
+    ) -> None:
         self.plugins = plugins
+        self.ways = ways
+        self.named = named
         self.checkpoint = checkpoint
         self.timeout = timeout
         self.claims: dict[str, ClaimInfo] = {}
@@ -102,6 +131,7 @@ class ClaimManager:
         """After a reboot every claim is prepared again."""
         for info in self.claims.values():
             info.devices.clear()
+            info.ready = False
         self._save()
 
     @contextlib.asynccontextmanager
@@ -119,25 +149,34 @@ class ClaimManager:
 
         Raises :class:`PrepareError`.
         """
-        async with self._alone([c["metadata"]["uid"] for c in claims]):
+        uids = [c["metadata"]["uid"] for c in claims]
+        known = [info for uid in uids if (info := self.claims.get(uid)) is not None and info.ready]
+        if self.ways.joins_unprepare and len(known) == len(uids):
+            self._join(pod_uid, known)
+            return
+        async with self._alone(uids):
             await self._prepare(pod_uid, claims)
+
+    def _join(self, pod_uid: str, infos: Sequence[ClaimInfo]) -> None:
+        for info in infos:
+            if pod_uid not in info.pods:
+                info.pods.append(pod_uid)
+        self._save()
 
     async def _prepare(self, pod_uid: str, claims: Sequence[Mapping[str, Any]]) -> None:
         batches: dict[str, list[ClaimInfo]] = {}
         infos = [self._info(claim) for claim in claims]
         for info in infos:
             self.claims[info.uid] = info
-            if pod_uid not in info.pods:
-                info.pods.append(pod_uid)
-            for driver in info.drivers:
-                if driver not in info.devices:
+            if not info.ready:
+                for driver in info.calls(_PREPARE):
                     batches.setdefault(driver, []).append(info)
-        self._save()
+        self._join(pod_uid, infos)
         for driver in batches:
             if self.plugins.newest(driver) is None:
                 raise PrepareError(f"DRA driver {driver} is not registered")
         for driver, batch in batches.items():
-            answer = await self._call(driver, "NodePrepareResources", batch)
+            answer = await self._call(driver, _PREPARE, batch)
             for uid in answer.claims:
                 if uid not in {i.uid for i in batch}:
                     raise PrepareError(f"NodePrepareResources returned result for unknown claim UID {uid}")
@@ -151,12 +190,16 @@ class ClaimManager:
                         f"NodePrepareResources failed for ResourceClaim {info.name}: {result.error}"
                     )
                     continue
-                info.devices[driver] = [_device(d) for d in result.devices]
+                kept = info.devices.get(driver, []) if self.ways.prepares_again else []
+                info.devices[driver] = kept + [_device(d) for d in result.devices]
             self._save()
             if failed:
                 raise failed
             if missing := [i for i in batch if i.uid not in answer.claims]:
                 raise PrepareError(f"NodePrepareResources skipped {len(missing)} ResourceClaims")
+        for info in infos:
+            info.ready = True
+        self._save()
 
     def _info(self, claim: Mapping[str, Any]) -> ClaimInfo:
         meta = claim["metadata"]
@@ -169,11 +212,24 @@ class ClaimManager:
                     f"old ResourceClaim with same name {other.name} and different UID {other.uid} still exists"
                 )
         results = claim["status"]["allocation"]["devices"].get("results") or []
-        return ClaimInfo(meta["namespace"], meta["name"], meta["uid"], sorted({r["driver"] for r in results}))
+        drivers = sorted({r["driver"] for r in results})
+        skipped = {d: found for d in drivers if (found := _skipped([r for r in results if r["driver"] == d]))}
+        return ClaimInfo(meta["namespace"], meta["name"], meta["uid"], drivers, skipped=skipped)
 
     def uses(self, pod_uid: str) -> bool:
         """Whether something may have to be unprepared for a pod."""
-        return any(pod_uid in i.pods for i in self.claims.values())
+        return any(pod_uid in i.pods for i in self.claims.values()) or bool(self._of_another(pod_uid))
+
+    def _of_another(self, pod_uid: str) -> list[ClaimInfo]:
+        """Claims of one other pod that a pod only names, where the kubelet unprepares them with it."""
+        if not self.ways.unprepares_in_use:
+            return []
+        named = self.named(pod_uid)
+        return [
+            i
+            for i in self.claims.values()
+            if (i.namespace, i.name) in named and len(i.pods) == 1 and pod_uid not in {*i.pods, *i.left}
+        ]
 
     def pods(self) -> set[str]:
         """UIDs of all pods with claims."""
@@ -184,22 +240,26 @@ class ClaimManager:
 
         Raises :class:`PrepareError`; what failed is tried again by the next call.
         """
-        async with self._alone([i.uid for i in self.claims.values() if pod_uid in i.pods]):
-            await self._unprepare(pod_uid)
+        others = self._of_another(pod_uid)
+        uids = [i.uid for i in self.claims.values() if pod_uid in i.pods]
+        async with self._alone([*uids, *(i.uid for i in others)]):
+            await self._unprepare(pod_uid, others)
 
-    async def _unprepare(self, pod_uid: str) -> None:
+    async def _unprepare(self, pod_uid: str, others: Sequence[ClaimInfo]) -> None:
         batches: dict[str, list[ClaimInfo]] = {}
-        last = [i for i in self.claims.values() if i.pods == [pod_uid]]
+        last = [i for i in self.claims.values() if i.pods == [pod_uid]] + [i for i in others if i.uid in self.claims]
         for info in self.claims.values():
             if pod_uid in info.pods and len(info.pods) > 1:
                 info.pods.remove(pod_uid)
+                info.left.append(pod_uid)
         for info in last:
+            info.drivers = info.calls(_UNPREPARE)
             for driver in info.drivers:
                 batches.setdefault(driver, []).append(info)
         failed: PrepareError | None = None
         for driver, infos in batches.items():
             try:
-                answer = await self._call(driver, "NodeUnprepareResources", infos)
+                answer = await self._call(driver, _UNPREPARE, infos)
             except PrepareError as e:
                 failed = failed or e
                 continue
@@ -264,6 +324,12 @@ class ClaimManager:
         """``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all."""
         found = Counter(driver for info in self.claims.values() for driver in info.drivers)
         return {"<any>": len(self.claims), **found}
+
+
+def _skipped(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The calls that all of a driver's devices do without."""
+    operations = [set(r.get("skipNodeOperations") or ()) for r in results]
+    return [m for m in (_PREPARE, _UNPREPARE) if all({m, "*"} & found for found in operations)]
 
 
 def _device(d: Any) -> PreparedDevice:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 
 from ..._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
+from ...resources.releases import KubeletWays
 from .plugins import Connection
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class HealthMonitor:
     """One stream to each plugin that offers one, of the newest version that both sides know.
 
     Args:
-        supported: versions of the service that this kubelet knows; empty where the feature gate is off.
+        ways: those of the kubelet's release: the versions of the service that it knows, and whom it asks.
         on_change: called with the devices whose health is another than before.
         retry: seconds until a stream that ended is opened again.
     """
@@ -59,11 +60,11 @@ class HealthMonitor:
     def __init__(
         self,
         on_change: Callable[[set[DeviceKey]], None],
-        supported: Iterable[str] = tuple(_STREAMS),
+        ways: KubeletWays,
         retry: float = 5.0,
     ) -> None:
         self.on_change = on_change
-        self.supported = tuple(supported)
+        self.ways = ways
         self.retry = retry
         self.streams: dict[str, int] = {}  # opened so far, by version
         self._reports: dict[DeviceKey, Report] = {}
@@ -77,7 +78,9 @@ class HealthMonitor:
 
     def follow(self, connection: Connection) -> None:
         """Opens the stream of a plugin; of one that is followed already nothing happens."""
-        version = next((v for v in _STREAMS if v in self.supported and v in connection.services), None)
+        version = next((v for v in self.ways.health if v in connection.services), None)
+        if version is None and self.ways.health_unasked:
+            version = self.ways.health[-1]
         known = self._tasks.get(connection)
         if version is None or (known and not known.done()):
             return
@@ -122,8 +125,8 @@ class HealthMonitor:
                 except grpc.aio.UsageError:
                     return  # its channel is closed
                 except grpc.aio.AioRpcError as e:
-                    if e.code() is grpc.StatusCode.UNIMPLEMENTED:
-                        return  # as since 1.37; before, it was asked every 5 s
+                    if e.code() is grpc.StatusCode.UNIMPLEMENTED and not self.ways.health_unasked:
+                        return
                     log.debug("kubelet: health stream of %s ended: %s", connection.driver, e.code())
                     raise
             self._forget_from(connection)

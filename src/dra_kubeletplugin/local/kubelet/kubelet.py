@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...resources.releases import Features
 from ..events import EventRecorder
 from ..informer import NODES, PODS, Change, Informers, is_finished
 from ..runtime.interface import ContainerRuntime
@@ -38,6 +39,7 @@ class Kubelet:
 
     Args:
         supervisor: owns what runs.
+        features: the release that it behaves as.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Kubelet:
         root: Path,
         runtime: ContainerRuntime,
         supervisor: Supervisor,
+        features: Features,
         timers: Timers | None = None,
     ) -> None:
         self.client = client
@@ -56,18 +59,21 @@ class Kubelet:
         self.supervisor = supervisor
         self.timers = timers or Timers()
         self.supported: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-        self.health_versions: tuple[str, ...] = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+        self.features = features
+        self.ways = features.kubelet
         for folder in ("plugins_registry", "plugins", "pods"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         self._task: asyncio.Task[None] | None = None
         self._make()
 
     def _make(self) -> None:
-        self.health = HealthMonitor(self._health_changed, self.health_versions, self.timers.health)
+        self.health = HealthMonitor(self._health_changed, self.ways, self.timers.health)
         self.plugins = PluginWatcher(
             self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self.health.follow
         )
-        self.manager = ClaimManager(self.plugins, self.root / "dra_manager_state", self.timers.call)
+        self.manager = ClaimManager(
+            self.plugins, self.root / "dra_manager_state", self.timers.call, self.ways, self._named
+        )
         self.informers = Informers(
             self.client, {PODS: f"spec.nodeName={self.name}", NODES: f"metadata.name={self.name}"}
         )
@@ -93,7 +99,7 @@ class Kubelet:
 
         Raises ``ApiError`` where the Node cannot be written.
         """
-        await publish_node(self.client, self.name, self.runtime.version)
+        await publish_node(self.client, self.name, self.runtime.version, self.features.version)
         try:
             await wipe_slices(self.client, self.name)
         except ApiError as e:
@@ -229,6 +235,15 @@ class Kubelet:
         lines += [f'{name}{{driver_name="{driver}"}} {n}' for driver, n in sorted(self.manager.in_use().items())]
         return "\n".join(lines) + "\n"
 
+    def _named(self, uid: str) -> set[tuple[str, str]]:
+        """Namespace and name of each claim that a pod names that was never started."""
+        pod = self._pod(uid) or {}
+        if (pod.get("status") or {}).get("phase") != "Pending":
+            return set()
+        given = (pod.get("spec") or {}).get("resourceClaims") or []
+        made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+        return {(pod["metadata"]["namespace"], name) for e in [*given, *made] if (name := e.get("resourceClaimName"))}
+
     # --- health ---------------------------------------------------------------------------------
 
     def _health_changed(self, devices: set[DeviceKey]) -> None:
@@ -241,7 +256,7 @@ class Kubelet:
 
     def _allocated(self, pod: JSON, container: Mapping[str, Any], claims: Mapping[str, str]) -> list[JSON]:
         """``allocatedResourcesStatus`` of a container (KEP-4680), empty where the feature gate is off."""
-        if not self.health_versions:
+        if not self.ways.health:
             return []
         names = {claim: name for name, claim in claims.items()}
         out: dict[str, dict[str, JSON]] = {}

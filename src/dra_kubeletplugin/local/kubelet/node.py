@@ -14,13 +14,12 @@ from ...resources.defaults import now
 from ..informer import NODES, SLICES
 
 log = logging.getLogger(__name__)
-VERSION = "v1.36.2+dra-local"
 JSON = dict[str, Any]
 _PODS = 110
 
 
-async def publish_node(client: KubeClient, name: str, runtime: str) -> None:
-    """Creates the Node, or says that it is ready again. What somebody else wrote of its capacity stays.
+async def publish_node(client: KubeClient, name: str, runtime: str, version: str) -> None:
+    """Creates the Node, or says that it is ready again, with a kubelet of ``version``. What somebody else wrote of its capacity stays.
 
     Raises ``ApiError``.
     """
@@ -35,7 +34,7 @@ async def publish_node(client: KubeClient, name: str, runtime: str) -> None:
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
     ready |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
     info = dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"), "local")
-    info |= {"containerRuntimeVersion": runtime, "kubeletVersion": VERSION, "kubeProxyVersion": ""}
+    info |= {"containerRuntimeVersion": runtime, "kubeletVersion": f"{version}+dra-local", "kubeProxyVersion": ""}
     info |= {"operatingSystem": "linux", "architecture": "amd64"}
     known = node.get("status") or {}
     status: JSON = {"conditions": [ready], "nodeInfo": info}

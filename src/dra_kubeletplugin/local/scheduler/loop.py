@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
-from ...scheduling import changes, devices, podinfo, scoring, unsupported
+from ...resources.releases import Features
+from ...scheduling import changes, devices, podinfo, scoring, taint_rules, unsupported
 from ...scheduling.binding import TIMEOUT
 from ...scheduling.cache import Cache
 from ...scheduling.changes import Change, Kind
@@ -39,19 +40,23 @@ _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
 class Scheduler:
-    """Args: binding_timeout: seconds from a claim's allocation in which its binding conditions must become true."""
+    """Args:
+    features: the release that it schedules as.
+    binding_timeout: seconds from a claim's allocation in which its binding conditions must become true.
+    """
 
-    def __init__(self, client: KubeClient, binding_timeout: float = TIMEOUT) -> None:
+    def __init__(self, client: KubeClient, features: Features, binding_timeout: float = TIMEOUT) -> None:
         self.client = client
+        self.features = features
         self.binding_timeout = binding_timeout
         self.cache = Cache()
         self.queue = SchedulingQueue(self._gate, self._uses)
         self.events = EventRecorder(client, podinfo.DEFAULT_SCHEDULER, combine=False)
         self.reporter = Reporter(client, self.events)
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
-        self.informers = Informers(
-            client, dict.fromkeys((PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES), "")
-        )
+        self._rules = informer.taint_rules(features)
+        followed = (PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES, *((self._rules,) if self._rules else ()))
+        self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
         self._arriving = ArrivingNodes()
@@ -63,7 +68,9 @@ class Scheduler:
         self.informers.on(PODS, self._pod)
         self.informers.on(CLAIMS, self._claim)
         self.informers.on(CLASSES, lambda c: self._move(self.cache.class_changed(c.object, gone=c.gone)))
-        self.informers.on(SLICES, lambda c: self._move(self.cache.slice_changed(c.object, gone=c.gone)))
+        self.informers.on(SLICES, lambda c: self._slice(c.object, gone=c.gone))
+        if self._rules:
+            self.informers.on(self._rules, lambda _: self._rules_changed())
         self.informers.on(
             informer.NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone))
         )
@@ -99,6 +106,14 @@ class Scheduler:
         else:
             self._move(self.cache.node_changed(change.object))
         self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
+
+    def _slice(self, obj: JSON, *, gone: bool = False) -> None:
+        rules = self.informers.all(self._rules) if self._rules and not gone else ()
+        self._move(self.cache.slice_changed(dict(taint_rules.tainted(obj, rules)) if rules else obj, gone=gone))
+
+    def _rules_changed(self) -> None:
+        for obj in self.informers.all(SLICES):
+            self._slice(obj)
 
     def _claim(self, change: informer.Change) -> None:
         if change.gone:
@@ -189,7 +204,10 @@ class Scheduler:
             await self._unschedulable(entry, diagnosis)
             return
         use, slices, classes = self.cache.claims.use, self.cache.slices.slices, self.cache.classes
-        allocations = Allocations(self._memory, slices, classes, use, len(snapshot.nodes), patience=_MOMENT)
+        fractions = self.features.has("DRAFractionalCapacityRange")
+        allocations = Allocations(
+            self._memory, slices, classes, use, len(snapshot.nodes), patience=_MOMENT, fractions=fractions
+        )
         cycle = Cycle(pod, snapshot, claims, allocations)
         try:
             feasible = await self._feasible(cycle)
@@ -224,7 +242,8 @@ class Scheduler:
         if reasons := unsupported.reasons(pod):
             return Rejection(Plugin.UNSUPPORTED, tuple(reasons))
         cache = self.cache
-        return devices.read(pod, cache.claims, cache.classes, cache.extended, self.binding_timeout)
+        explicit = cache.extended if self.features.has("DRAExtendedResource") else None
+        return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout)
 
     async def _no_node(self, entry: Entry, cycle: Cycle) -> None:
         """PostFilter."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ....resources.releases import Features
 from ..kinds import Kind
 
 _WEBHOOKS = "the local cluster keeps webhook configurations and calls no webhook: what it would refuse or change is admitted as it is"
 _POLICIES = "the local cluster keeps admission policies and does not evaluate them: what they would deny is admitted"
 _RULES = "the local cluster does not evaluate x-kubernetes-validations: objects that they would refuse are admitted"
 _CONVERSION = "the local cluster calls no conversion webhook: every version of the kind shows the same fields"
-_TAINTS = "the local cluster keeps DeviceTaintRules and taints no device by them: DRADeviceTaintRules is off in 1.36 too, by default"
+_TAINTS = (
+    "the local cluster keeps DeviceTaintRules and taints no device by them: the feature gate DRADeviceTaintRules is off"
+)
 _BY_KIND = {
-    "devicetaintrules.resource.k8s.io": _TAINTS,
     "validatingadmissionpolicies.admissionregistration.k8s.io": _POLICIES,
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": _POLICIES,
     "validatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
@@ -21,8 +23,10 @@ _BY_KIND = {
 }
 
 
-def warnings(kind: Kind, obj: Mapping[str, Any]) -> Iterator[str]:
+def warnings(kind: Kind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
     """A sentence for each part of the object that has no effect."""
+    if kind.storage == "devicetaintrules.resource.k8s.io" and not features.followed_rules:
+        yield _TAINTS
     if sentence := _BY_KIND.get(kind.storage):
         yield sentence
     if kind.storage == "customresourcedefinitions.apiextensions.k8s.io":

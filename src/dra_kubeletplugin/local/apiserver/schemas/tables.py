@@ -1,4 +1,4 @@
-"""The schemas of a Kubernetes 1.36.2 server, read when they are first needed.
+"""The schemas of a Kubernetes 1.36.2 server with what 1.37 added, read when they are first needed.
 
 ``types.json`` is made by ``tests/tools/server_types.py``; its docstring says what is in it.
 """
@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from . import newer
+
 Schema = Mapping[str, Any]
 
 
 @functools.cache
 def _tables() -> tuple[Mapping[str, str], Mapping[str, Schema]]:
     found = json.loads(resources.files(__package__).joinpath("types.json").read_text())
-    return found["kinds"], found["types"]
+    return newer.extended(found["kinds"], found["types"])
 
 
 def named(name: str) -> Schema:

@@ -1,0 +1,185 @@
+"""Amounts that a device has, what claims may ask of them, and what it takes of its node's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidObjectError
+from .immutable import Immutable
+from .quantity import Quantity
+
+Amount = str | int | Quantity
+
+
+class RequestPolicy(Immutable):
+    """What claims may ask of a capacity of a device that several share (``requestPolicy``, KEP-5075).
+
+    The scheduler rounds a request up to the next amount that is allowed; a claim that asks for nothing gets ``default``.
+
+    Args:
+        default: what a claim gets that does not name this capacity; itself one of the amounts that are allowed.
+        min, max: bounds of a range. Without ``max`` it ends at the capacity.
+        step: amounts are ``min`` and a multiple of this above it; servers count it in whole numbers.
+        valid_values: the amounts that are allowed, at most 10, in ascending order; instead of a range.
+
+    Raises :class:`InvalidObjectError` for what contradicts itself; what does not fit the capacity is found with the device.
+    """
+
+    __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 the order of values that _set takes
+
+    default: Quantity
+    min: Quantity | None
+    max: Quantity | None
+    step: Quantity | None
+    valid_values: tuple[Quantity, ...]
+
+    def __init__(
+        self,
+        *,
+        default: Amount,
+        min: Amount | None = None,
+        max: Amount | None = None,
+        step: Amount | None = None,
+        valid_values: Sequence[Amount] = (),
+    ) -> None:
+        bounds = (None if value is None else Quantity(value) for value in (min, max, step))
+        self._set(Quantity(default), *bounds, tuple(map(Quantity, valid_values)))
+        ranged = (self.min, self.max, self.step) != (None, None, None)
+        if ranged and self.valid_values:
+            raise InvalidObjectError("a RequestPolicy has a range (min, max, step) or valid_values: give one of them")
+        if ranged and self.min is None:
+            raise InvalidObjectError("a RequestPolicy with max or step needs min, from which steps are counted")
+        if self.step is not None and self.step <= Quantity(0):
+            raise InvalidObjectError(f"a RequestPolicy's step must be greater than zero, not {self.step}")
+
+    @classmethod
+    def from_json(cls, value: object) -> RequestPolicy:
+        """The policy that resource.k8s.io/v1 has as ``value``; raises ``ValueError``."""
+        policy = _fields(value, {"default"}, {"validValues", "validRange"})
+        span = _fields(policy.get("validRange") or {}, set(), {"min", "max", "step"})
+        options = policy.get("validValues") or []
+        if not isinstance(options, Sequence) or isinstance(options, str):
+            raise ValueError("Expected `array` as validValues")
+        try:
+            return cls(
+                default=_read_quantity(policy["default"]),
+                **{k: _read_quantity(v) for k, v in span.items() if v is not None},
+                valid_values=[_read_quantity(v) for v in options],
+            )
+        except InvalidObjectError as e:
+            raise ValueError(str(e)) from None
+
+    def json(self) -> dict[str, Any]:
+        """The policy as resource.k8s.io/v1 has it."""
+        out: dict[str, Any] = {"default": str(self.default)}
+        if self.valid_values:
+            out["validValues"] = [str(v) for v in self.valid_values]
+        span = {k: str(v) for k, v in (("min", self.min), ("max", self.max), ("step", self.step)) if v is not None}
+        return out | ({"validRange": span} if span else {})
+
+
+class Capacity(Immutable):
+    """An amount of something a device has: ``Capacity("80Gi")``.
+
+    Args:
+        value: text such as ``80Gi``, a whole number, or a :class:`Quantity`.
+        policy: what claims may ask of it; for devices with ``allow_multiple_allocations`` only. Without one a
+            claim may ask for any amount, and a claim that does not name the capacity takes all: nobody shares the device then.
+
+    Raises :class:`QuantityError` for text that is no quantity.
+    """
+
+    __slots__ = ("value", "policy")  # noqa: RUF023 the order of values that _set takes
+
+    value: Quantity
+    policy: RequestPolicy | None
+
+    def __init__(self, value: Amount, policy: RequestPolicy | None = None) -> None:
+        self._set(Quantity(value), policy)
+
+    @classmethod
+    def from_json(cls, value: object) -> Capacity:
+        """The capacity that resource.k8s.io/v1 has as ``value``, or that is written as a quantity alone.
+
+        Raises ``ValueError`` for anything else.
+        """
+        if not isinstance(value, Mapping):
+            return cls(_read_quantity(value))
+        fields = _fields(value, {"value"}, {"requestPolicy"})
+        policy = fields.get("requestPolicy")
+        return cls(_read_quantity(fields["value"]), None if policy is None else RequestPolicy.from_json(policy))
+
+    def json(self) -> dict[str, Any]:
+        """The capacity as resource.k8s.io/v1 has it."""
+        return {"value": str(self.value)} | ({"requestPolicy": self.policy.json()} if self.policy else {})
+
+
+def _fields(value: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"Expected `object`, got {value!r}")
+    if missing := needed - value.keys():
+        raise ValueError(f"Object missing required field `{min(missing)}`")
+    if unknown := value.keys() - needed - known:
+        raise ValueError(f"Object contains unknown field `{min(unknown)}`")
+    return value
+
+
+def _read_quantity(value: object) -> Quantity:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"Expected a quantity such as `80Gi`, got {value!r}")
+    return Quantity(value)
+
+
+class NodeResource(Immutable):
+    """What one device takes of a resource of its node, such as ``cpu``, and what each use of it costs beside (KEP-5517).
+
+    Args:
+        per_device: each device that is allocated is so much of the node's resource.
+        capacity: a capacity of the device instead, of which each unit that is consumed is ``per_unit`` of the node's resource.
+        per_unit: goes with ``capacity``.
+        per_pod, per_container: what a pod with the device needs of the resource besides, once and for each container.
+
+    Raises :class:`InvalidObjectError` for a contradiction, or for nothing at all.
+    """
+
+    __slots__ = ("per_device", "capacity", "per_unit", "per_pod", "per_container")  # noqa: RUF023 as _set takes them
+
+    per_device: Quantity | None
+    capacity: str
+    per_unit: Quantity | None
+    per_pod: Quantity | None
+    per_container: Quantity | None
+
+    def __init__(
+        self,
+        *,
+        per_device: Amount | None = None,
+        capacity: str = "",
+        per_unit: Amount | None = None,
+        per_pod: Amount | None = None,
+        per_container: Amount | None = None,
+    ) -> None:
+        device, unit, pod, container = (
+            None if v is None else Quantity(v) for v in (per_device, per_unit, per_pod, per_container)
+        )
+        self._set(device, capacity, unit, pod, container)
+        if bool(capacity) != (unit is not None):
+            raise InvalidObjectError("a NodeResource's capacity and per_unit go together")
+        if device is not None and capacity:
+            raise InvalidObjectError("a NodeResource is had per_device, or by a capacity: give one of them")
+        if not self.json():
+            raise InvalidObjectError(
+                "a NodeResource needs per_device, capacity with per_unit, per_pod or per_container"
+            )
+
+    def json(self) -> dict[str, Any]:
+        """As resource.k8s.io/v1 has it since Kubernetes 1.37."""
+        mapping = {"capacityKey": self.capacity} if self.capacity else {}
+        mapping |= _given(capacityMultiplier=self.per_unit, deviceMultiplier=self.per_device)
+        overhead = _given(perPod=self.per_pod, perContainer=self.per_container)
+        return ({"mapping": mapping} if mapping else {}) | ({"overhead": overhead} if overhead else {})
+
+
+def _given(**amounts: Quantity | None) -> dict[str, str]:
+    return {name: str(q) for name, q in amounts.items() if q is not None}

@@ -1,0 +1,255 @@
+"""What each Kubernetes release has: feature gates with their stage, kinds and versions of resource.k8s.io, the ways of its kubelet.
+
+One table for all that behaves as a release does. Source: release notes, feature gate tables, the KEPs that rows name, and
+kubernetes/kubernetes#140212, #140274, #140527 for what 1.37 mended in the kubelet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import SettingsError
+
+RELEASES = ("1.34", "1.35", "1.36", "1.37")
+DEFAULT = "1.36"
+VARIABLE = "DRA_KUBERNETES"
+"""Environment variable with the release of a local cluster that was not told which."""
+GATES_VARIABLE = "DRA_FEATURE_GATES"
+"""Environment variable with gates that are not as the release has them, beside those that a local cluster was told of."""
+
+
+class Stage(Enum):
+    """Of a feature gate in a release."""
+
+    ABSENT = "-"
+    ALPHA = "a"
+    BETA_OFF = "b"
+    BETA = "B"
+    STABLE = "GA"
+
+    @property
+    def on(self) -> bool:
+        """Whether it is on where nobody says otherwise."""
+        return self in {Stage.BETA, Stage.STABLE}
+
+
+_TABLE = """
+    gate                                         1.34 1.35 1.36 1.37
+    DRAPrioritizedList                           B    B    GA   GA     KEP-4816
+    DRAAdminAccess                               B    B    GA   GA     KEP-5018
+    DRAResourceClaimDeviceStatus                 B    B    B    GA     KEP-4817
+    DRAResourceClaimGranularStatusAuthorization  -    -    B    B
+    DRAExtendedResource                          a    a    B    GA     KEP-5004
+    DRADeviceTaints                              a    a    B    GA     KEP-5055
+    DRADeviceTaintRules                          -    a    b    GA     KEP-5055
+    DRAPartitionableDevices                      a    a    B    B      KEP-4815
+    DRAConsumableCapacity                        a    a    B    B      KEP-5075
+    DRADeviceBindingConditions                   a    a    B    B      KEP-5007
+    DRASchedulerFilterTimeout                    B    B    B    B      KEP-4381
+    DRAListTypeAttributes                        -    -    a    a      KEP-5491
+    DRANodeAllocatableResources                  -    -    a    a      KEP-5517
+    DRAResourcePoolStatus                        -    -    a    a      KEP-5677
+    DRAPartitionableDevicesType                  -    -    -    a      KEP-5677
+    DRAWorkloadResourceClaims                    -    -    a    b      KEP-5729
+    DRAOptionalNodeOperations                    -    -    -    a      KEP-5945
+    DRADerivedAttributes                         -    -    -    a      KEP-6080
+    DRADeviceCompatibilityGroups                 -    -    -    a      KEP-5963
+    DRAFractionalCapacityRange                   -    -    -    B      KEP-5075
+    ResourceHealthStatus                         a    a    B    B      KEP-4680
+"""
+_ROWS = {row[0]: tuple(map(Stage, row[1 : len(RELEASES) + 1])) for row in map(str.split, _TABLE.split("\n")[2:-1])}
+
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "DRADeviceTaintRules": ("DRADeviceTaints",),
+    "DRADeviceBindingConditions": ("DRAResourceClaimDeviceStatus",),
+    "DRADeviceCompatibilityGroups": ("DRAPartitionableDevices",),
+    "DRAPartitionableDevicesType": ("DRAPartitionableDevices",),
+    "DRAFractionalCapacityRange": ("DRAConsumableCapacity",),
+}
+"""Gates without which a gate does nothing."""
+
+NOT_HERE: Mapping[str, str] = {
+    "DRANodeAllocatableResources": "its scheduler does not count devices among a node's cpu and memory",
+    "DRAResourcePoolStatus": "it has no controller that answers a ResourcePoolStatusRequest",
+    "DRAWorkloadResourceClaims": "it has no PodGroups, for which a claim could be made",
+    "DRADerivedAttributes": "its allocator evaluates selectors only",
+}
+"""Gates that the local cluster does not implement, and so refuses to switch on."""
+
+_VERSIONS = {"1.34": "v1.34.3", "1.35": "v1.35.1", "1.36": "v1.36.2", "1.37": "v1.37.0"}
+_STABLE_VERSION = "v1"
+API_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")  # of resource.k8s.io, best first
+_TAINT_RULES: Mapping[str, tuple[str, ...]] = {
+    "1.34": ("v1alpha3",),
+    "1.35": ("v1alpha3",),
+    "1.36": ("v1beta2", "v1alpha3"),
+    "1.37": ("v1", "v1beta2", "v1alpha3"),
+}
+
+
+@dataclass(frozen=True)
+class KubeletWays:
+    """What a plugin can notice of a kubelet's release.
+
+    Attributes:
+        health: versions of the health service that it knows, newest first; empty where the gate is off.
+        health_unasked: it also opens a health stream to a plugin that does not advertise the service, and again after a
+            pause whatever the plugin answers; otherwise ``Unimplemented`` is the end of it.
+        unprepares_in_use: a pod that goes takes a claim with it that it was never allowed to use, and one other pod does.
+        joins_unprepare: a pod that comes while its claim is being unprepared is given the claim as it was, and starts.
+        prepares_again: once a call failed for one claim of a pod, a retry is for all of its claims, and what the driver answers
+            is added to what it answered before: the runtime is given each CDI device twice.
+    """
+
+    health: tuple[str, ...]
+    health_unasked: bool
+    unprepares_in_use: bool
+    joins_unprepare: bool
+    prepares_again: bool
+
+
+@dataclass(frozen=True)
+class Features:
+    """One release with its gates, as a cluster runs it. Made by :meth:`of`."""
+
+    release: str
+    gates: frozenset[str]  # those that are on
+    served: frozenset[str]  # versions of resource.k8s.io
+
+    @classmethod
+    def of(
+        cls,
+        release: str = "",
+        gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+    ) -> Features:
+        """A release, as ``1.36``, with gates that are switched otherwise than it does.
+
+        Args:
+            release: that of the environment variable ``DRA_KUBERNETES`` when left out, else 1.36.
+            gates: as ``--feature-gates`` of Kubernetes has them; they override those of ``DRA_FEATURE_GATES``.
+            runtime_config: as the API server's ``--runtime-config``, of resource.k8s.io: a version, or ``api/all``.
+
+        Raises :class:`SettingsError` with all that is wrong.
+        """
+        release = release or os.environ.get(VARIABLE, "") or DEFAULT
+        if release not in RELEASES:
+            raise SettingsError(f"Kubernetes {release!r} is not known here: give one of {', '.join(RELEASES)}")
+        gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
+        faults: list[str] = []
+        on = {name for name in _ROWS if stage(name, release).on}
+        for name, wanted in gates.items():
+            if fault := _gate_fault(name, release, wanted=wanted):
+                faults.append(fault)
+            (on.add if wanted else on.discard)(name)
+        for name in [n for n, wanted in gates.items() if wanted]:
+            for needed in NEEDS.get(name, ()):
+                if needed not in on:
+                    faults.append(f"feature gate {name} needs {needed}, which is off: switch both on")
+        on = {n for n in on if on.issuperset(NEEDS.get(n, ()))}
+        served = _served(runtime_config or {}, faults)
+        if faults:
+            raise SettingsError(*faults)
+        return cls(release, frozenset(on), served)
+
+    def has(self, gate: str) -> bool:
+        """Raises ``KeyError`` for a gate that is in no release: a misspelt one would be off for ever."""
+        return _ROWS[gate] is not None and gate in self.gates
+
+    def is_at_least(self, release: str) -> bool:
+        return RELEASES.index(self.release) >= RELEASES.index(release)
+
+    @property
+    def version(self) -> str:
+        """As ``/version`` tells it, and what nodes say of themselves: the release's patch that is followed."""
+        return _VERSIONS[self.release]
+
+    @property
+    def taint_rules(self) -> tuple[str, ...]:
+        """The versions in which there are DeviceTaintRules."""
+        return _TAINT_RULES[self.release]
+
+    @property
+    def followed_rules(self) -> str:
+        """The version in which DeviceTaintRules are followed; empty where nobody does."""
+        if not self.has("DRADeviceTaintRules"):
+            return ""
+        return next((v for v in self.taint_rules if v in self.served), "")
+
+    @property
+    def slice_fields(self) -> tuple[str, ...]:
+        """What ResourceSlices can be selected by, beside their name."""
+        return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
+
+    @property
+    def kubelet(self) -> KubeletWays:
+        mended = self.is_at_least("1.37")
+        known = (("v1.DRAResourceHealth",) if mended else ()) + ("v1alpha1.DRAResourceHealth",)
+        on = self.has("ResourceHealthStatus")
+        return KubeletWays(known if on else (), on and not mended, not mended, not mended, not mended)
+
+
+def stage(gate: str, release: str) -> Stage:
+    """Raises ``KeyError`` for a gate that is not known."""
+    return _ROWS[gate][RELEASES.index(release)]
+
+
+def parse_gates(text: str) -> dict[str, bool]:
+    """``NAME=true,NAME=false`` as ``--feature-gates`` has it. Raises :class:`SettingsError`."""
+    return _switches(text, "feature gates", "DRADeviceTaints=false")
+
+
+def parse_runtime_config(text: str) -> dict[str, bool]:
+    """``resource.k8s.io/v1beta1=true,...`` as ``--runtime-config`` has it; without a value it is true. Raises :class:`SettingsError`."""
+    return _switches(text, "runtime config", "resource.k8s.io/v1beta1=true", bare=True)
+
+
+def _switches(text: str, what: str, example: str, *, bare: bool = False) -> dict[str, bool]:
+    out: dict[str, bool] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = (p.strip() for p in part.partition("="))
+        if not equals and bare:
+            value = "true"
+        if value.lower() not in {"true", "false"}:
+            raise SettingsError(f"{what} {part!r} is not NAME=true or NAME=false, such as {example}")
+        out[name] = value.lower() == "true"
+    return out
+
+
+def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
+    if name not in _ROWS:
+        import difflib  # a plugin, which stands on this module too, never needs it
+
+        near = difflib.get_close_matches(name, _ROWS, 1, 0.6)
+        return f"feature gate {name!r} is not known: " + (f"did you mean {near[0]}?" if near else _known())
+    found = stage(name, release)
+    if found is Stage.ABSENT:
+        since = next((r for r in RELEASES if stage(name, r) is not Stage.ABSENT), "")
+        return f"Kubernetes {release} has no feature gate {name}: it came with {since}" if wanted else ""
+    if found is Stage.STABLE and not wanted:
+        return f"feature gate {name} cannot be switched off in Kubernetes {release}: it is stable there"
+    if wanted and name in NOT_HERE:
+        return f"feature gate {name} cannot be switched on in the local cluster: {NOT_HERE[name]}"
+    return ""
+
+
+def _known() -> str:
+    return f"known are {', '.join(_ROWS)}"
+
+
+def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
+    """Since 1.24 no version but a stable one is served unless somebody asks for it (KEP-3136)."""
+    served = {_STABLE_VERSION}
+    for name, on in wanted.items():
+        match = re.fullmatch(r"resource\.k8s\.io/(\w+)", name)
+        versions: Iterable[str] = API_VERSIONS if name == "api/all" else [match[1]] if match else []
+        if not versions or not set(API_VERSIONS).issuperset(versions):
+            allowed = ", ".join(f"resource.k8s.io/{v}" for v in API_VERSIONS)
+            faults.append(f"runtime config {name!r} is not known here: give api/all or {allowed}")
+        for version in versions:
+            (served.add if on else served.discard)(version)
+    return frozenset(served)

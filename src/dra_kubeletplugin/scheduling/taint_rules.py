@@ -1,0 +1,35 @@
+"""DeviceTaintRules: taints that an administrator puts on devices of others (KEP-5055), as if their slices said so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+JSON = Mapping[str, Any]
+
+
+def taints_of(rules: Iterable[JSON], driver: str, pool: str, device: str) -> list[JSON]:
+    """The taints that rules put on a device."""
+    return [r["spec"]["taint"] for r in rules if _selects(r["spec"].get("deviceSelector"), driver, pool, device)]
+
+
+def _selects(selector: JSON | None, driver: str, pool: str, device: str) -> bool:
+    """Without a selector a rule is for no device, with an empty one for all."""
+    if selector is None:
+        return False
+    return all(
+        selector.get(field) in (None, value)
+        for field, value in (("driver", driver), ("pool", pool), ("device", device))
+    )
+
+
+def tainted(found: JSON, rules: Iterable[JSON]) -> JSON:
+    """A slice with what rules add to its devices; the slice itself where that is nothing."""
+    spec, rules = found["spec"], list(rules)
+    driver, pool = spec["driver"], spec["pool"]["name"]
+    devices, changed = [], False
+    for device in spec.get("devices") or []:
+        added = taints_of(rules, driver, pool, device["name"])
+        changed = changed or bool(added)
+        devices.append({**device, "taints": [*(device.get("taints") or []), *added]} if added else device)
+    return {**found, "spec": {**spec, "devices": devices}} if changed else found
