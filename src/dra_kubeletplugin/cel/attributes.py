@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .frame import Frame
-from .values import NONE, CelError, DefaultMap, Optional, find, show_scalar
+from .values import NONE, CelError, DefaultMap, Optional, Record, find, show_scalar
 
 Run = Callable[[Frame], Any]
 
@@ -134,6 +134,8 @@ def _if_present(frame: Frame, found: Any) -> Optional | CelError:
 
 def _find(value: Any, key: Any) -> Any:
     """The value under a key, or the error."""
+    if isinstance(value, Record):
+        value = value.fields
     if isinstance(value, dict):
         found = find(value, key)
         if found.present:

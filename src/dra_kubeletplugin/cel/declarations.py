@@ -7,6 +7,7 @@ Upper-case letters are type parameters. Sources: the CEL specification's standar
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -282,8 +283,16 @@ def _line(line: str) -> Overload:
     return Overload(identity, name, member, tuple(params), parse_type(result))
 
 
-def _table() -> dict[str, list[Overload]]:
+def overloads(lines: Iterable[str]) -> dict[str, list[Overload]]:
+    """The declarations in ``lines``, by the functions' names."""
     out: dict[str, list[Overload]] = {}
+    for line in lines:
+        overload = _line(line)
+        out.setdefault(overload.name, []).append(overload)
+    return out
+
+
+def _table() -> dict[str, list[Overload]]:
     lines = _TEXT.strip().splitlines()
     for op in ("<", "<=", ">", ">="):
         lines += [f"_{op}_({a}, {b}) -> bool" for a in _NUMBERS for b in _NUMBERS]
@@ -295,11 +304,8 @@ def _table() -> dict[str, list[Overload]]:
     for part in (*_OF_TIME, *_OF_DAY):
         lines += [f"google.protobuf.Timestamp.{part}({zone}) -> int" for zone in ("", "string")]
     lines += [f"google.protobuf.Duration.{part}() -> int" for part in _OF_DAY]
-    for line in lines:
-        overload = _line(line)
-        out.setdefault(overload.name, []).append(overload)
-    return out
+    return overloads(lines)
 
 
 FUNCTIONS = _table()
-LIST_ATTRIBUTE_FUNCTIONS = {"includes": [_line("A.includes(A) -> bool")]}
+LIST_ATTRIBUTE_FUNCTIONS = overloads(["A.includes(A) -> bool"])

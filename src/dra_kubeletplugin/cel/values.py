@@ -98,6 +98,13 @@ class DefaultMap(dict[str, Any]):
 
 
 @dataclass(frozen=True)
+class Record:
+    """A value of an object type of ours whose fields expressions may select."""
+
+    fields: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
 class Url:
     """A URL: ``host`` has the port, ``path`` is as written."""
 

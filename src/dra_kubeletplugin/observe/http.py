@@ -227,7 +227,10 @@ class _Connection:
         except ValueError:  # brackets without an address between them
             return None
         arguments = parse_qsl(target.query, keep_blank_values=True)
-        headers = {k.decode().lower(): v.decode("latin-1") for k, v in head.headers}
+        headers: dict[str, str] = {}
+        for k, v in head.headers:  # a header that comes again goes on (RFC 9110, 5.3)
+            name, value = k.decode().lower(), v.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         return Request(head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments)
 
     async def _body(self) -> bytes | None:

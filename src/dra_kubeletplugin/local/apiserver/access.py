@@ -1,25 +1,18 @@
-"""What a user may do: role-based access control, and the reviews that ask for it (``kubectl auth can-i``, ``whoami``)."""
+"""What a user may do: role-based access control, as Kubernetes' RBAC authorizer decides it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...observe.http import Request, Response
-from .auth import Tokens, User
-from .bodies import read_object
-from .refusals import bad_request
-from .requests import Target, json_response
+from .auth import User
+from .refusals import Refusal
 from .storage import Storage
 
 JSON = dict[str, Any]
-_GROUP = "rbac.authorization.k8s.io"
-_EVERYBODY = {  # what each user may ask, as the role system:basic-user has it
-    ("create", "authorization.k8s.io", "selfsubjectaccessreviews"),
-    ("create", "authorization.k8s.io", "selfsubjectrulesreviews"),
-    ("create", "authentication.k8s.io", "selfsubjectreviews"),
-}
+Rule = Mapping[str, Any]
+GROUP = "rbac.authorization.k8s.io"
 
 
 @dataclass(frozen=True)
@@ -38,116 +31,92 @@ class Question:
     def full(self) -> str:
         return f"{self.resource}/{self.sub}" if self.sub else self.resource
 
+    @property
+    def denied(self) -> str:
+        """What a user cannot do that may not do this."""
+        if self.path:
+            return f'cannot {self.verb} path "{self.path}"'
+        place = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
+        return f'cannot {self.verb} resource "{self.full}" in API group "{self.group}" {place}'
+
 
 class Access:
-    def __init__(self, storage: Storage, tokens: Tokens) -> None:
-        self.storage, self.tokens = storage, tokens
+    """Attributes:
+    told: gets each question that a request was decided by, with who asked and whether it was allowed: an audit for tests.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.told: Callable[[User, Question, bool], None] = lambda *_: None
+
+    def decide(self, user: User, question: Question) -> bool:
+        """As :meth:`allowed`, of a request that stands or falls with it."""
+        allowed = bool(self.allowed(user, question))
+        self.told(user, question, allowed)
+        return allowed
+
+    def require(self, user: User, question: Question) -> None:
+        """Raises :class:`Refusal` where a request may not do what is asked."""
+        if self.decide(user, question):
+            return
+        if question.path:
+            raise Refusal(403, "Forbidden", f'forbidden: User "{user.name}" {question.denied}')
+        key = f"{question.resource}.{question.group}" if question.group else question.resource
+        named = f' "{question.name}"' if question.name else ""
+        details = {"name": question.name, "group": question.group, "kind": question.resource}
+        message = f'{key}{named} is forbidden: User "{user.name}" {question.denied}'
+        raise Refusal(403, "Forbidden", message, details)
 
     def allowed(self, user: User, question: Question) -> str:
         """Why it is allowed; empty where it is not."""
         if user.is_master:
             return "the user is of system:masters"
-        if (question.verb, question.group, question.resource) in _EVERYBODY or (
-            question.path and question.verb == "get"
-        ):
-            return "everybody may"
-        for rule, binding in self._rules(user, question.namespace):
-            if _covers(rule, question):
-                return f'RBAC: allowed by {binding["kind"]} "{binding["metadata"]["name"]}"'
+        for rule, binding in self.rules(user, question.namespace):
+            if covers(rule, question):
+                role, kind = binding["roleRef"], binding["kind"]
+                meta = binding["metadata"]
+                where = f"{meta['name']}/{meta['namespace']}" if kind == "RoleBinding" else meta["name"]
+                named = f'{role.get("kind")} "{role.get("name")}" to {_subject(binding, user)}'
+                return f'RBAC: allowed by {kind} "{where}" of {named}'
         return ""
 
-    def _rules(self, user: User, namespace: str) -> Iterator[tuple[Mapping[str, Any], JSON]]:
-        for binding in self.storage.list(f"clusterrolebindings.{_GROUP}"):
-            if _binds(binding, user, ""):
-                yield from self._of_role({**binding, "kind": "ClusterRoleBinding"}, "")
-        for binding in self.storage.list(f"rolebindings.{_GROUP}", namespace) if namespace else ():
-            if _binds(binding, user, namespace):
-                yield from self._of_role({**binding, "kind": "RoleBinding"}, namespace)
+    def rules(self, user: User, namespace: str) -> Iterator[tuple[Rule, JSON]]:
+        """Every rule that holds for a user, of the whole cluster and of one namespace, with the binding that grants it."""
+        for binding in self.storage.list(f"clusterrolebindings.{GROUP}"):
+            if _subject(binding, user):
+                yield from self._of_binding({**binding, "kind": "ClusterRoleBinding"}, "")
+        for binding in self.storage.list(f"rolebindings.{GROUP}", namespace) if namespace else ():
+            if _subject(binding, user):
+                yield from self._of_binding({**binding, "kind": "RoleBinding"}, namespace)
 
-    def _of_role(self, binding: JSON, namespace: str) -> Iterator[tuple[Mapping[str, Any], JSON]]:
-        reference = binding.get("roleRef") or {}
-        if reference.get("kind") == "ClusterRole":
-            role = self.storage.get(f"clusterroles.{_GROUP}", "", reference.get("name", ""))
-        else:
-            role = self.storage.get(f"roles.{_GROUP}", namespace, reference.get("name", ""))
-        for rule in (role or {}).get("rules") or ():
+    def _of_binding(self, binding: JSON, namespace: str) -> Iterator[tuple[Rule, JSON]]:
+        for rule in self.role_rules(binding.get("roleRef") or {}, namespace) or ():
             yield rule, binding
 
-    # --- reviews --------------------------------------------------------------------------------
-
-    def review(self, request: Request, target: Target, user: User) -> Response:
-        body = read_object(request).value
-        spec = body.get("spec")
-        spec = spec if isinstance(spec, dict) else {}
-        head = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": {}}
-        match target.kind.kind:
-            case "SelfSubjectReview":
-                return json_response({**head, "status": {"userInfo": _info(user)}}, 201)
-            case "TokenReview":
-                found = self.tokens.user_of(str(spec.get("token", "")))
-                status: JSON = {"authenticated": True, "user": _info(found)} if found else {"authenticated": False}
-                return json_response({**head, "spec": spec, "status": status}, 201)
-            case "SelfSubjectRulesReview":
-                return json_response(
-                    {**head, "spec": spec, "status": self._all_rules(user, str(spec.get("namespace", "")))}, 201
-                )
-            case "SubjectAccessReview" | "LocalSubjectAccessReview":
-                groups = spec.get("groups")
-                user = User(str(spec.get("user", "")), tuple(map(str, groups)) if isinstance(groups, list) else ())
-        reason = self.allowed(user, _question(spec))
-        return json_response({**head, "spec": spec, "status": {"allowed": bool(reason), "reason": reason}}, 201)
-
-    def _all_rules(self, user: User, namespace: str) -> JSON:
-        rules = [dict(rule) for rule, _ in self._rules(user, namespace)]
-        if user.is_master:
-            rules = [
-                {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
-                {"verbs": ["*"], "nonResourceURLs": ["*"]},
-            ]
-        resources = [r for r in rules if not r.get("nonResourceURLs")]
-        paths = [r for r in rules if r.get("nonResourceURLs")]
-        return {"resourceRules": resources, "nonResourceRules": paths, "incomplete": False}
+    def role_rules(self, reference: Mapping[str, Any], namespace: str) -> list[Rule] | None:
+        """The rules of the role that a binding names; None where there is none."""
+        if reference.get("kind") == "ClusterRole":
+            role = self.storage.get(f"clusterroles.{GROUP}", "", reference.get("name", ""))
+        else:
+            role = self.storage.get(f"roles.{GROUP}", namespace, reference.get("name", ""))
+        return None if role is None else list(role.get("rules") or ())
 
 
-def _info(user: User) -> JSON:
-    return {"username": user.name, "groups": list(user.groups)}
-
-
-def _question(spec: Mapping[str, Any]) -> Question:
-    asked, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
-    if isinstance(asked, dict):
-        fields = {k: str(asked.get(f) or "") for k, f in _ATTRIBUTES}
-        return Question(**fields)
-    if isinstance(path, dict):
-        return Question(str(path.get("verb", "")), path=str(path.get("path", "")))
-    raise bad_request("spec needs resourceAttributes or nonResourceAttributes")
-
-
-_ATTRIBUTES = (
-    ("verb", "verb"),
-    ("group", "group"),
-    ("resource", "resource"),
-    ("sub", "subresource"),
-    ("namespace", "namespace"),
-    ("name", "name"),
-)
-
-
-def _binds(binding: JSON, user: User, namespace: str) -> bool:
+def _subject(binding: JSON, user: User) -> str:
+    """By which of its subjects a binding is for a user; empty where it is not."""
     for subject in binding.get("subjects") or ():
-        kind, name = subject.get("kind"), subject.get("name")
-        if kind == "User" and name == user.name:
-            return True
-        if kind == "Group" and name in user.groups:
-            return True
-        if kind == "ServiceAccount":
-            place = subject.get("namespace") or namespace
+        kind, name = subject.get("kind"), subject.get("name", "")
+        if (kind == "User" and name == user.name) or (kind == "Group" and name in user.groups):
+            return f'{kind} "{name}"'
+        if kind == "ServiceAccount" and (place := subject.get("namespace")):
             if user.name == f"system:serviceaccount:{place}:{name}":
-                return True
-    return False
+                return f'{kind} "{name}/{place}"'
+    return ""
 
 
-def _covers(rule: Mapping[str, Any], question: Question) -> bool:
+def covers(rule: Rule, question: Question) -> bool:
+    """Whether a rule of a role allows what is asked."""
+
     def has(field: str, value: str) -> bool:
         found = rule.get(field) or ()
         return "*" in found or value in found
@@ -160,7 +129,8 @@ def _covers(rule: Mapping[str, Any], question: Question) -> bool:
     if not has("apiGroups", question.group):
         return False
     resources = rule.get("resources") or ()
-    if "*" not in resources and question.full not in resources and f"*/{question.sub}" not in resources:
+    every = question.sub and f"*/{question.sub}" in resources
+    if not every and "*" not in resources and question.full not in resources:
         return False
     named = rule.get("resourceNames")
     return not named or question.name in named

@@ -8,6 +8,7 @@ from typing import Any
 from ...observe.http import Request, Response
 from ...resources.defaults import now
 from . import bodies, strategy
+from .admission import Admission
 from .kinds import Kind, Registry
 from .reading import Reader
 from .refusals import bad_request
@@ -30,16 +31,23 @@ class Deleter:
         self.storage, self.registry, self.reader = storage, registry, reader
         self._told = gone
 
-    def delete(self, request: Request, target: Target) -> Response:
+    async def delete(self, request: Request, target: Target, admission: Admission) -> Response:
         options = self._options(request)
+        await self._admitted(target, options, admission)
         obj, gone = self.one(
             target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds")
         )
         if gone and target.kind.storage not in {"pods"} and not target.kind.graceful:
             return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
-        return json_response(strategy.outgoing(target.kind, target.version, obj))
+        return json_response(strategy.outgoing(target.kind, target.version, obj), warnings=admission.warnings)
 
-    def delete_all(self, request: Request, target: Target) -> Response:
+    async def _admitted(self, target: Target, options: JSON, admission: Admission) -> None:
+        """Raises :class:`Refusal`."""
+        old = self.storage.get(target.storage, target.namespace, target.name)
+        if old is not None:
+            await admission.validate(target, None, old, options=options)
+
+    async def delete_all(self, request: Request, target: Target, admission: Admission) -> Response:
         options = self._options(request)
         matches, _ = self.reader.matching(request, target)
         dry, grace = dry_run(request, options), number(request, "gracePeriodSeconds")
@@ -48,6 +56,7 @@ class Deleter:
             if matches(obj):
                 meta = obj["metadata"]
                 one = Target(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
+                await self._admitted(one, options, admission)
                 if self.storage.get(one.storage, one.namespace, one.name) is not None:  # it may have gone with another
                     self.one(one, options, dry=dry, grace=grace)
         return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Callable, Collection
 from typing import Any
@@ -13,9 +14,11 @@ from ...kube.credentials import Token
 from ...observe.http import HttpServer, Request, Response
 from ...resources.releases import Features
 from ..runtime.interface import ContainerRuntime
-from . import admission, custom
+from . import auth, custom, roles
 from .access import Access, Question
-from .auth import Tokens, User, authenticate
+from .admission import Admission, Admissions, builtin
+from .admission.attributes import CONNECT, ObjectKind
+from .auth import Tokens, User
 from .deleting import Deleter
 from .discovery import Discovery, is_served
 from .faults import Faults
@@ -26,6 +29,7 @@ from .quota import Quotas
 from .reading import Reader
 from .refusals import Refusal, bad_request, no_resource, not_allowed
 from .requests import Target, flag, json_response, new_metadata, parse_path, status_response
+from .reviews import Reviews
 from .storage import Storage
 from .subresources import Subresources
 from .writing import Writer
@@ -83,7 +87,9 @@ class ApiServer:
             self._written,
         )
         self._subresources = Subresources(self.storage, self._writer, self._deleter, self.tokens)
-        self._access = Access(self.storage, self.tokens)
+        self.access = Access(self.storage)
+        self._reviews = Reviews(self.access, self.tokens)
+        self._admissions = Admissions(self.storage, self._registry, self.access, self.features)
         self._discovery = Discovery(self._registry, self.features.version)
         self._openapi = OpenApi(self._registry, self._discovery)
         self._begin()
@@ -141,31 +147,13 @@ class ApiServer:
                 obj |= {"spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}
                 self.storage.put("namespaces", obj)
                 self._account(name)
-        for name, value in admission.SYSTEM_PRIORITIES.items():
+        for name, value in builtin.SYSTEM_PRIORITIES.items():
             key = "priorityclasses.scheduling.k8s.io"
             if self.storage.get(key, "", name) is None:
                 meta = new_metadata({"name": name})
                 policy = "PreemptLowerPriority"
                 self.storage.put(key, {"metadata": meta, "value": value, "preemptionPolicy": policy})
-        self._roles()
-
-    def _roles(self) -> None:
-        group = "rbac.authorization.k8s.io"
-        if self.storage.get(f"clusterroles.{group}", "", "cluster-admin") is not None:
-            return
-        everything = [
-            {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-            {"nonResourceURLs": ["*"], "verbs": ["*"]},
-        ]
-        self.storage.put(
-            f"clusterroles.{group}", {"metadata": new_metadata({"name": "cluster-admin"}), "rules": everything}
-        )
-        binding = {
-            "metadata": new_metadata({"name": "cluster-admin"}),
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
-            "subjects": [{"apiGroup": group, "kind": "Group", "name": "system:masters"}],
-        }
-        self.storage.put(f"clusterrolebindings.{group}", binding)
+        roles.make_defaults(self.storage, self._registry)
 
     def _account(self, namespace: str) -> None:
         if self.storage.get("serviceaccounts", namespace, "default") is None:
@@ -178,6 +166,8 @@ class ApiServer:
             self._account(obj["metadata"]["name"])
         elif target.storage == custom.DEFINITIONS:
             self._define(obj)
+        elif target.storage == roles.CLUSTER_ROLES:
+            roles.aggregate(self.storage)
         if target.namespace:
             self._quotas.settle(target.namespace)
 
@@ -197,6 +187,8 @@ class ApiServer:
                 meta = item["metadata"]
                 self.storage.remove(key, meta.get("namespace", ""), meta["name"])
             self._registry.forget(key)
+        elif kind.storage == roles.CLUSTER_ROLES:
+            roles.aggregate(self.storage)
         if namespace:
             self._quotas.settle(namespace)
 
@@ -208,7 +200,7 @@ class ApiServer:
         try:
             if self.faults.down:
                 raise Refusal(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")
-            user = authenticate(request, self.tokens, self._names)
+            user = self._user(request)
             if self.faults.throttle and not request.path.startswith("/openapi"):
                 self.faults.throttle -= 1
                 refused = status_response(Refusal(429, "TooManyRequests", "too many requests, try again"))
@@ -240,14 +232,17 @@ class ApiServer:
         if not watches:
             self.faults.calls.append((request.method, request.path))
         self._authorize(request, target, user, watches=watches)
+        admission = self._admissions.of(request, user)
+        if target.sub in _STREAMS and request.method in {"GET", "POST"}:
+            await self._connected(request, target, user, admission)
         if (streamed := await self._streams.answer(request)) is not None:
             return streamed
         if target.kind.virtual:
             if request.method != "POST" or target.name:
                 raise not_allowed()
-            return self._access.review(request, target, user)
+            return self._reviews.answer(request, target, user)
         if target.sub and target.sub != "status":
-            return self._subresources.answer(request, target)
+            return await self._subresources.answer(request, target, admission)
         match request.method, bool(target.name):
             case "GET" | "HEAD", True if not watches:
                 return self._reader.get(request, target)
@@ -256,32 +251,65 @@ class ApiServer:
             case "GET", _ if not target.sub:
                 return self._reader.watch(request, target)
             case "POST", False if target.namespace or not target.kind.namespaced:
-                return self._writer.create(request, target)
+                return await self._writer.create(request, target, admission)
             case "PUT", True:
-                return self._writer.update(request, target)
+                return await self._writer.update(request, target, admission)
             case "PATCH", True:
-                return self._writer.patch(request, target)
+                return await self._writer.patch(request, target, admission)
             case "DELETE", True if not target.sub:
-                return self._deleter.delete(request, target)
+                return await self._deleter.delete(request, target, admission)
             case "DELETE", False if target.namespace or not target.kind.namespaced:
-                return self._deleter.delete_all(request, target)
+                return await self._deleter.delete_all(request, target, admission)
         raise not_allowed()
 
+    # --- who may --------------------------------------------------------------------------------
+
+    def _user(self, request: Request) -> User:
+        """Who asks, or as whom he wants to be answered. Raises :class:`Refusal`."""
+        user = auth.authenticate(request, self.tokens, self.storage, self._names)
+        other = auth.impersonated(request)
+        if other is None:
+            return user
+        for question in auth.to_impersonate(other):
+            self.access.require(user, Question("impersonate", *question))
+        return other
+
     def _authorize(self, request: Request, target: Target, user: User, *, watches: bool) -> None:
+        """Raises :class:`Refusal`."""
         if user.is_master:
             return
-        verbs = {"POST": "create", "PUT": "update", "PATCH": "patch"}
-        verb = verbs.get(request.method, "")
+        verb = _VERBS.get(request.method, "")
         if request.method == "DELETE":
             verb = "delete" if target.name else "deletecollection"
         elif not verb:
             verb = "watch" if watches else "get" if target.name else "list"
+        kind, name = target.kind, target.name
+        if not name and verb in {"list", "watch", "deletecollection"}:
+            name = _one_name(request)
+        namespace = name if kind.storage == "namespaces" else target.namespace
+        self.access.require(user, Question(verb, kind.group, kind.plural, target.sub, namespace, name))
+
+    async def _connected(self, request: Request, target: Target, user: User, admission: Admission) -> None:
+        """A stream to a pod's container is as good as writing. Raises :class:`Refusal`."""
         kind = target.kind
-        question = Question(verb, kind.group, kind.plural, target.sub, target.namespace, target.name)
-        if self._access.allowed(user, question):
-            return
-        named = f' "{target.name}"' if target.name else ""
-        place = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-        why = f'User "{user.name}" cannot {verb} resource "{question.full}" in API group "{kind.group}" {place}'
-        details = {"name": target.name, "group": kind.group, "kind": kind.plural}
-        raise Refusal(403, "Forbidden", f"{kind.key}{named} is forbidden: {why}", details)
+        if request.method == "GET" and not user.is_master:
+            self.access.require(
+                user, Question("create", kind.group, kind.plural, target.sub, target.namespace, target.name)
+            )
+        options = ObjectKind("", "v1", _STREAMS[target.sub])
+        asked: JSON = {"kind": options.kind, "apiVersion": "v1"}
+        asked |= {k: v == "true" for k, v in request.arguments if k in {"stdin", "stdout", "stderr", "tty"}}
+        asked |= {k: v for k, v in request.arguments if k == "container"}
+        if command := [v for k, v in request.arguments if k == "command"]:
+            asked["command"] = command
+        await admission.validate(target, asked, operation=CONNECT, kind=options)
+
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+_STREAMS = {"exec": "PodExecOptions", "attach": "PodAttachOptions", "portforward": "PodPortForwardOptions"}
+
+
+def _one_name(request: Request) -> str:
+    """The name of the one object that a request for many selects."""
+    found = re.fullmatch(r"metadata\.name==?([^,=!]+)", request.query.get("fieldSelector", ""))
+    return found[1] if found else ""

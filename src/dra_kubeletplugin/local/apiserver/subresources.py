@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ...observe.http import Request, Response
 from ...resources.defaults import now
-from . import bodies, managing, patch, strategy
+from . import bodies, managing, patch, service_account_tokens, strategy
+from .admission import Admission
+from .admission.attributes import ObjectKind
 from .auth import Tokens
 from .deleting import Deleter
 from .refusals import Refusal, bad_request, invalid, not_allowed
 from .requests import Target, conflict, dry_run, json_response, success
+from .rules.label_selectors import selects
 from .schemas import shapes
 from .schemas.decoding import DecodeError, decode
 from .storage import Storage
@@ -22,16 +23,19 @@ from .writing import Writer
 
 JSON = dict[str, Any]
 _BUDGETS = "poddisruptionbudgets.policy"
-_HOUR = 3600
+_BINDING = ObjectKind("", "v1", "Binding")
+_EVICTION = ObjectKind("policy", "v1", "Eviction")
+_SCALE = ObjectKind("autoscaling", "v1", "Scale")
+_TOKEN_REQUEST = ObjectKind("authentication.k8s.io", "v1", "TokenRequest")
 
 
 class Subresources:
     def __init__(self, storage: Storage, writer: Writer, deleter: Deleter, tokens: Tokens) -> None:
         self.storage, self.writer, self.deleter, self.tokens = storage, writer, deleter, tokens
 
-    def answer(self, request: Request, target: Target) -> Response:
+    async def answer(self, request: Request, target: Target, admission: Admission) -> Response:
         """Raises :class:`Refusal`."""
-        found: Mapping[tuple[str, str], Callable[[Request, Target], Response]] = {
+        found: Mapping[tuple[str, str], Callable[[Request, Target, Admission], Awaitable[Response]]] = {
             ("POST", "binding"): self._bind,
             ("POST", "eviction"): self._evict,
             ("POST", "token"): self._token,
@@ -41,13 +45,13 @@ class Subresources:
             ("PATCH", "scale"): self._set_scale,
         }
         handler = found.get((request.method, target.sub))
-        if handler is not None:
-            return handler(request, target)
-        raise not_allowed()
+        if handler is None:
+            raise not_allowed()
+        return await self.writer.until_unchanged(target, admission, lambda: handler(request, target, admission))
 
     # --- pods -----------------------------------------------------------------------------------
 
-    def _bind(self, request: Request, target: Target) -> Response:
+    async def _bind(self, request: Request, target: Target, admission: Admission) -> Response:
         body = bodies.read_object(request).value
         pod = self.writer.find(target)
         given = body.get("target")
@@ -64,6 +68,8 @@ class Subresources:
             raise conflict(target, f'pod {target.name} is already assigned to node "{at}"')
         if pod["spec"].get("schedulingGates"):
             raise conflict(target, f"pod {target.name} has non-empty .spec.schedulingGates")
+        await admission.validate(target, body, kind=_BINDING)
+        self.writer.check_unchanged(target, pod)
         status = {k: v for k, v in (pod.get("status") or {}).items() if k != "nominatedNodeName"}
         others = [c for c in status.get("conditions") or [] if c.get("type") != "PodScheduled"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
@@ -73,9 +79,11 @@ class Subresources:
             self.storage.put(target.storage, bound, fresh=True)
         return success(201)
 
-    def _evict(self, request: Request, target: Target) -> Response:
+    async def _evict(self, request: Request, target: Target, admission: Admission) -> Response:
         body = bodies.read_object(request).value
         pod = self.writer.find(target)
+        await admission.validate(target, body, kind=_EVICTION)
+        self.writer.check_unchanged(target, pod)
         options = body.get("deleteOptions") if isinstance(body.get("deleteOptions"), dict) else {}
         dry = dry_run(request, options)
         for budget in self._budgets(pod):
@@ -123,23 +131,15 @@ class Subresources:
 
     # --- others ---------------------------------------------------------------------------------
 
-    def _token(self, request: Request, target: Target) -> Response:
-        account = self.writer.find(target)
+    async def _token(self, request: Request, target: Target, admission: Admission) -> Response:
         body = bodies.read_object(request).value
+        account = self.writer.find(target)
+        await admission.validate(target, body, kind=_TOKEN_REQUEST)
         spec = body.get("spec") if isinstance(body.get("spec"), dict) else {}
-        seconds = (spec or {}).get("expirationSeconds") or _HOUR
-        if not isinstance(seconds, int) or isinstance(seconds, bool) or not 600 <= seconds < 2**32:
-            message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
-            raise invalid(
-                "TokenRequest", "authentication.k8s.io", "", [("FieldValueInvalid", "spec.expirationSeconds", message)]
-            )
-        token = self.tokens.issue(target.namespace, account["metadata"]["name"], seconds)
-        expires = datetime.fromtimestamp(time.time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        head = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {"name": target.name}}
-        status = {"token": token, "expirationTimestamp": expires}
-        return json_response({**head, "spec": {**(spec or {}), "expirationSeconds": seconds}, "status": status}, 201)
+        answer = service_account_tokens.issue(self.storage, self.tokens, account, spec or {})
+        return json_response(answer, 201, admission.warnings)
 
-    def _finalize(self, request: Request, target: Target) -> Response:
+    async def _finalize(self, request: Request, target: Target, admission: Admission) -> Response:
         body = bodies.read_object(request).value
         old = self.writer.find(target)
         asked = body.get("spec") if isinstance(body.get("spec"), dict) else {}
@@ -147,15 +147,17 @@ class Subresources:
         if not isinstance(left, list) or not all(isinstance(f, str) for f in left):
             raise bad_request("spec.finalizers must be a list of strings")
         obj = {**old, "spec": {**(old.get("spec") or {}), "finalizers": left}}
+        await admission.validate(target, obj, old)
+        self.writer.check_unchanged(target, old)
         if not dry_run(request):
             gone = self.deleter.finish(target, obj) if obj["metadata"].get("deletionTimestamp") else None
             obj = gone or self.storage.put(target.storage, obj)
         return json_response(strategy.outgoing(target.kind, target.version, obj))
 
-    def _scale(self, request: Request, target: Target) -> Response:
+    async def _scale(self, request: Request, target: Target, admission: Admission) -> Response:
         return json_response(_scale_of(self.writer.find(target)))
 
-    def _set_scale(self, request: Request, target: Target) -> Response:
+    async def _set_scale(self, request: Request, target: Target, admission: Admission) -> Response:
         obj = self.writer.find(target)
         current = _scale_of(obj)
         scale = target
@@ -182,11 +184,12 @@ class Subresources:
             message = f"Invalid value: {replicas}: must be greater than or equal to 0"
             raise invalid("Scale", "autoscaling", target.name, [("FieldValueInvalid", "spec.replicas", message)])
         version = given["metadata"].get("resourceVersion")
+        await admission.validate(target, {**current, "spec": given["spec"]}, current, kind=_SCALE)
         changed = copy.deepcopy(obj)
         changed["spec"]["replicas"] = replicas
         if version and version != current["metadata"]["resourceVersion"]:
             changed["metadata"]["resourceVersion"] = version
-        out = self.writer.replace(request, target.of(target.name), changed, obj)
+        out = await self.writer.replace(request, target.of(target.name), changed, obj, admission.passed())
         return json_response(_scale_of(out.object))
 
 
@@ -204,22 +207,3 @@ def _scale_of(obj: JSON) -> JSON:
             "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
         },
     }
-
-
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector is for an object; None is for none, an empty one for all."""
-    if selector is None:
-        return False
-    if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
-        return False
-    for term in selector.get("matchExpressions") or ():
-        key, values = term.get("key"), term.get("values") or ()
-        holds = {
-            "In": labels.get(key) in values,
-            "NotIn": labels.get(key) not in values,
-            "Exists": key in labels,
-            "DoesNotExist": key not in labels,
-        }
-        if not holds.get(term.get("operator", ""), False):
-            return False
-    return True

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...observe.http import Request, Response
+from ...resources.fields import FieldError
 from ...resources.releases import Features
-from . import admission, bodies, disabled, limits, managing, patch, strategy
+from . import bodies, claim_status, disabled, limits, managing, patch, roles, strategy
+from .access import Question
+from .admission import Admission, builtin
 from .faults import Faults
 from .kinds import Registry
 from .quota import Quotas
@@ -44,7 +47,12 @@ _KEPT = (
     "selfLink",
 )
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+_TRIES = 5
 _VALIDATIONS = ("Strict", "Warn", "Ignore")
+
+
+class _ChangedError(Exception):
+    """The object is another by now than the one that was judged."""
 
 
 @dataclass
@@ -77,33 +85,55 @@ class Writer:
 
     # --- the three verbs ------------------------------------------------------------------------
 
-    def create(self, request: Request, target: Target) -> Response:
+    async def create(self, request: Request, target: Target, admission: Admission) -> Response:
         if target.kind.refused:
             raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
-        warnings: list[str] = []
-        obj = self.decode(request, target, bodies.read_object(request), warnings)
-        out = self.new(request, target, obj)
-        return self._answer(target, out, warnings)
+        obj = self.decode(request, target, bodies.read_object(request), admission.warnings)
+        out = await self.new(request, target, obj, admission)
+        return self._answer(target, out, admission.warnings)
 
-    def update(self, request: Request, target: Target) -> Response:
-        warnings: list[str] = []
-        body = bodies.read_object(request)
-        obj = self.decode(request, target, body, warnings)
-        self._check_name(target, obj["metadata"])
-        old = self.find(target)
-        asked = (body.value.get("metadata") or {}).get("managedFields")
-        out = self.replace(request, target, obj, old, asked=asked)
-        return self._answer(target, out, warnings)
+    async def update(self, request: Request, target: Target, admission: Admission) -> Response:
+        async def once() -> Response:
+            body = bodies.read_object(request)
+            obj = self.decode(request, target, body, admission.warnings)
+            self._check_name(target, obj["metadata"])
+            old = self.find(target)
+            asked = (body.value.get("metadata") or {}).get("managedFields")
+            out = await self.replace(request, target, obj, old, admission, asked=asked)
+            return self._answer(target, out, admission.warnings)
 
-    def patch(self, request: Request, target: Target) -> Response:
+        return await self.until_unchanged(target, admission, once)
+
+    async def patch(self, request: Request, target: Target, admission: Admission) -> Response:
+        return await self.until_unchanged(target, admission, lambda: self._patch(request, target, admission))
+
+    def check_unchanged(self, target: Target, old: JSON) -> None:
+        """Raises :class:`_ChangedError`, which :meth:`until_unchanged` answers."""
+        found = self.storage.get(target.storage, target.namespace, target.name)
+        if found is None or found["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+            raise _ChangedError
+
+    @staticmethod
+    async def until_unchanged(
+        target: Target, admission: Admission, once: Callable[[], Awaitable[Response]]
+    ) -> Response:
+        """Again, where somebody else wrote the object while a webhook thought about it. Raises :class:`Refusal`."""
+        for _ in range(_TRIES):
+            try:
+                return await once()
+            except _ChangedError:
+                admission.warnings.clear()
+        raise conflict(target, _MODIFIED)
+
+    async def _patch(self, request: Request, target: Target, admission: Admission) -> Response:
         kind = bodies.media_type(request)
         managing.check_options(request, is_apply=kind == managing.APPLY)
         body = bodies.read(request)
         change = body.value
         old = self.storage.get(target.storage, target.namespace, target.name)
-        warnings: list[str] = []
+        warnings = admission.warnings
         if kind == managing.APPLY:
-            out = self._apply(request, target, managing.check_applied(target, change), old, warnings)
+            out = await self._apply(request, target, managing.check_applied(target, change), old, admission)
             return self._answer(target, out, warnings)
         if old is None:
             raise not_found(target)
@@ -114,19 +144,25 @@ class Writer:
         self._check_name(target, patched["metadata"])
         obj = self.decode(request, target, bodies.Body(patched, body.duplicates), warnings)
         asked = patched["metadata"].get("managedFields")
-        out = self.replace(request, target, obj, old, asked=None if asked == managed_of(old) else asked)
+        asked = None if asked == managed_of(old) else asked
+        out = await self.replace(request, target, obj, old, admission, asked=asked)
         return self._answer(target, out, warnings)
 
-    def _apply(self, request: Request, target: Target, config: JSON, old: JSON | None, warnings: list[str]) -> Written:
+    async def _apply(
+        self, request: Request, target: Target, config: JSON, old: JSON | None, admission: Admission
+    ) -> Written:
         if old is None and target.sub:
             raise not_found(target)
         if target.kind.refused:
             raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+        if old is None:  # who may patch may not create by it
+            question = Question("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
+            admission.access.require(admission.user, question)
         merged, managed = managing.applied(request, target, old, config)
-        obj = self.decode(request, target, bodies.Body(merged), warnings)
+        obj = self.decode(request, target, bodies.Body(merged), admission.warnings)
         if old is None:
-            return self.new(request, target.of(""), obj, managed)
-        return self.replace(request, target, obj, old, managed)
+            return await self.new(request, target.of(""), obj, admission, managed)
+        return await self.replace(request, target, obj, old, admission, managed)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -175,7 +211,9 @@ class Writer:
 
     # --- creating -------------------------------------------------------------------------------
 
-    def new(self, request: Request, target: Target, obj: JSON, managed: list[JSON] | None = None) -> Written:
+    async def new(
+        self, request: Request, target: Target, obj: JSON, admission: Admission, managed: list[JSON] | None = None
+    ) -> Written:
         """``managed`` are the managed fields of what was applied; who creates manages all."""
         meta = obj["metadata"]
         dry = dry_run(request)
@@ -183,25 +221,28 @@ class Writer:
             raise bad_request("resourceVersion should not be set on objects to be created")
         namespace: JSON = {"metadata": {}}
         if target.kind.namespaced:
-            namespace = admission.check_namespace(self.storage, target, meta)
+            namespace = builtin.check_namespace(self.storage, target, meta)
         elif meta.get("namespace"):
             raise bad_request("namespace may not be set on an object that has none")
+        roles.check_grant(admission.access, admission.user, target, obj)
+        obj = await admission.mutate(target, obj, None)
         obj = strategy.prepare(target.kind, obj, None, status=False)
         self._drop(target, obj, None)
         named = self._name(target, obj["metadata"])
         if target.storage == "pods":
-            admission.set_priority(self.storage, target, obj)
+            builtin.set_priority(self.storage, target, obj)
             limits.admit(self.storage, target, obj)
         self._validate(target, obj, None, namespace, status=False)
         if target.storage == "pods":
-            admission.check_account(self.storage, target, obj)
+            builtin.check_account(self.storage, target, obj)
         obj = strategy.stored(target.kind, obj)
-        if self.storage.get(target.storage, target.namespace, named) is not None:
-            raise already_exists(target, named)
-        self.quotas.admit(target, obj, None)
         counts = target.kind.counts_generations
         obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
         strategy.select_own_pods(target.kind, obj)
+        await admission.validate(target, obj)
+        if self.storage.get(target.storage, target.namespace, named) is not None:
+            raise already_exists(target, named)
+        self.quotas.admit(target, obj, None)
         self._manage(obj, managed or managing.updated(request, target, None, obj))
         return Written(self._keep(target, obj, None, dry=dry), 201)
 
@@ -217,14 +258,25 @@ class Writer:
                 meta["name"] = name
                 return str(name)
 
-    def _validate(self, target: Target, obj: JSON, old: JSON | None, namespace: JSON, *, status: bool) -> None:
+    def _validate(
+        self,
+        target: Target,
+        obj: JSON,
+        old: JSON | None,
+        namespace: JSON,
+        *,
+        status: bool,
+        also: Sequence[FieldError] = (),
+    ) -> None:
+        faults = list(also)
         try:
             labels = namespace["metadata"].get("labels") or {}
             strategy.validate(target.kind, obj, old, labels, self.features, status=status)
         except strategy.InvalidObject as e:
-            causes = [(f.reason, f.field, f.message) for f in e.faults]
-            name = obj["metadata"].get("name", "")
-            raise invalid(target.kind.kind, target.kind.group, name, causes) from None
+            faults = [*e.faults, *faults]
+        if faults:
+            causes = [(f.reason, f.field, f.message) for f in faults]
+            raise invalid(target.kind.kind, target.kind.group, obj["metadata"].get("name", ""), causes)
 
     def _drop(self, target: Target, obj: JSON, old: JSON | None) -> None:
         """What depends on a feature gate that is off, or that a fault made on purpose takes."""
@@ -234,12 +286,13 @@ class Writer:
 
     # --- replacing ------------------------------------------------------------------------------
 
-    def replace(
+    async def replace(
         self,
         request: Request,
         target: Target,
         obj: JSON,
         old: JSON,
+        admission: Admission,
         managed: list[JSON] | None = None,
         asked: Any = None,
     ) -> Written:
@@ -260,6 +313,9 @@ class Writer:
                 f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
             )
         status = target.sub == "status"
+        if any(obj.get(f) != old.get(f) for f in ("rules", "aggregationRule", "roleRef", "subjects")):
+            roles.check_grant(admission.access, admission.user, target, obj)
+        obj = await admission.mutate(target, obj, old)
         obj = strategy.prepare(target.kind, obj, old, status=status)
         if managed is None:
             managed = managing.updated(request, target, old, strategy.written(target.kind, obj), asked)
@@ -272,12 +328,16 @@ class Writer:
             if key in before:
                 meta[key] = before[key]
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
-        self._validate(target, obj, old, namespace, status=status)
+        self._validate(
+            target, obj, old, namespace, status=status, also=self._unauthorized(request, target, obj, old, admission)
+        )
         self._no_new_finalizers(target, meta, before)
         obj = strategy.stored(target.kind, obj)
         meta = obj["metadata"]
         if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
+        await admission.validate(target, obj, old)
+        self.check_unchanged(target, old)
         if same_object(obj, old):
             return Written(old, 200)
         self.quotas.admit(target, obj, old)
@@ -286,6 +346,16 @@ class Writer:
             if gone is not None:
                 return Written(gone, 200)
         return Written(self._keep(target, obj, old, dry=dry), 200)
+
+    @staticmethod
+    def _unauthorized(
+        request: Request, target: Target, obj: JSON, old: JSON, admission: Admission
+    ) -> Sequence[FieldError]:
+        if target.sub != "status" or target.kind.kind != "ResourceClaim" or not target.kind.structured:
+            return ()
+        verb = "patch" if request.method == "PATCH" else "update"
+        new, before = obj.get("status") or {}, old.get("status") or {}
+        return claim_status.status_faults(admission.access, admission.user, verb, target.namespace, new, before)
 
     @staticmethod
     def _no_new_finalizers(target: Target, meta: JSON, before: JSON) -> None:

@@ -1,4 +1,4 @@
-"""What a LabelSelector must fulfil, wherever one is."""
+"""What a LabelSelector must fulfil, wherever one is, and which labels it selects."""
 
 from __future__ import annotations
 
@@ -31,4 +31,20 @@ def label_selector(selector: JSON, path: str) -> list[FieldError]:
     return out
 
 
-__all__ = ["label_selector"]
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector is for an object; None is for none, an empty one for all."""
+    if selector is None:
+        return False
+    if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
+        return False
+    for term in selector.get("matchExpressions") or ():
+        key, values = term.get("key"), term.get("values") or ()
+        holds = {
+            "In": labels.get(key) in values,
+            "NotIn": labels.get(key) not in values,
+            "Exists": key in labels,
+            "DoesNotExist": key not in labels,
+        }
+        if not holds.get(term.get("operator", ""), False):
+            return False
+    return True

@@ -10,6 +10,7 @@ from ....resources import metadata_rules, names, rules
 from ....resources.fields import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, unsupported
 from ....resources.quantity import Quantity, QuantityError
 from ..kinds import Kind
+from . import policies
 from .label_selectors import label_selector
 from .pods import validate_pod, validate_template, validate_update
 
@@ -299,31 +300,6 @@ def _budget(obj: JSON, old: JSON | None) -> list[FieldError]:
     return label_selector(selector, "spec.selector") if selector else []
 
 
-def _policy(obj: JSON, old: JSON | None) -> list[FieldError]:
-    spec = _spec(obj)
-    out: list[FieldError] = []
-    if not spec.get("matchConstraints"):
-        out.append(required("spec.matchConstraints"))
-    elif not spec["matchConstraints"].get("resourceRules"):
-        out.append(required("spec.matchConstraints.resourceRules"))
-    if not spec.get("validations") and not spec.get("auditAnnotations"):
-        out.append(required("spec.validations", "validations or auditAnnotations must be specified"))
-    for i, rule in enumerate(spec.get("validations") or []):
-        if not str(rule.get("expression", "")).strip():
-            out.append(required(f"spec.validations[{i}].expression", "expression is not specified"))
-    return out
-
-
-def _policy_binding(obj: JSON, old: JSON | None) -> list[FieldError]:
-    spec = _spec(obj)
-    out: list[FieldError] = []
-    if not spec.get("policyName"):
-        out.append(required("spec.policyName"))
-    if not spec.get("validationActions"):
-        out.append(required("spec.validationActions"))
-    return out
-
-
 def _taint_rule(obj: JSON, old: JSON | None) -> list[FieldError]:
     taint = _spec(obj).get("taint") or {}
     out = invalids("spec.taint.key", taint.get("key", ""), names.qualified(taint.get("key", "")))
@@ -350,7 +326,9 @@ _RULES: Mapping[str, Callable[[JSON, JSON | None], list[FieldError]]] = {
     f"clusterrolebindings.{_RBAC_GROUP}": _role_binding,
     "priorityclasses.scheduling.k8s.io": _priority,
     "poddisruptionbudgets.policy": _budget,
-    "validatingadmissionpolicies.admissionregistration.k8s.io": _policy,
-    "validatingadmissionpolicybindings.admissionregistration.k8s.io": _policy_binding,
+    "validatingadmissionpolicies.admissionregistration.k8s.io": policies.policy,
+    "validatingadmissionpolicybindings.admissionregistration.k8s.io": policies.policy_binding,
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": policies.webhooks,
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": policies.webhooks,
     "devicetaintrules.resource.k8s.io": _taint_rule,
 }

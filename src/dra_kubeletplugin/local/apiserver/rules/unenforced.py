@@ -8,27 +8,29 @@ from typing import Any
 from ....resources.releases import Features
 from ..kinds import Kind
 
-_WEBHOOKS = "the local cluster keeps webhook configurations and calls no webhook: what it would refuse or change is admitted as it is"
-_POLICIES = "the local cluster keeps admission policies and does not evaluate them: what they would deny is admitted"
+_SERVICE = (
+    "the local cluster has no network of services: webhook {} cannot be reached through its service, and its failure policy, {}, "
+    "decides; clientConfig.url reaches one on this machine"
+)
+_AUDIT = "the local cluster has no audit log: what the action Audit would write there is told nowhere"
 _RULES = "the local cluster does not evaluate x-kubernetes-validations: objects that they would refuse are admitted"
 _CONVERSION = "the local cluster calls no conversion webhook: every version of the kind shows the same fields"
 _TAINTS = (
     "the local cluster keeps DeviceTaintRules and taints no device by them: the feature gate DRADeviceTaintRules is off"
 )
-_BY_KIND = {
-    "validatingadmissionpolicies.admissionregistration.k8s.io": _POLICIES,
-    "validatingadmissionpolicybindings.admissionregistration.k8s.io": _POLICIES,
-    "validatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
-}
+_WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 
 def warnings(kind: Kind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
     """A sentence for each part of the object that has no effect."""
     if kind.storage == "devicetaintrules.resource.k8s.io" and not features.followed_rules:
         yield _TAINTS
-    if sentence := _BY_KIND.get(kind.storage):
-        yield sentence
+    if kind.plural in _WEBHOOKS:
+        for hook in obj.get("webhooks") or ():
+            if (hook.get("clientConfig") or {}).get("service"):
+                yield _SERVICE.format(hook.get("name"), hook.get("failurePolicy"))
+    if kind.plural == "validatingadmissionpolicybindings" and "Audit" in obj["spec"].get("validationActions", ()):
+        yield _AUDIT
     if kind.storage == "customresourcedefinitions.apiextensions.k8s.io":
         spec = obj.get("spec") or {}
         if _has(spec.get("versions"), "x-kubernetes-validations"):

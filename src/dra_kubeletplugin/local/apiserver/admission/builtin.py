@@ -1,12 +1,12 @@
-"""What is decided about a new object by others: its namespace, its priority class."""
+"""Admission plugins that are always on: a new object's namespace, a pod's priority class and service account."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .refusals import Refusal
-from .requests import Target, forbidden
-from .storage import Storage
+from ..refusals import Refusal
+from ..requests import Target, forbidden
+from ..storage import Storage
 
 JSON = dict[str, Any]
 _PRIORITIES = "priorityclasses.scheduling.k8s.io"

@@ -1,0 +1,133 @@
+"""Expressions over objects of the API: of admission policies, of webhooks' match conditions, of custom resources' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .checker import Checker
+from .declarations import FUNCTIONS, Overload, parse_type
+from .evaluator import plan
+from .frame import Ended, Frame
+from .library_authorizer import AUTHORIZER_FUNCTIONS
+from .parser import Parser, Source
+from .types import is_dyn
+from .values import CelError, CompileError, Type, type_of
+
+CALL_LIMIT = 1_000_000  # of one expression, in cost units
+BUDGET = 10_000_000  # of all expressions of one policy, or of one object
+Objects = Mapping[str, Mapping[str, Type]]
+
+_TEXT, _TEXTS = parse_type("string"), parse_type("list(string)")
+_TEXT_MAP = parse_type("map(string, string)")
+DYN = parse_type("dyn")
+_RESOURCE = parse_type("kubernetes.GroupVersionResource")
+_KIND = parse_type("kubernetes.GroupVersionKind")
+ADMISSION_OBJECTS: Objects = {
+    "kubernetes.AdmissionRequest": {
+        **dict.fromkeys(("kind", "requestKind"), _KIND),
+        **dict.fromkeys(("resource", "requestResource"), _RESOURCE),
+        **dict.fromkeys(("subResource", "requestSubResource", "name", "namespace", "operation"), _TEXT),
+        "userInfo": parse_type("kubernetes.UserInfo"),
+        "dryRun": parse_type("bool"),
+        "options": DYN,
+    },
+    "kubernetes.GroupVersionKind": dict.fromkeys(("group", "version", "kind"), _TEXT),
+    "kubernetes.GroupVersionResource": dict.fromkeys(("group", "version", "resource"), _TEXT),
+    "kubernetes.UserInfo": {
+        "username": _TEXT,
+        "uid": _TEXT,
+        "groups": _TEXTS,
+        "extra": parse_type("map(string, list(string))"),
+    },
+    "kubernetes.Namespace": {
+        "metadata": parse_type("kubernetes.NamespaceMetadata"),
+        "spec": parse_type("kubernetes.NamespaceSpec"),
+        "status": parse_type("kubernetes.NamespaceStatus"),
+    },
+    "kubernetes.NamespaceMetadata": {
+        **dict.fromkeys(("name", "generateName", "namespace", "UID", "resourceVersion"), _TEXT),
+        **dict.fromkeys(("labels", "annotations"), _TEXT_MAP),
+        **dict.fromkeys(("creationTimestamp", "deletionTimestamp"), parse_type("google.protobuf.Timestamp")),
+        **dict.fromkeys(("generation", "deletionGracePeriodSeconds"), parse_type("int")),
+        "finalizers": _TEXTS,
+    },
+    "kubernetes.NamespaceSpec": {"finalizers": _TEXTS},
+    "kubernetes.NamespaceStatus": {"phase": _TEXT},
+    "kubernetes.authorization.Authorizer": {"requestResource": parse_type("kubernetes.authorization.ResourceCheck")},
+}
+ADMISSION_VARIABLES: Mapping[str, Type] = {
+    "object": DYN,
+    "oldObject": DYN,
+    "request": parse_type("kubernetes.AdmissionRequest"),
+    "namespaceObject": parse_type("kubernetes.Namespace"),
+    "authorizer": parse_type("kubernetes.authorization.Authorizer"),
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What expressions may name: variables and the fields of their object types."""
+
+    variables: Mapping[str, Type]
+    objects: Objects = field(default_factory=dict)
+    functions: Mapping[str, list[Overload]] = field(default_factory=lambda: {**FUNCTIONS, **AUTHORIZER_FUNCTIONS})
+
+
+@dataclass
+class Budget:
+    """What all expressions of one policy may cost together."""
+
+    left: int = BUDGET
+
+
+class Expression:
+    """A compiled expression whose value is of type ``wanted``, any where that is None.
+
+    Raises :class:`CompileError` in Kubernetes' words.
+    """
+
+    def __init__(self, text: str, environment: Environment, wanted: Type | None = None) -> None:
+        self.text = text
+        source = Source(text)
+        tree = Parser(source).parse()
+        self.type = Checker(source, environment.variables, environment.objects, environment.functions).check(tree)
+        if wanted is not None and self.type != wanted and not is_dyn(self.type):
+            raise CompileError(f"must evaluate to {wanted}")
+        self._wanted = wanted
+        self._plan = plan(tree)
+
+    def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
+        """Raises :class:`CelError`, also for a value of another type than was wanted, and once the budget is spent."""
+        if budget.left < 0:
+            raise CelError(
+                "validation failed due to running out of cost budget, no further validation rules will be run"
+            )
+        frame = Frame(dict(values), CALL_LIMIT)
+        try:
+            value = self._plan.run(frame)
+        except Ended as e:
+            value = e.reason
+        budget.left -= frame.cost
+        if isinstance(value, CelError):
+            raise value
+        if self._wanted is not None and type_of(value) != self._wanted:
+            raise CelError(f"cannot convert the value of type {type_of(value)} to {self._wanted}")
+        return value
+
+
+class Lazily(dict[str, Any]):
+    """Values that are computed when they are first read, by the name of the variable; one that fails is its error."""
+
+    def __init__(self, compute: Mapping[str, Callable[[], Any]]) -> None:
+        super().__init__(compute)
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            try:
+                self._known[name] = super().__getitem__(name)()
+            except CelError as e:
+                self._known[name] = CelError(f'composited variable "{name}" fails to evaluate: {e}')
+        return self._known[name]

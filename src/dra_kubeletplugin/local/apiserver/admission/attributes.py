@@ -1,0 +1,109 @@
+"""What admission policies and webhooks are told of a request, in the version that they ask for (admission.k8s.io/v1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import strategy
+from ..auth import User
+from ..kinds import Kind
+from ..requests import Target
+
+JSON = dict[str, Any]
+CREATE, UPDATE, DELETE, CONNECT = "CREATE", "UPDATE", "DELETE", "CONNECT"
+
+
+@dataclass(frozen=True)
+class ObjectKind:
+    group: str
+    version: str
+    kind: str
+
+    @property
+    def json(self) -> JSON:
+        return {"group": self.group, "version": self.version, "kind": self.kind}
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """One request.
+
+    Attributes:
+        target: what is asked for, in the request's version.
+        object: as it is stored, without apiVersion and kind; of a subresource with a kind of its own as a client sees it.
+        old: what was there before.
+        own_kind: the kind of ``object`` where it is not the target's: Binding, Eviction, Scale.
+    """
+
+    operation: str
+    target: Target
+    user: User
+    object: JSON | None
+    old: JSON | None
+    options: JSON = field(default_factory=dict)
+    dry: bool = False
+    own_kind: ObjectKind | None = None
+
+    @property
+    def name(self) -> str:
+        found = self.target.name or ((self.object or {}).get("metadata") or {}).get("name") or ""
+        return str(found)
+
+    @property
+    def namespace(self) -> str:
+        """A namespace is in itself, to admission."""
+        return self.name if self.target.kind.storage == "namespaces" else self.target.namespace
+
+
+@dataclass(frozen=True)
+class View:
+    """A request as one resource and version shows it: the one that it was made for, or an equivalent one."""
+
+    attributes: Attributes
+    kind: Kind
+    version: str
+
+    @property
+    def object(self) -> JSON | None:
+        return self._shown(self.attributes.object)
+
+    @property
+    def old(self) -> JSON | None:
+        return self._shown(self.attributes.old)
+
+    def _shown(self, obj: JSON | None) -> JSON | None:
+        if obj is None or self.attributes.own_kind is not None:
+            return obj
+        return strategy.outgoing(self.kind, self.version, obj)
+
+    def with_object(self, obj: JSON) -> View:
+        return replace(self, attributes=replace(self.attributes, object=obj))
+
+    def request(self) -> JSON:
+        """The AdmissionRequest without its objects and its UID."""
+        attributes = self.attributes
+        target = attributes.target
+        kind = attributes.own_kind or ObjectKind(self.kind.group, self.version, self.kind.kind)
+        asked = attributes.own_kind or ObjectKind(target.kind.group, target.version, target.kind.kind)
+        out: JSON = {
+            "kind": kind.json,
+            "resource": {"group": self.kind.group, "version": self.version, "resource": self.kind.plural},
+            "requestKind": asked.json,
+            "requestResource": {
+                "group": target.kind.group,
+                "version": target.version,
+                "resource": target.kind.plural,
+            },
+            "operation": attributes.operation,
+            "userInfo": attributes.user.info,
+            "dryRun": attributes.dry,
+            "options": attributes.options,
+        }
+        if target.sub:
+            out |= {"subResource": target.sub, "requestSubResource": target.sub}
+        if attributes.name:
+            out["name"] = attributes.name
+        if attributes.namespace:
+            out["namespace"] = attributes.namespace
+        return out
