@@ -49,11 +49,11 @@ class Access:
         self.storage = storage
         self.told: Callable[[User, Question, bool], None] = lambda *_: None
 
-    def decide(self, user: User, question: Question) -> bool:
-        """As :meth:`allowed`, of a request that stands or falls with it."""
-        allowed = bool(self.allowed(user, question))
-        self.told(user, question, allowed)
-        return allowed
+    def decide(self, user: User, *questions: Question) -> bool:
+        """Whether one of them is allowed, of a request that stands or falls with it."""
+        by = next((q for q in questions if self.allowed(user, q)), None)
+        self.told(user, by or questions[0], by is not None)
+        return by is not None
 
     def require(self, user: User, question: Question) -> None:
         """Raises :class:`Refusal` where a request may not do what is asked."""

@@ -35,7 +35,7 @@ def status_faults(access: Access, user: User, verb: str, namespace: str, new: JS
         verbs.insert(0, f"associated-node:{verb}")
     for driver in _changed_drivers(new.get("devices") or (), old.get("devices") or ()):
         questions = [Question(v, GROUP, "resourceclaims", "driver", namespace, driver) for v in verbs]
-        if not any(access.decide(user, q) for q in questions):
+        if not access.decide(user, *questions):
             needs = f'requires resource="resourceclaims/driver", verb="[{" ".join(verbs)}]" permission'
             why = f"changing status.devices {needs}: {_denied(user, questions[0])}"
             out.append(forbidden("status.devices", why))

@@ -222,8 +222,8 @@ class Writer:
         namespace: JSON = {"metadata": {}}
         if target.kind.namespaced:
             namespace = builtin.check_namespace(self.storage, target, meta)
-        elif meta.get("namespace"):
-            raise bad_request("namespace may not be set on an object that has none")
+        else:
+            meta.pop("namespace", None)  # Kubernetes clears it: kustomize gives one to every kind that it does not know
         roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, None)
         obj = strategy.prepare(target.kind, obj, None, status=False)
@@ -308,6 +308,8 @@ class Writer:
             raise conflict(
                 target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
             )
+        if not target.kind.namespaced:
+            meta.pop("namespace", None)
         if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
             raise bad_request(
                 f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
