@@ -546,7 +546,7 @@ async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: Curl
     assert (made.status, "taints no device" in made.headers["Warning"]) == (201, True)
     ruled = definition()
     schema = ruled["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    schema["x-kubernetes-validations"] = [{"rule": "self.spec.size < 5"}]
+    schema["x-kubernetes-validations"] = [{"rule": "self.spec.parts.all(p, p.n < 5)"}]
     made = await curl("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", ruled)
     assert "x-kubernetes-validations" in made.headers["Warning"]
     assert "Warning" not in (await curl("POST", f"{CORE}/configmaps", {"metadata": {"name": "c"}})).headers

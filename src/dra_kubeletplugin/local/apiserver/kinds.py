@@ -29,6 +29,7 @@ class Kind:
         refused: why no object of this kind can be made here; empty for a kind that is served.
         virtual: objects are asked, never kept: reviews.
         schemas: of a custom resource, by version.
+        scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
     """
 
     group: str
@@ -47,6 +48,7 @@ class Kind:
     virtual: bool = False
     custom_columns: tuple[Column, ...] = ()
     schemas: Mapping[str, JSON] = field(default_factory=dict, compare=False)
+    scale: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -100,6 +102,7 @@ _V1 = ("v1",)
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
+_NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: objects would be kept as they came; a mutating webhook is called"
 _NO_STORAGE = "the local cluster has no volumes to claim"
 _EVENT_FIELDS = (
     "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
@@ -156,6 +159,8 @@ KINDS = (
     Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
     Kind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
     Kind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
+    Kind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
+    Kind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
     Kind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
     Kind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
     Kind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,11 +14,15 @@ _SERVICE = (
     "decides; clientConfig.url reaches one on this machine"
 )
 _AUDIT = "the local cluster has no audit log: what the action Audit would write there is told nowhere"
-_RULES = "the local cluster does not evaluate x-kubernetes-validations: objects that they would refuse are admitted"
+_COST = (
+    "the local cluster estimates no costs of x-kubernetes-validations: Kubernetes may refuse a rule that goes over lists, maps or "
+    "texts without maxItems, maxProperties or maxLength"
+)
 _CONVERSION = "the local cluster calls no conversion webhook: every version of the kind shows the same fields"
 _TAINTS = (
     "the local cluster keeps DeviceTaintRules and taints no device by them: the feature gate DRADeviceTaintRules is off"
 )
+_LOOPS = re.compile(r"\.(all|exists|exists_one|filter|map|matches|find|findAll)\(")
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 
@@ -33,13 +38,20 @@ def warnings(kind: Kind, obj: Mapping[str, Any], features: Features) -> Iterator
         yield _AUDIT
     if kind.storage == "customresourcedefinitions.apiextensions.k8s.io":
         spec = obj.get("spec") or {}
-        if _has(spec.get("versions"), "x-kubernetes-validations"):
-            yield _RULES
+        if any(_LOOPS.search(str(rule.get("rule") or "")) for rule in _rules(spec.get("versions"))):
+            yield _COST
         if (spec.get("conversion") or {}).get("strategy") == "Webhook":
             yield _CONVERSION
 
 
-def _has(value: Any, name: str) -> bool:
+def _rules(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every validation rule within a schema."""
     if isinstance(value, Mapping):
-        return name in value or any(_has(v, name) for v in value.values())
-    return isinstance(value, list) and any(_has(v, name) for v in value)
+        for key, inner in value.items():
+            if key == "x-kubernetes-validations" and isinstance(inner, list):
+                yield from inner
+            else:
+                yield from _rules(inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _rules(item)
