@@ -32,7 +32,7 @@ def kind_of(definition: JSON) -> Kind:
     served = [v for v in spec.get("versions") or () if v.get("served")]
     served.sort(key=lambda v: not v.get("storage"))
     schemas = {v["name"]: (v.get("schema") or {}).get("openAPIV3Schema") or _ANYTHING for v in served}
-    scale = next((s for v in served if (s := (v.get("subresources") or {}).get("scale"))), {})
+    scale: Mapping[str, str] = next((s for v in served if (s := (v.get("subresources") or {}).get("scale"))), {})
     return Kind(
         spec["group"],
         tuple(schemas),

@@ -102,7 +102,7 @@ _V1 = ("v1",)
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
-_NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: objects would be kept as they came; a mutating webhook is called"
+_NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
 _NO_STORAGE = "the local cluster has no volumes to claim"
 _EVENT_FIELDS = (
     "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
