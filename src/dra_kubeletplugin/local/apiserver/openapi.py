@@ -7,16 +7,12 @@ from typing import Any
 
 from .discovery import Discovery
 from .kinds import Kind, Registry
-from .refusals import Refusal
-from .schemas import tables
+from .schemas import openapi_wire, tables
 
 JSON = dict[str, Any]
 _MACHINERY = ("apis.meta.", "api.resource.", "runtime.", "util.")
 _OURS = {"go", "nested"}  # of the tables, not of OpenAPI
 _OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
-_JSON_ONLY = (
-    "OpenAPI v2 is served as JSON only: kubectl 1.29 and later reads v3; an older one works with --validate=false"
-)
 _V3, _V2 = "#/components/schemas/", "#/definitions/"
 
 
@@ -24,8 +20,8 @@ class OpenApi:
     def __init__(self, registry: Registry, discovery: Discovery) -> None:
         self.registry, self.discovery = registry, discovery
 
-    def answer(self, path: str, served: Collection[str], accept: str) -> JSON | None:
-        """The document at ``path``; None where there is none. Raises :class:`Refusal` where it is wanted in protobuf only."""
+    def answer(self, path: str, served: Collection[str], accept: str) -> JSON | bytes | None:
+        """The document at ``path``, a message of protobuf where that is wanted; None where there is none."""
         match [p for p in path.split("/") if p]:
             case ["openapi", "v3"]:
                 found = [("", "v1")]
@@ -37,9 +33,8 @@ class OpenApi:
             case ["openapi", "v3", "apis", group, version] if version in self.discovery.versions(group, served):
                 return self._document(group, version)
             case ["openapi", "v2"]:
-                if "proto" in accept and "json" not in accept:
-                    raise Refusal(406, "NotAcceptable", _JSON_ONLY)
-                return self._version_2(served)
+                found_2 = self._version_2(served)
+                return openapi_wire.encode(found_2) if "proto" in accept and "json" not in accept else found_2
         return None
 
     def _kinds(self, group: str, version: str) -> Iterator[Kind]:
@@ -60,10 +55,21 @@ class OpenApi:
         for group in ["", *self.discovery.groups(served)]:
             for version in self.discovery.versions(group, served):
                 for kind in self._kinds(group, version):
-                    paths |= _paths(kind, version, _V2)
+                    paths |= _as_version_2(_paths(kind, version, _V2))
                     definitions |= _schemas(kind, version, _V2)
         title = {"title": "Kubernetes", "version": self.discovery.version}
         return {"swagger": "2.0", "info": title, "paths": paths, "definitions": definitions}
+
+
+def _as_version_2(paths: JSON) -> JSON:
+    """Operations in which parameters and answers have their types in the places of version 2."""
+    for operation in (o for item in paths.values() for o in item.values()):
+        operation["parameters"] = [
+            {"name": p["name"], "in": p["in"], "type": "string"} for p in operation["parameters"]
+        ]
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        operation["responses"] = {"200": {"description": "OK", "schema": schema}}
+    return paths
 
 
 def full_name(name: str) -> str:

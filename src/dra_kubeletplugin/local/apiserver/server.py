@@ -30,6 +30,7 @@ from .reading import Reader
 from .refusals import Refusal, bad_request, no_resource, not_allowed
 from .requests import Target, flag, json_response, new_metadata, parse_path, status_response
 from .reviews import Reviews
+from .schemas import openapi_wire
 from .storage import Storage
 from .subresources import Subresources
 from .writing import Writer
@@ -217,11 +218,14 @@ class ApiServer:
             return Response(200, b"ok", "text/plain")
         if request.method in {"GET", "HEAD"}:
             found = self._discovery.answer(request.path, self.served)
-            if found is None:
-                accept = request.headers.get("accept", "")
-                found = self._openapi.answer(request.path, self.served, accept)
             if found is not None:
                 return json_response(found)
+            accept = request.headers.get("accept", "")
+            schemas = self._openapi.answer(request.path, self.served, accept)
+            if isinstance(schemas, bytes):
+                return Response(200, schemas, openapi_wire.MEDIA_TYPE)
+            if schemas is not None:
+                return json_response(schemas)
         return await self._resource(request, user)
 
     async def _resource(self, request: Request, user: User) -> Response:
