@@ -396,6 +396,10 @@ async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(cur
     ] == ["default"]
     deleted = await curl("DELETE", "/api/v1/namespaces/n")
     assert deleted.json["status"]["phase"] == "Terminating"
+    assert (await curl("DELETE", f"{maps}/free")).status == 200, "it is there for a while, as in Kubernetes"
+    async with asyncio.timeout(20):
+        while (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]:
+            await asyncio.sleep(0.02)
     assert [m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"]] == ["held"]
     late = await curl("POST", maps, {"metadata": {"name": "late"}})
     assert (late.status, late.json["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from .storage import Storage
 
 JSON = dict[str, Any]
 _ORPHAN, _FOREGROUND, _BACKGROUND = "Orphan", "Foreground", "Background"
+_NAMESPACE_WAIT = 1.0  # seconds; Kubernetes has 5
 _HOLDS = "foregroundDeletion"
 
 
@@ -29,6 +31,7 @@ class Deleter:
         self, storage: Storage, registry: Registry, reader: Reader, gone: Callable[[Kind, JSON], None]
     ) -> None:
         self.storage, self.registry, self.reader = storage, registry, reader
+        self._waiting: dict[str, asyncio.TimerHandle] = {}  # by the namespace that is emptied then
         self._told = gone
 
     async def delete(self, request: Request, target: Target, admission: Admission) -> Response:
@@ -118,7 +121,7 @@ class Deleter:
     def _after_mark(self, target: Target, obj: JSON, policy: str) -> tuple[JSON, bool]:
         """What follows from an object's deletion before it goes."""
         if target.storage == "namespaces":
-            self._empty(target.name)
+            self.empty_soon(target.name)
         if policy == _FOREGROUND:
             self._collect(obj["metadata"]["uid"])
         kept = self.storage.get(target.storage, target.namespace, target.name)
@@ -214,7 +217,20 @@ class Deleter:
 
     # --- namespaces -----------------------------------------------------------------------------
 
+    def empty_soon(self, namespace: str) -> None:
+        """What is in a namespace on its way out is deleted in a while, as the namespace controller waits before it begins: who
+        deletes a manifest's objects one by one finds them."""
+        if namespace not in self._waiting:
+            loop = asyncio.get_running_loop()
+            self._waiting[namespace] = loop.call_later(_NAMESPACE_WAIT, self._empty, namespace)
+
+    def close(self) -> None:
+        """What waits is left to the next server."""
+        for timer in self._waiting.values():
+            timer.cancel()
+
     def _empty(self, namespace: str) -> None:
+        self._waiting.pop(namespace, None)
         for kind, obj in list(self.storage.in_namespace(namespace)):
             meta = obj["metadata"]
             target = self._target(kind, namespace, meta["name"])

@@ -103,6 +103,9 @@ _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
 _NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
+_NO_REPLICATION = "the local cluster has no controller for replication controllers: use a Deployment"
+_NO_METRICS = "the local cluster measures no load, so nothing scales by it: use `kubectl scale`"
+_NO_NETWORK = "the local cluster has no network of pods, so nothing would follow from it"
 _NO_STORAGE = "the local cluster has no volumes to claim"
 _EVENT_FIELDS = (
     "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
@@ -145,6 +148,11 @@ KINDS = (
         "batch", _V1, "CronJob", "cronjobs", True, ("cj",), categories=ALL,
         refused="the local cluster has no controller for cron jobs: use a Job",
     ),
+    Kind("", _V1, "ReplicationController", "replicationcontrollers", True, ("rc",), categories=ALL, refused=_NO_REPLICATION),
+    Kind("autoscaling", ("v2", "v1"), "HorizontalPodAutoscaler", "horizontalpodautoscalers", True, ("hpa",), categories=ALL,
+         refused=_NO_METRICS),
+    Kind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
+    Kind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",), refused=_NO_NETWORK),
     Kind("coordination.k8s.io", _V1, "Lease", "leases", True),
     Kind(
         "events.k8s.io", _V1, "Event", "events", True, ("ev",), stored_as="events",

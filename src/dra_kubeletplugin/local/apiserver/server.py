@@ -101,6 +101,9 @@ class ApiServer:
         Raises ``OSError`` where an address cannot be had.
         """
         self.url = self.public_url = await self._http.start()
+        for namespace in self.storage.list("namespaces"):
+            if namespace["metadata"].get("deletionTimestamp"):  # a server before this one had begun
+                self._deleter.empty_soon(namespace["metadata"]["name"])
         if self._front is not None:
             try:
                 self.public_url = await self._front.start()
@@ -110,6 +113,7 @@ class ApiServer:
         return self.url
 
     async def close(self) -> None:
+        self._deleter.close()
         await self._http.close()
         if self._front is not None:
             await self._front.close()
