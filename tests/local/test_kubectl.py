@@ -133,6 +133,100 @@ async def test_manifests_are_applied_compared_edited_and_deleted(kubectl: Kubect
     await kubectl("wait", "--for=delete", "deployment/web", "--timeout=10s")
 
 
+LIST = """
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: mixed}}
+- {apiVersion: v1, kind: ConfigMap, metadata: {name: c, namespace: mixed}, data: {a: "1"}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: mixed}, spec: {}}
+- apiVersion: resource.k8s.io/v1
+  kind: ResourceClaim
+  metadata: {name: c, namespace: mixed}
+  spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mixed}}]}}
+- {apiVersion: example.com/v1, kind: Foo, metadata: {name: f}, spec: {size: 1}}
+"""
+
+
+async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_deleted(kubectl: Kubectl) -> None:
+    await kubectl("apply", "-f", "-", stdin=CUSTOM)
+    await kubectl("create", "-f", "-", stdin=LIST)
+    for verb in (
+        ["apply"],
+        ["apply", "--server-side", "--force-conflicts"],
+        ["replace"],
+        ["label", "x=y"],
+        ["annotate", "x=y"],
+    ):
+        out = await kubectl(*verb, "-f", "-", stdin=LIST)
+        assert len(out.splitlines()) == 5, out
+    await kubectl("diff", "-f", "-", stdin=LIST.replace('a: "1"', 'a: "2"'), fails=True)
+    await kubectl("delete", "-f", "-", "--timeout=20s", stdin=LIST)  # the namespace first: the others are there still
+    for odd, why in (('data: {a: "1"}', 'unknown field "dat"'), ("size: 1", 'got "string", expected "integer"')):
+        wrong = LIST.replace(odd, {"size: 1": "size: x"}.get(odd, "dat: {}"))
+        assert why in await kubectl("create", "-f", "-", stdin=wrong, fails=True)
+
+
+async def test_a_deployment_is_rolled_back_to_what_it_was(kubectl: Kubectl) -> None:
+    await kubectl("create", "deployment", "web", "--image=nginx:1")
+    await kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    await kubectl("set", "image", "deployment/web", "nginx=nginx:2")
+    await kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    assert [
+        line.split()[0] for line in (await kubectl("rollout", "history", "deployment/web")).splitlines()[2:] if line
+    ] == ["1", "2"]
+    await kubectl("rollout", "undo", "deployment/web")
+    assert (
+        await kubectl("get", "deployment", "web", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+        == "nginx:1"
+    )
+    await kubectl("rollout", "status", "deployment/web", "--timeout=20s")
+    assert "3" in await kubectl("rollout", "history", "deployment/web")
+
+
+async def test_what_there_is_not_says_so(kubectl: Kubectl) -> None:
+    await kubectl("create", "deployment", "web", "--image=nginx", "--replicas=0")
+    assert "measures no load" in await kubectl("autoscale", "deployment", "web", "--max=3", fails=True)
+    assert "no network of pods" in await kubectl("create", "ingress", "i", "--rule=a/b=c:80", fails=True)
+    policy = "apiVersion: admissionregistration.k8s.io/v1\nkind: MutatingAdmissionPolicy\nmetadata: {name: p}\nspec: {}"
+    assert "use a mutating webhook" in await kubectl("create", "-f", "-", stdin=policy, fails=True)
+
+
+async def test_who_may_do_what_is_listed_granted_and_kept_from_growing(kubectl: Kubectl) -> None:
+    await kubectl("create", "serviceaccount", "reader")
+    me = "--as=system:serviceaccount:default:reader"
+    assert "selfsubjectaccessreviews" in await kubectl("auth", "can-i", "--list", me)
+    await kubectl("create", "rolebinding", "views", "--clusterrole=view", "--serviceaccount=default:reader")
+    assert (await kubectl("auth", "can-i", "list", "pods", me)).strip() == "yes"
+    await kubectl("auth", "can-i", "list", "secrets", me, fails=True)
+    await kubectl("create", "clusterrole", "grants", "--verb=create", "--resource=roles")
+    await kubectl("create", "rolebinding", "grants", "--clusterrole=grants", "--serviceaccount=default:reader")
+    more = await kubectl("create", "role", "more", "--verb=get", "--resource=secrets", me, fails=True)
+    assert "is attempting to grant RBAC permissions not currently held" in more
+    await kubectl("create", "role", "same", "--verb=get", "--resource=pods", me)
+    await kubectl("create", "clusterrole", "more-view", "--verb=list", "--resource=secrets")
+    await kubectl("label", "clusterrole", "more-view", "rbac.authorization.k8s.io/aggregate-to-view=true")
+    assert (await kubectl("auth", "can-i", "list", "secrets", me)).strip() == "yes"
+    who = await kubectl("auth", "whoami", "--as=me", "--as-group=a", "--as-group=b", "--as-uid=7")
+    assert "[a b system:authenticated]" in who and "7" in who
+
+
+async def test_a_token_of_a_pod_says_where_it_is_and_ends_with_it(kubectl: Kubectl) -> None:
+    await kubectl("run", "p", "--image=busybox")
+    await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=20s")
+    bound = ("--bound-object-kind=Pod", "--bound-object-name=p")
+    token = (await kubectl("create", "token", "default", *bound)).strip()
+    review = f'{{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","spec":{{"token":"{token}"}}}}'
+    found = await kubectl("create", "-f", "-", "-o", "yaml", "--validate=false", stdin=review)
+    assert "authentication.kubernetes.io/node-name:\n      - node-1" in found
+    assert "authentication.kubernetes.io/pod-name:\n      - p" in found
+    await kubectl("delete", "pod", "p", "--grace-period=0", "--force")
+    await kubectl("wait", "--for=delete", "pod/p", "--timeout=20s")
+    assert "authenticated: true" not in await kubectl(
+        "create", "-f", "-", "-o", "yaml", "--validate=false", stdin=review
+    )
+
+
 async def test_questions_are_answered(kubectl: Kubectl) -> None:
     assert "FIELDS:" in await kubectl("explain", "pod.spec")
     assert "allocationMode" in await kubectl("explain", "resourceclaim.spec.devices.requests.exactly", "--recursive")

@@ -125,8 +125,7 @@ def _schemas(kind: Kind, version: str, references: str) -> JSON:
     name = tables.name_of(kind.group, version, kind.kind)
     marked = {"x-kubernetes-group-version-kind": [_gvk(kind, version)]}
     if name is None:
-        own = kind.schemas.get(version) or {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        return {_name_of(kind, version): {**own, **marked}}
+        return _custom(kind, version, references, marked)
     found: dict[str, JSON] = {}
     waiting = [name]
     while waiting:
@@ -135,6 +134,43 @@ def _schemas(kind: Kind, version: str, references: str) -> JSON:
             found[at] = _published(tables.named(at), references, waiting)
     out = {full_name(n): s for n, s in found.items()}
     out[full_name(name)] |= marked
+    return out
+
+
+_META = "apis.meta.v1.ObjectMeta"
+_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
+
+
+def _custom(kind: Kind, version: str, references: str, marked: JSON) -> JSON:
+    """A custom kind's schema, with the fields that all objects have."""
+    own = dict(kind.schemas.get(version) or {"type": "object", _UNKNOWN: True})
+    waiting = [_META]
+    out = {}
+    while waiting:
+        at = waiting.pop()
+        if full_name(at) not in out:
+            out[full_name(at)] = _published(tables.named(at), references, waiting)
+    if references == _V2:
+        own = _loosened(own)
+    if "properties" in own or _UNKNOWN not in own:
+        text = {"type": "string"}
+        always = {"apiVersion": text, "kind": text, "metadata": {"$ref": references + full_name(_META)}}
+        own["properties"] = {**(own.get("properties") or {}), **always}
+    return {**out, _name_of(kind, version): {**own, **marked}}
+
+
+def _loosened(schema: Mapping[str, Any]) -> JSON:
+    """What version 2 cannot say is left open: unknown fields that are kept, values of several types, null."""
+    out = {k: v for k, v in schema.items() if k not in {"properties", "items", "additionalProperties", "nullable"}}
+    if schema.get(_UNKNOWN):
+        return {k: v for k, v in out.items() if k != "type"}
+    if schema.get("nullable") or schema.get("x-kubernetes-int-or-string"):
+        out.pop("type", None)
+    if properties := schema.get("properties"):
+        out["properties"] = {n: _loosened(v) for n, v in properties.items()}
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            out[key] = _loosened(schema[key]) if isinstance(schema[key], Mapping) else schema[key]
     return out
 
 

@@ -54,10 +54,10 @@ def _query_parameter(parameter: JSON) -> bytes:
 
 def _schema(schema: JSON) -> bytes:
     out = [_text(number, schema[key]) for key, number in _TEXTS.items() if schema.get(key)]
-    inner = schema.get("allOf") or ()
-    reference = schema.get("$ref") or (inner[0].get("$ref") if len(inner) == 1 else None)
-    if reference:
-        out.append(_text(1, reference))
+    # What refers to another type and says more does so through allOf, which this form has no need of.
+    for part in (schema, *(schema.get("allOf") or ())):
+        if reference := part.get("$ref"):
+            out.append(_text(1, reference))
     out += [_double(number, schema[key]) for key, number in _DOUBLES.items() if key in schema]
     out += [_integer(number, schema[key]) for key, number in _INTEGERS.items() if key in schema]
     if "default" in schema:
