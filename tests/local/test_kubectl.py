@@ -167,23 +167,6 @@ async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_de
         assert why in await kubectl("create", "-f", "-", stdin=wrong, fails=True)
 
 
-async def test_a_deployment_is_rolled_back_to_what_it_was(kubectl: Kubectl) -> None:
-    await kubectl("create", "deployment", "web", "--image=nginx:1")
-    await kubectl("rollout", "status", "deployment/web", "--timeout=20s")
-    await kubectl("set", "image", "deployment/web", "nginx=nginx:2")
-    await kubectl("rollout", "status", "deployment/web", "--timeout=20s")
-    assert [
-        line.split()[0] for line in (await kubectl("rollout", "history", "deployment/web")).splitlines()[2:] if line
-    ] == ["1", "2"]
-    await kubectl("rollout", "undo", "deployment/web")
-    assert (
-        await kubectl("get", "deployment", "web", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
-        == "nginx:1"
-    )
-    await kubectl("rollout", "status", "deployment/web", "--timeout=20s")
-    assert "3" in await kubectl("rollout", "history", "deployment/web")
-
-
 async def test_what_there_is_not_says_so(kubectl: Kubectl) -> None:
     await kubectl("create", "deployment", "web", "--image=nginx", "--replicas=0")
     assert "measures no load" in await kubectl("autoscale", "deployment", "web", "--max=3", fails=True)
