@@ -80,7 +80,13 @@ VERSIONS = [
         },
     }
 ]
-QUESTION = {"spec": {"user": "u", "groups": ["g"], "resourceAttributes": {"verb": "get", "resource": "pods"}}}
+QUESTION = {
+    "spec": {
+        "user": "u",
+        "groups": ["g"],
+        "resourceAttributes": {"verb": "get", "resource": "pods", "namespace": "default"},
+    }
+}
 CLAIM = {
     "devices": {
         "requests": [
@@ -123,6 +129,7 @@ SAMPLES: dict[str, JSON] = {
     "ResourceClaim": {"spec": CLAIM},
     "ResourceClaimTemplate": {"spec": {"spec": CLAIM}},
     "DeviceClass": {"spec": {"selectors": [{"cel": {"expression": "device.driver == \"d\""}}], "extendedResourceName": "example.com/gpu"}},
+    "SelfSubjectRulesReview": {"spec": {"namespace": "default"}},
     "DeviceTaintRule": {"spec": {"taint": {"key": "k", "effect": "NoExecute"}, "deviceSelector": {"driver": "d"}}},
 }  # fmt: skip
 PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml")

@@ -9,7 +9,7 @@ from ...observe.http import Request, Response
 from .access import Access, Question
 from .auth import AUDIENCE, Tokens, User
 from .bodies import read_object
-from .refusals import Refusal, bad_request
+from .refusals import bad_request, invalid
 from .requests import Target, json_response
 
 JSON = dict[str, Any]
@@ -50,9 +50,9 @@ class Reviews:
                 return self._decision(user, _question(spec))
         question = _question(spec)
         if target.namespace and question.namespace != target.namespace:
-            raise bad_request(
-                f"spec.resourceAttributes.namespace must match namespace: {target.namespace} is not {question.namespace}"
-            )
+            fault = f'Invalid value: "{question.namespace}": must match metadata.namespace'
+            causes = [("FieldValueInvalid", "spec.resourceAttributes.namespace", fault)]
+            raise invalid(target.kind.kind, target.kind.group, "", causes)
         return self._decision(_user(spec), question)
 
     def _decision(self, user: User, question: Question) -> JSON:
@@ -80,8 +80,8 @@ def _user(spec: JSON) -> User:
     groups, extra = spec.get("groups"), spec.get("extra")
     name = str(spec.get("user") or "")
     if not name and not groups:
-        message = 'SubjectAccessReview.authorization.k8s.io "" is invalid: spec.user: at least one of user or group must be specified'
-        raise Refusal(422, "Invalid", message)
+        fault = 'Invalid value: "": at least one of user or group must be specified'
+        raise invalid("SubjectAccessReview", "authorization.k8s.io", "", [("FieldValueInvalid", "spec.user", fault)])
     known = extra if isinstance(extra, dict) else {}
     return User(
         name,
