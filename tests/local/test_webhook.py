@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -19,8 +20,11 @@ from dra_kubeletplugin import Config
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.local.apiserver import certificate
 from dra_kubeletplugin.opaque import Reader
+from dra_kubeletplugin.resources.convert import convert
 from dra_kubeletplugin.settings import WebhookSettings
 from dra_kubeletplugin.webhook import Webhook
+
+from .serving import serving as api_server
 
 DRIVER = "gpu.example.com"
 ROOT = Path(__file__).parents[2]
@@ -198,3 +202,27 @@ async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_an_api_server_that_calls_it_refuses_the_claim_with_its_words(tmp_path: Path) -> None:
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims"],
+    }
+    claims = "/apis/resource.k8s.io/{}/namespaces/default/resourceclaims"
+    async with serving(tmp_path) as (webhook, ca), api_server() as curl:
+        client = {"url": f"{webhook.url}/validate", "caBundle": base64.b64encode(ca.read_bytes()).decode()}
+        hook = {"name": "parameters.gpu.example.com", "clientConfig": client, "rules": [rule], "sideEffects": "None"}
+        configuration = {"metadata": {"name": "gpu"}, "webhooks": [{**hook, "admissionReviewVersions": ["v1"]}]}
+        await curl.make("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", configuration)
+        for version in ("v1", "v1beta2", "v1beta1"):  # it asks for v1, and gets v1
+            sent = claim(parameters(cuont=2))
+            sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+            refused = await curl("POST", claims.format(version), convert(sent, version))
+            assert 400 <= refused.status < 500
+            assert "did you mean 'count'?" in refused.message
+            assert 'admission webhook "parameters.gpu.example.com" denied the request' in refused.message
+        sent["spec"]["devices"]["config"] = claim(parameters(count=2))["spec"]["devices"]["config"]
+        await curl.make(claims.format("v1"), sent)

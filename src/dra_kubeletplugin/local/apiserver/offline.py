@@ -28,8 +28,8 @@ def faults(document: JSON) -> list[str]:
         meta = obj["metadata"]
         if kind.namespaced:
             meta.setdefault("namespace", "default")
-        elif meta.get("namespace"):
-            out.append(f"metadata.namespace: {kind.kind} belongs to the cluster: leave the namespace out")
+        else:
+            meta.pop("namespace", None)  # a server clears it
         obj = strategy.prepare(kind, obj, None, status=False)
         if not meta.get("name"):
             obj["metadata"]["name"] = f"{meta['generateName']}x"
