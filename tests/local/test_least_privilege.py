@@ -379,3 +379,21 @@ async def test_nobody_takes_the_administrators_part(deployed: Deployed) -> None:
     ):
         answer = await curl("GET", "/api/v1/secrets", headers={"Authorization": f"Bearer {token}", **part})
         assert (answer.status, "cannot impersonate" in answer.message) == (403, True)
+
+
+async def test_policies_see_the_clusters_own_components_by_their_names() -> None:
+    rule = {"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*/*"]}
+    names = ["system:kube-scheduler", "system:kube-controller-manager", "system:node:node-1", "kubernetes-admin"]
+    expression = f"request.userInfo.username in {names} && !('system:masters' in request.userInfo.groups && request.userInfo.username != 'kubernetes-admin')"
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": "known"}}
+    spec = {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": expression}]}
+    async with LocalCluster() as cluster:
+        await cluster.apply({**head, "kind": "ValidatingAdmissionPolicy", "spec": spec})
+        bound = {"policyName": "known", "validationActions": ["Deny"]}
+        await cluster.apply({**head, "kind": "ValidatingAdmissionPolicyBinding", "spec": bound})
+        container = {"name": "c", "image": "busybox"}
+        await cluster.apply(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [container]}}
+        )
+        await cluster.wait_running("p")
+        await cluster.delete_pod("p")

@@ -60,21 +60,23 @@ class Authorizer(Record):
 
 
 @dataclass(frozen=True)
-class PathCheck:
+class _Begun:
+    """A check of which not all has been said."""
+
     authorizer: Authorizer
     check: Check
 
 
-@dataclass(frozen=True)
-class GroupCheck:
-    authorizer: Authorizer
-    check: Check
+class PathCheck(_Begun):
+    pass
 
 
-@dataclass(frozen=True)
-class ResourceCheck:
-    authorizer: Authorizer
-    check: Check
+class GroupCheck(_Begun):
+    pass
+
+
+class ResourceCheck(_Begun):
+    pass
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _narrowed(attribute: str) -> Callable[[object, object], ResourceCheck]:
 
 
 def _check(a: object, verb: object) -> Decision:
-    found: ResourceCheck | PathCheck = need(a, ResourceCheck, PathCheck)
+    found: _Begun = need(a, ResourceCheck, PathCheck)
     reason = found.authorizer.ask(found.authorizer.user, replace(found.check, verb=need(verb, str)))
     return Decision(reason, bool(reason))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 from ..errors import ApiError
 from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
+from ..kube.credentials import Token
 from ..resources.names import SUBDOMAIN
 from ..resources.releases import Features
 from ..scheduling.binding import TIMEOUT as BINDING_TIMEOUT
@@ -120,18 +122,29 @@ class LocalCluster:
                 await self._start_api(stack)
             self.client = KubeClient(self.config)
             stack.push_async_callback(self.client.close)
+            manager, binder = (self._component(stack, f"system:kube-{c}") for c in ("controller-manager", "scheduler"))
+            kubelets = {n: self._component(stack, f"system:node:{n}", "system:nodes") for n in self._names}
             supervisor = await stack.enter_async_context(Supervisor())
-            supervisor.start("controllers", ControllerManager(self.client, self.features).run)
-            scheduler = Scheduler(self.client, self.features, self._binding_timeout)
+            supervisor.start("controllers", ControllerManager(manager, self.features).run)
+            scheduler = Scheduler(binder, self.features, self._binding_timeout)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()
-            for name in self._names:
-                node = self._node(name, supervisor)
+            for name, client in kubelets.items():
+                node = self._node(name, client, supervisor)
                 stack.push_async_callback(node.runtime.close)
                 await node.kubelet.start()
                 stack.push_async_callback(node.kubelet.stop)
             self._stack = stack.pop_all()
         return self
+
+    def _component(self, stack: contextlib.AsyncExitStack, name: str, *groups: str) -> KubeClient:
+        """What a component of the cluster asks the API server through, under its own name; under ours where another one serves."""
+        if not self.has_own_api:
+            return self.client
+        token = Token(self.api.tokens.of_component(name, groups))
+        client = KubeClient(dataclasses.replace(self.config, credentials=token))
+        stack.push_async_callback(client.close)
+        return client
 
     async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
         await self.api.start()
@@ -154,12 +167,12 @@ class LocalCluster:
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
 
-    def _node(self, name: str, supervisor: Supervisor) -> Node:
+    def _node(self, name: str, client: KubeClient, supervisor: Supervisor) -> Node:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
         runtime = self._runtimes(name, root / "containers", (cdi,))
-        kubelet = Kubelet(self.client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
+        kubelet = Kubelet(client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
         self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import math
 import secrets
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -38,16 +39,17 @@ _LOCAL = {
 
 @dataclass(frozen=True)
 class User:
-    """Who asks. ``extra`` is what the authenticator knows beside, by its key in lower case."""
+    """Who asks. ``extra`` is what the authenticator knows beside, by its key in lower case; ``trusted`` ones may do all."""
 
     name: str
     groups: tuple[str, ...] = ()
     uid: str = ""
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    trusted: bool = False
 
     @property
     def is_master(self) -> bool:
-        return _MASTERS in self.groups
+        return self.trusted or _MASTERS in self.groups
 
     @property
     def info(self) -> JSON:
@@ -110,6 +112,13 @@ class Tokens:
         user = account_user(namespace, name, uid, extra)
         holds = (Bound("serviceaccounts", namespace, name, uid), *bound)
         self._issued[token] = _Issued(user, time.time() + seconds, tuple(audiences) or (AUDIENCE,), holds)
+        return token
+
+    def of_component(self, name: str, groups: Sequence[str]) -> str:
+        """A token of a component of the cluster itself, good for ever."""
+        token = secrets.token_urlsafe(32)
+        user = User(name, (*groups, "system:authenticated"), trusted=True)
+        self._issued[token] = _Issued(user, math.inf, (AUDIENCE,), ())
         return token
 
     def user_of(self, token: str, storage: Storage, audiences: Collection[str] = (AUDIENCE,)) -> User | None:
