@@ -10,8 +10,6 @@ import pytest
 from deploy.render.values import merged
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import ApiConfig, Resource
-from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.local.cluster import LocalCluster, resource_of
 from dra_kubeletplugin.local.informer import PODS
 from dra_kubeletplugin.plugin import Plugin
@@ -20,6 +18,7 @@ from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.node import env_of
 from dra_kubeletplugin.testing.pods import pod, template
 
+from .deployed import config_of
 from .rendering import JSON, LEAST, by_id, container, one, plain
 
 NPU: JSON = merged(LEAST, {"features": {"deviceStatus": True, "controller": True}})
@@ -34,7 +33,6 @@ FPGA: JSON = NPU | {
 BESIDE: JSON = merged(FPGA, {"namespace": NPU["namespace"], "features": {"namespace": False}})
 """In the other's namespace, which is made once."""
 READY = 20.0
-ACCOUNTS = Resource("", "v1", "serviceaccounts", namespaced=True)
 
 
 class Two(Driver):
@@ -55,14 +53,6 @@ def test_no_object_of_one_is_the_others(other: JSON) -> None:
     for own, foreign in ((a, "fpga"), (b, "npu")):
         names = {key[2] for key in own}
         assert not [n for n in names if n.startswith(foreign) and n != "npu-system"]
-
-
-async def account_of(cluster: LocalCluster, workload: JSON) -> ApiConfig:
-    """The API server, as a pod of the workload may use it."""
-    namespace, name = workload["metadata"]["namespace"], workload["spec"]["template"]["spec"]["serviceAccountName"]
-    made = await cluster.client.call("POST", ACCOUNTS.path(namespace, name, "token"), {"spec": {}})
-    config = cluster.config
-    return ApiConfig(config.server, config.tls, Token(made["status"]["token"]))
 
 
 def environment(manifests: list[JSON], pod: JSON, cluster: LocalCluster) -> dict[str, str]:
@@ -98,7 +88,7 @@ async def running(cluster: LocalCluster, manifests: list[JSON]) -> AsyncIterator
     daemonset = one(manifests, "DaemonSet")
     found = await cluster.wait("the DaemonSet's pod", lambda: pod_of(cluster, daemonset))
     settings = load({}, environment(manifests, found, cluster))
-    async with Plugin(Two(), settings, await account_of(cluster, daemonset)).running() as plugin:
+    async with Plugin(Two(), settings, await config_of(cluster, daemonset, found)).running() as plugin:
         await plugin.ready(READY)
         yield plugin
 

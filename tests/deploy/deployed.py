@@ -1,13 +1,9 @@
-"""What ``deploy/`` grants, applied as it is written: an overlay rendered by kubectl, tokens of its pods, and an audit of their requests."""
+"""Manifests of a driver on a local cluster: tokens of its pods, and an audit of what they ask for."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dra_kubeletplugin.kube import ApiConfig, Resource, Tls
 from dra_kubeletplugin.kube.credentials import Token
@@ -15,23 +11,13 @@ from dra_kubeletplugin.local.apiserver.access import Question
 from dra_kubeletplugin.local.apiserver.auth import User
 from dra_kubeletplugin.local.cluster import LocalCluster
 
-ROOT = Path(__file__).parents[2]
 JSON = dict[str, Any]
 Grant = tuple[str, str, str]
 """Verb, group, and resource with its subresource."""
-_TOKENS = "token"
-
-
-def rendered(overlay: str) -> list[JSON]:
-    """The objects of an overlay. Raises ``subprocess.CalledProcessError``."""
-    done = subprocess.run(
-        ["kubectl", "kustomize", overlay], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    return [d for d in yaml.safe_load_all(done.stdout) if d]
 
 
 class Deployed:
-    """An overlay on a local cluster. Use :meth:`on`.
+    """What was rendered for a driver, on a local cluster. Use :meth:`on`.
 
     Attributes:
         asked: what each user was decided on, in order, with whether it was allowed.
@@ -46,8 +32,8 @@ class Deployed:
         self.asked.append((user.name, question, allowed))
 
     @classmethod
-    async def on(cls, cluster: LocalCluster, overlay: str) -> Deployed:
-        found = cls(cluster, rendered(overlay))
+    async def on(cls, cluster: LocalCluster, objects: list[JSON]) -> Deployed:
+        found = cls(cluster, objects)
         order = ("Namespace", "ServiceAccount")
         await cluster.apply(*sorted(found.objects, key=lambda o: o["kind"] not in order))
         return found
@@ -80,20 +66,10 @@ class Deployed:
         return found
 
     async def token(self, kind: str, pod: JSON | None) -> str:
-        """A token of the service account, bound to a pod as the kubelet asks for it, or to nothing."""
-        namespace, account = self.account(kind)
-        spec: JSON = {}
-        if pod is not None:
-            meta = pod["metadata"]
-            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
-        accounts = Resource("", "v1", "serviceaccounts", namespaced=True)
-        path = accounts.path(namespace, account, _TOKENS)
-        answer = await self.cluster.client.call("POST", path, {"spec": spec})
-        return str(answer["status"]["token"])
+        return await token_of(self.cluster, self._workload(kind), pod)
 
     async def config(self, kind: str, pod: JSON | None) -> ApiConfig:
-        """The API server as a pod reaches it."""
-        return ApiConfig(self.cluster.api.url, Tls(), Token(await self.token(kind, pod)))
+        return await config_of(self.cluster, self._workload(kind), pod)
 
     # --- what is granted, and what was used -------------------------------------------------------
 
@@ -121,3 +97,20 @@ def _grants(role: JSON) -> Iterator[Grant]:
             for resource in rule["resources"]:
                 for verb in rule["verbs"]:
                     yield verb, group, resource
+
+
+async def token_of(cluster: LocalCluster, workload: JSON, pod: JSON | None) -> str:
+    """A token of a workload's service account, bound to a pod as the kubelet asks for it, or to nothing."""
+    namespace, account = workload["metadata"]["namespace"], workload["spec"]["template"]["spec"]["serviceAccountName"]
+    spec: JSON = {}
+    if pod is not None:
+        meta = pod["metadata"]
+        spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+    accounts = Resource("", "v1", "serviceaccounts", namespaced=True)
+    answer = await cluster.client.call("POST", accounts.path(namespace, account, "token"), {"spec": spec})
+    return str(answer["status"]["token"])
+
+
+async def config_of(cluster: LocalCluster, workload: JSON, pod: JSON | None) -> ApiConfig:
+    """The API server as a pod of the workload reaches it."""
+    return ApiConfig(cluster.api.url, Tls(), Token(await token_of(cluster, workload, pod)))
