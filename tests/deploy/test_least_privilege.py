@@ -43,6 +43,7 @@ JSON = dict[str, Any]
 VALUES = merged(LEAST, {"features": {"controller": True, "deviceStatus": True}})
 NAME = VALUES["driverName"]
 ATTACHED = f"{NAME}/attached"
+OLDER = {f"resource.k8s.io/{v}": True for v in ("v1beta1", "v1beta2")}  # served as well: no way around the policies
 MANY = 200  # devices: more than one slice holds
 
 
@@ -91,7 +92,7 @@ def as_at_the_start() -> None:
 
 @pytest.fixture
 async def deployed(tmp_path: Path) -> AsyncIterator[Deployed]:
-    async with LocalCluster(nodes=("node-1", "node-2")) as cluster:
+    async with LocalCluster(nodes=("node-1", "node-2"), runtime_config=OLDER) as cluster:
         yield await Deployed.on(cluster, kustomized(VALUES, tmp_path / "overlay"))
 
 

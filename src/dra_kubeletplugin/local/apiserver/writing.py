@@ -349,11 +349,12 @@ class Writer:
                 return Written(gone, 200)
         return Written(self._keep(target, obj, old, dry=dry), 200)
 
-    @staticmethod
     def _unauthorized(
-        request: Request, target: Target, obj: JSON, old: JSON, admission: Admission
+        self, request: Request, target: Target, obj: JSON, old: JSON, admission: Admission
     ) -> Sequence[FieldError]:
         if target.sub != "status" or target.kind.kind != "ResourceClaim" or not target.kind.structured:
+            return ()
+        if not self.features.has("DRAResourceClaimGranularStatusAuthorization"):
             return ()
         verb = "patch" if request.method == "PATCH" else "update"
         new, before = obj.get("status") or {}, old.get("status") or {}
