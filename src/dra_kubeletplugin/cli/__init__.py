@@ -13,6 +13,7 @@ from ..driver import Driver
 from ..errors import DraError, SettingsError
 from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
 from .options import Parser, add_settings, given
+from .questions import add_explain
 
 DEV_VERBS = (
     "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
@@ -84,6 +85,7 @@ def parser() -> Parser:
     _add_parameters(commands)
     _add_doctor(commands)
     _add_completion(commands)
+    add_explain(commands.add_parser("explain", help="why a pod or a claim waits, and what would have to change"))
     return out
 
 
@@ -262,6 +264,10 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .cleanup import cleanup
 
             return cleanup(args)
+        case "explain":
+            from .explain import explain_command
+
+            return explain_command(args)
         case "claims":
             from .claims import claims
 

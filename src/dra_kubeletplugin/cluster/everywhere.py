@@ -1,0 +1,200 @@
+"""Why a pod waits, what would have to change, or which devices it has: asked of a snapshot, answered as the scheduler would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..resources import node_selection
+from ..scheduling import devices as pod_devices
+from ..scheduling import extended, podinfo, unsupported
+from ..scheduling.binding import TIMEOUT
+from ..scheduling.claimstore import is_allocated
+from ..scheduling.cycle import Cycle
+from ..scheduling.devices import PodClaims
+from ..scheduling.nodeinfo import NodeInfo
+from ..scheduling.podinfo import PodInfo
+from ..scheduling.status import Plugin, Rejection, SchedulerError
+from . import requests
+from .answers import Change, Kind, NodeGroup, Reason
+from .devices import Fault, NodeDevices
+from .grouping import NodeLook, fold
+from .nodes import NodeFilters
+from .scene import Scene, name_of, users_of
+from .trials import Trials
+
+JSON = dict[str, Any]
+TRYING = 2.0  # seconds for all trials together: what is not tried then is not told
+_FEWER = "ask for {} in request {} in place of {}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all nodes say. ``reasons`` end the search for a node at once, whatever the others say."""
+
+    groups: tuple[NodeGroup, ...] = ()
+    changes: tuple[Change, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def look_everywhere(scene: Scene, pod: PodInfo) -> Verdict:
+    """The scheduler's look at every node for a pod whose claims are all there, with what was in the way."""
+    return _Look(scene, pod).verdict()
+
+
+@dataclass
+class _Look:
+    scene: Scene
+    pod: PodInfo
+    until: float = field(default_factory=lambda: time.monotonic() + TRYING)
+
+    def verdict(self) -> Verdict:
+        scene = self.scene
+        snapshot = scene.cache.snapshot()
+        notes = tuple(why.replace(unsupported.PREFIX, "not looked at: ") for why in unsupported.reasons(self.pod))
+        if not snapshot.nodes:
+            return Verdict(reasons=(Reason(Kind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=notes)
+        claims = pod_devices.read(self.pod, scene.cache.claims, scene.cache.classes, scene.cache.extended, TIMEOUT)
+        if isinstance(claims, Rejection):
+            return Verdict(reasons=tuple(Reason(Kind.OTHER, why, "") for why in claims.reasons), notes=notes)
+        cycle = Cycle(self._free_to_go(), snapshot, claims, scene.allocations())
+        error = ""
+        try:
+            fitting = {n.name for n in cycle.feasible(len(snapshot.nodes))}
+        except SchedulerError as e:
+            fitting, error = set(), str(e)
+        filters = NodeFilters(self.pod, list(snapshot.nodes), scene.cache.snapshot().namespaces, claims.by_class)
+        looks = [
+            NodeLook(n.name, True) if n.name in fitting else self._look(n, claims, filters, cycle.rejected.get(n.name))
+            for n in snapshot.nodes
+        ]
+        folded = fold(looks)
+        nodes = {n.name: n for n in snapshot.nodes}
+        changes = () if error else tuple(self._changes(folded, claims, nodes))
+        reasons = (_fatal(error, looks),) if error else ()
+        return Verdict(tuple(g for g, _ in folded), changes, reasons, notes)
+
+    def _free_to_go(self) -> PodInfo:
+        """The pod without the node that it was promised, so that the others are looked at too."""
+        status = {k: v for k, v in (self.pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
+        return podinfo.read({**self.pod.pod, "status": status})
+
+    # --- one node -------------------------------------------------------------------------------
+
+    def _look(self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, told: Rejection | None) -> NodeLook:
+        faults = list(filters.faults(node))
+        faults += self._elsewhere(node, claims)
+        wanted = self._open(node, claims)
+        asked: list[list[requests.RequestLook]] = []
+        if wanted:
+            there = NodeDevices(self.scene, node)
+            asked = requests.looks(there, wanted, self.scene.cache.classes)
+            enough = all(any(option.enough for option in options) for options in asked)
+            if enough and (told is None or told.plugin is Plugin.DEVICES):
+                faults += self._together(there, wanted)
+        if told and not faults and all(any(o.enough for o in options) for options in asked):
+            kind = Kind.TIMEOUT if "timed out" in told.reasons[0] else Kind.OTHER
+            faults = [Fault(kind, why, "") for why in told.reasons]
+        return NodeLook(node.name, False, faults, asked)
+
+    def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
+        """Claims that would have to be allocated on a node."""
+        wanted = [c for i, c in enumerate(claims.claims) if not is_allocated(c) and not claims.is_extended(i)]
+        missing = {r: c for r, c in claims.by_class.items() if not node.allocatable.get(r)}
+        if claims.extended is not None and extended.is_draft(claims.extended) and missing:
+            wanted.append(extended.for_node(claims.extended, self.pod, missing)[0])
+        return wanted
+
+    def _elsewhere(self, node: NodeInfo, claims: PodClaims) -> Iterator[Fault]:
+        for claim in claims.claims:
+            if not is_allocated(claim):
+                continue
+            selector = claim["status"]["allocation"].get("nodeSelector")
+            if selector is not None and not node_selection.selector_matches(node.node, selector):
+                users = ", ".join(u for u in users_of(claim)[:3]) or "no pod"
+                text = f"claim {name_of(claim)} is allocated for other nodes, and {users} uses it there"
+                change = f"the pod has to go where claim {claim['metadata']['name']} is, or needs a claim of its own"
+                yield Fault(Kind.CLAIM_ELSEWHERE, text, change)
+
+    def _together(self, there: NodeDevices, wanted: Sequence[JSON]) -> list[Fault]:
+        trials = Trials(there, wanted)
+        if time.monotonic() > self.until:
+            return [
+                Fault(Kind.COMPETITION, "the devices would do one by one, and not together", "fewer devices, or others")
+            ]
+        return [] if trials.fits() else list(trials.together())
+
+    # --- what would be enough -------------------------------------------------------------------
+
+    def _changes(
+        self, folded: Sequence[tuple[NodeGroup, list[NodeLook]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
+    ) -> Iterator[Change]:
+        found: dict[str, list[str]] = {}
+        for look in (look for _, members in folded for look in members if not look.fits):
+            if time.monotonic() > self.until:
+                break
+            for text, example in self._enough(look, claims, nodes[look.node]):
+                found.setdefault(text, []).append(f"{look.node}: {example}" if example else look.node)
+        for text, where in sorted(found.items(), key=lambda item: -len(item[1])):
+            yield Change(text, len(where), where[0])
+
+    def _enough(self, look: NodeLook, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
+        """What alone would let the node take the pod, with an example."""
+        short = [options for options in look.requests if not any(o.enough for o in options)]
+        of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
+        wanted = self._open(node, claims)
+        trials = Trials(NodeDevices(self.scene, node), wanted)
+        if of_node:
+            if len(look.faults) == 1 and not short and (not wanted or trials.fits()):
+                yield of_node[0].change, ""
+            return
+        if not wanted:
+            return
+        faults = [*look.faults, *(f for options in look.requests for o in options for _, f in o.faults)]
+        for fault in {(f.kind, f.text): f for f in faults}.values():
+            if trials.helps(fault):
+                yield fault.change, fault.detail if fault.kind in _OF_HOLDERS else ""
+        for option in (option for options in short for option in options):
+            if option.wanted and 0 < option.usable < option.wanted and trials.fits(fewer(wanted, option)):
+                yield _FEWER.format(option.usable, option.request, option.wanted), ""
+
+
+_OF_HOLDERS = {Kind.HELD, Kind.COUNTERS}
+_OF_DEVICES = {Kind.CONSTRAINT, Kind.COUNTERS, Kind.COMPETITION, Kind.TIMEOUT}
+
+
+def fewer(claims: Sequence[JSON], option: requests.RequestLook) -> list[JSON]:
+    """The claims with as many devices in a request as there are."""
+    out = []
+    for claim in claims:
+        devices = claim["spec"].get("devices") or {}
+        changed = [
+            {**r, "exactly": {**r["exactly"], "count": option.usable}}
+            if name_of(claim) == option.claim and r["name"] == option.request and r.get("exactly")
+            else r
+            for r in devices.get("requests") or []
+        ]
+        out.append({**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": changed}}})
+    return out
+
+
+def _fatal(error: str, looks: Sequence[NodeLook]) -> Reason:
+    """What ends the scheduler's look at nodes with an error, for all of them."""
+    said = error.partition("filter plugin: ")[2] or error
+    for look in looks:
+        for kind in (Kind.SELECTOR_ERROR, Kind.POOL_INCOMPLETE, Kind.POOL_INVALID, Kind.CONSTRAINT):
+            for where, fault in [
+                *((look.node, f) for f in look.faults),
+                *(p for q in look.requests for o in q for p in o.faults),
+            ]:
+                if fault.kind is kind:
+                    return Reason(
+                        kind,
+                        f"the scheduler ends with an error for all nodes: {said}",
+                        f"{fault.change} (seen at {where})",
+                    )
+    kind = Kind.TOO_MANY if "exceeds the claim limit" in said else Kind.OTHER
+    return Reason(kind, f"the scheduler ends with an error for all nodes: {said}", "what the message names")

@@ -1,0 +1,154 @@
+"""A snapshot as a scheduler would hold it: nodes with their pods, claims with their devices, slices by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ..allocation.pools import DeviceId, PoolKey, key_of
+from ..scheduling import extended, podinfo
+from ..scheduling.cache import Cache
+from ..scheduling.claimstore import reserved_for, results_of
+from ..scheduling.nodeallocation import AllocationMemory, Allocations
+from ..scheduling.slicestore import Slices
+from .objects import CLASSES, NODES, Snapshot
+
+JSON = dict[str, Any]
+_ODD = (TypeError, KeyError, ValueError, AttributeError)
+_PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}
+
+
+class Scene:
+    """Where nodes or classes may not be read, others stand in: as many nodes as slices name, classes that take any device.
+
+    ``faults`` are objects that have not an object's form, and count as not there.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.faults: list[str] = []
+        self.cache = Cache()
+        self.memory = AllocationMemory()
+        self._each(
+            "node",
+            _named_by_slices(snapshot.slices) if snapshot.gap(NODES) else snapshot.nodes,
+            self.cache.node_changed,
+        )
+        for namespace in snapshot.namespaces:
+            self.cache.namespace_changed(namespace, gone=False)
+        self.namespaces = {
+            str(n["metadata"]["name"]): dict(n["metadata"].get("labels") or {}) for n in snapshot.namespaces
+        }
+        self.claims = self._each(
+            "claim", snapshot.claims, lambda c: (c["metadata"]["namespace"], dict(c["spec"]), results_of(c))
+        )
+        self.cache.claims.observe_all(self.claims)
+        classes = _named_by(self.claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
+        self.cache.classes = {
+            str(c["metadata"]["name"]): c for c in self._each("class", classes, lambda c: dict(c["spec"]))
+        }
+        self.cache.extended = extended.class_names(self.cache.classes.values())
+        slices = self._each("slice", snapshot.slices, lambda s: (key_of(s), s["spec"]["pool"]["resourceSliceCount"]))
+        self.cache.slices.slices = _by_node(slices)
+        self._each("pod", [p for p in snapshot.pods if not is_finished(p)], self._pod)
+        self._holders: dict[DeviceId, list[JSON]] | None = None
+
+    def _each(self, what: str, objects: Iterable[JSON], take: Callable[[JSON], object]) -> list[JSON]:
+        """Those that ``take`` could read."""
+        read = []
+        for obj in objects:
+            try:
+                take(obj)
+            except _ODD as e:
+                meta = obj["metadata"]
+                name = name_of(obj) if meta.get("namespace") else meta["name"]
+                self.faults.append(f"{what} {name} cannot be read, and is left out: {type(e).__name__}: {e}")
+            else:
+                read.append(obj)
+        return read
+
+    def _pod(self, pod: JSON) -> None:
+        info = podinfo.read(pod)
+        if info.node:
+            self.cache.place(info, info.node)
+        else:
+            self.cache.nominate(info, info.nominated)
+
+    @property
+    def slices(self) -> Slices:
+        return self.cache.slices.slices
+
+    def allocations(self) -> Allocations:
+        """For one look at all nodes."""
+        nodes = len(self.snapshot.nodes) or 1
+        return Allocations(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes)
+
+    def holders(self, device: DeviceId) -> list[JSON]:
+        """Claims that have a device, or a share of it."""
+        if self._holders is None:
+            self._holders = {}
+            for claim in self.claims:
+                for result in results_of(claim):
+                    if not result.get("adminAccess"):
+                        held = DeviceId(result["driver"], result["pool"], result["device"])
+                        self._holders.setdefault(held, []).append(claim)
+        return self._holders.get(device, [])
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+
+
+def name_of(obj: Mapping[str, Any]) -> str:
+    """``namespace/name``."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def told(claim: JSON) -> str:
+    """``claim ml/a of pod ml/a-0``."""
+    users = users_of(claim)
+    more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+    return f"claim {name_of(claim)} " + (f"of {users[0]}{more}" if users else "that no pod uses")
+
+
+def users_of(claim: JSON) -> list[str]:
+    """Who has a claim reserved: ``pod ml/a-0``."""
+    namespace = claim["metadata"]["namespace"]
+    return [
+        f"{str(r.get('resource', 'pods')).removesuffix('s')} {namespace}/{r.get('name')}" for r in reserved_for(claim)
+    ]
+
+
+def _by_node(slices: Iterable[JSON]) -> Slices:
+    """As the scheduler's own store, made in one go."""
+    local: dict[str, list[JSON]] = {}
+    wide: list[JSON] = []
+    by_pool: dict[PoolKey, list[JSON]] = {}
+    for sl in slices:
+        spec = sl["spec"]
+        node = "" if spec.get("sharedCounters") else str(spec.get("nodeName") or "")
+        (local.setdefault(node, []) if node else wide).append(sl)
+        by_pool.setdefault(key_of(sl), []).append(sl)
+    return Slices({n: tuple(s) for n, s in local.items()}, tuple(wide), {k: tuple(s) for k, s in by_pool.items()})
+
+
+def _named_by_slices(slices: Iterable[JSON]) -> Iterator[JSON]:
+    names = {str(s["spec"].get("nodeName") or "") for s in slices} - {""}
+    for name in sorted(names):
+        labels = {"kubernetes.io/hostname": name}
+        yield {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"allocatable": _PLENTY}}
+
+
+def _named_by(claims: Iterable[JSON], templates: Iterable[JSON]) -> Iterator[JSON]:
+    specs = [*(c["spec"] for c in claims), *(t["spec"]["spec"] for t in templates)]
+    for name in sorted({str(one["deviceClassName"]) for spec in specs for _, one in asked(spec)}):
+        yield {"metadata": {"name": name}, "spec": {}}
+
+
+def asked(spec: Mapping[str, Any]) -> Iterator[tuple[str, JSON]]:
+    """Requests of a claim's spec with their names; each alternative is one."""
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        if request.get("exactly"):
+            yield str(request["name"]), request["exactly"]
+        for sub in request.get("firstAvailable") or []:
+            yield f"{request['name']}/{sub['name']}", sub
