@@ -29,13 +29,7 @@ def text(found: Explanation, style: Style) -> list[str]:
     if rest := found.groups[_GROUPS:]:
         number = sum(len(g.nodes) for g in rest)
         lines += ["", f"{number} more nodes for {len(rest)} other sets of reasons: -o json has them"]
-    if found.changes:
-        lines += ["", style.bold("would be enough, each alone (tried with the allocator):")]
-        for change in found.changes[:_GROUPS]:
-            nodes = (
-                f"on {change.example}" if change.nodes == 1 else f"on {change.nodes} nodes, such as {change.example}"
-            )
-            lines += _wrapped(f"{change.text} ({nodes})", 2, "- ")
+    lines += _changes(found, style)
     if found.state is State.FITS and found.said:
         lines += ["", "The scheduler tries it again when something changes that may help, or after five minutes."]
     if found.said:
@@ -43,6 +37,21 @@ def text(found: Explanation, style: Style) -> list[str]:
     for note in (*found.notes, *(g.why for g in found.gaps)):
         lines += _wrapped(f"note: {note}", 0)
     return lines
+
+
+def _changes(found: Explanation, style: Style) -> Iterator[str]:
+    if found.changes:
+        yield from ("", style.bold("would be enough, each alone (tried with the allocator):"))
+    for change in found.changes[:_GROUPS]:
+        where = f"on {change.example}" if change.nodes == 1 else f"on {change.nodes} nodes, such as {change.example}"
+        yield from _wrapped(f"{change.text} ({where})", 2, "- ")
+    if found.changes or found.reasons or any(g.fits for g in found.groups):
+        return
+    reasons = [r for g in found.groups for r in (*g.reasons, *(r for q in g.requests for r in q.reasons))]
+    if wanted := list(dict.fromkeys(r.change for r in reasons if r.change)):
+        yield from ("", style.bold("nothing is enough alone; what would have to change:"))
+    for text in wanted[:_GROUPS]:
+        yield from _wrapped(text, 2, "- ")
 
 
 def _wrapped(line: str, indent: int, mark: str = "") -> list[str]:
@@ -94,7 +103,8 @@ def _request(request: RequestOnNodes) -> Iterator[str]:
 
 
 def _of_devices(reason: Reason) -> str:
-    return f"{reason.devices}x {reason.text}{_examples(reason.examples)}"
+    number = f"{reason.devices}x " if reason.devices else ""
+    return f"{number}{reason.text}{_examples(reason.examples)}"
 
 
 def _examples(examples: Iterable[Example]) -> str:

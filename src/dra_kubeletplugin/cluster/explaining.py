@@ -111,7 +111,7 @@ def _judged(scene: Scene, known: Explanation, verdict: Verdict, before: tuple[Re
     if known.reasons:
         return replace(known, summary=known.reasons[0].text)
     if SLICES.plural in gaps or (CLAIMS.plural in gaps and not known.claims and not known.nodes):
-        return replace(known, state=State.UNKNOWN, summary="what may not be read decides it")
+        return replace(known, state=State.UNKNOWN, summary="what may not be read decides it", groups=(), changes=())
     if known.nodes:
         shown = f"{len(known.nodes)} of {number} nodes would take it now: {listed(known.nodes)}"
         unsure = gaps & {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .answers import Example, NodeGroup, Reason, RequestOnNodes
+from .answers import Example, Kind, NodeGroup, Reason, RequestOnNodes
 from .devices import Fault
 from .requests import RequestLook
 
 _EXAMPLES = 3
+_OF_NODES = {Kind.NO_DEVICES, Kind.TOO_FEW, Kind.POOL_INCOMPLETE, Kind.POOL_INVALID}  # they count no devices
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class _Folded:
     def reason(self, *, devices: bool) -> Reason:
         common = self.details.most_common(_EXAMPLES)
         examples = tuple(Example(self.first[detail], detail, count) for detail, count in common)
-        return Reason(self.fault.kind, self.fault.text, self.fault.change, self.count if devices else 0, examples)
+        count = self.count if devices and self.fault.kind not in _OF_NODES else 0
+        return Reason(self.fault.kind, self.fault.text, self.fault.change, count, examples)
 
 
 def fold(looks: Iterable[NodeLook]) -> list[tuple[NodeGroup, list[NodeLook]]]:
