@@ -20,22 +20,27 @@ from .explaining import explain
 from .files import from_files
 from .objects import Gap, Snapshot
 from .reading import take, with_events
+from .simulating import Fit, Placement, Simulation, simulate
 
 __all__ = [
     "Change",
     "ClaimState",
     "Example",
     "Explanation",
+    "Fit",
     "Gap",
     "HeldDevice",
     "Kind",
     "NodeGroup",
+    "Placement",
     "Reason",
     "RequestOnNodes",
+    "Simulation",
     "Snapshot",
     "State",
     "explain",
     "from_files",
+    "simulate",
     "take",
     "with_events",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..errors import QuestionError
+from ..errors import QuestionError, describe
 from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.extended import wanted
@@ -78,18 +78,28 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
 
 
 def _pod(scene: Scene, obj: JSON) -> Explanation:
-    try:
-        pod = podinfo.read(obj)
-    except (TypeError, KeyError, ValueError, AttributeError) as e:
-        raise QuestionError(f"pod {name_of(obj)} cannot be read: {type(e).__name__}: {e}") from None
+    pod = read_pod(obj)
     if not standing.entries(pod) and not any(map(is_extended, pod.requests)):
         raise QuestionError(
             f"pod {pod.key} asks for no devices: it has no resourceClaims, and requests no extended resource"
         )
+    return explain_pod(scene, pod)
+
+
+def read_pod(obj: JSON) -> PodInfo:
+    """Raises :class:`QuestionError` where it has not a pod's form."""
+    try:
+        return podinfo.read(obj)
+    except (TypeError, KeyError, ValueError, AttributeError) as e:
+        raise QuestionError(f"pod {name_of(obj)} cannot be read: {describe(e)}") from None
+
+
+def explain_pod(scene: Scene, pod: PodInfo) -> Explanation:
+    """As :func:`explain`, of a pod that need not be among the scene's."""
     claims = tuple(_states(scene, pod))
     known = Explanation(f"pod {pod.key}", State.WAITS, "", node=pod.node, claims=claims, said=_said(scene, pod))
-    phase = str((obj.get("status") or {}).get("phase") or "Pending")
-    if is_finished(obj):
+    phase = str((pod.pod.get("status") or {}).get("phase") or "Pending")
+    if is_finished(pod.pod):
         return replace(known, state=State.RUNS, summary=f"it has ended: {phase}")
     reasons = tuple(standing.reasons(scene, pod))
     if phase == "Running" and not pod.terminating:
@@ -253,4 +263,4 @@ def _finished(scene: Scene, found: Explanation) -> Explanation:
     return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *scene.faults))
 
 
-__all__ = ["explain", "find", "listed", "parse"]
+__all__ = ["explain", "explain_pod", "find", "listed", "parse", "read_pod"]

@@ -101,6 +101,22 @@ class Snapshot:
             live,
         )
 
+    @property
+    def objects(self) -> Mapping[str, tuple[JSON, ...]]:
+        """By the plural name of their resource."""
+        found = (
+            self.pods,
+            self.nodes,
+            self.namespaces,
+            self.events,
+            self.claims,
+            self.templates,
+            self.classes,
+            self.slices,
+        )
+        resources = (PODS, NODES, NAMESPACES, EVENTS, CLAIMS, TEMPLATES, CLASSES, SLICES)
+        return {r.plural: objects for r, objects in zip(resources, found, strict=True)}
+
     def gap(self, resource: Resource) -> Gap | None:
         return next((g for g in self.gaps if g.resource == resource.plural), None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..allocation.pools import DeviceId, PoolKey, key_of
@@ -39,11 +39,12 @@ class Scene:
         self.namespaces = {
             str(n["metadata"]["name"]): dict(n["metadata"].get("labels") or {}) for n in snapshot.namespaces
         }
-        self.claims = self._each(
+        claims = self._each(
             "claim", snapshot.claims, lambda c: (c["metadata"]["namespace"], dict(c["spec"]), results_of(c))
         )
-        self.cache.claims.observe_all(self.claims)
-        classes = _named_by(self.claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
+        self._claims = {str(c["metadata"]["uid"]): c for c in claims}
+        self.cache.claims.observe_all(claims)
+        classes = _named_by(claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
         self.cache.classes = {
             str(c["metadata"]["name"]): c for c in self._each("class", classes, lambda c: dict(c["spec"]))
         }
@@ -77,6 +78,21 @@ class Scene:
     @property
     def slices(self) -> Slices:
         return self.cache.slices.slices
+
+    @property
+    def claims(self) -> Collection[JSON]:
+        return self._claims.values()
+
+    def set_claim(self, claim: JSON) -> None:
+        """The claim is new, or is so now."""
+        self._claims[str(claim["metadata"]["uid"])] = claim
+        self._holders = None
+        self.cache.claims.observe(claim)
+
+    def remove_claim(self, claim: JSON) -> None:
+        self._claims.pop(str(claim["metadata"]["uid"]), None)
+        self._holders = None
+        self.cache.claims.forget(claim)
 
     def allocations(self) -> Allocations:
         """For one look at all nodes."""
