@@ -13,7 +13,7 @@ from ..driver import Driver
 from ..errors import DraError, SettingsError
 from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
 from .options import Parser, add_settings, given
-from .questions import add_explain
+from .questions import add_explain, add_simulate
 
 DEV_VERBS = (
     "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
@@ -86,6 +86,7 @@ def parser() -> Parser:
     _add_doctor(commands)
     _add_completion(commands)
     add_explain(commands.add_parser("explain", help="why a pod or a claim waits, and what would have to change"))
+    add_simulate(commands.add_parser("simulate", help="whether and where pods would fit, and how many more"))
     return out
 
 
@@ -268,6 +269,10 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .explain import explain_command
 
             return explain_command(args)
+        case "simulate":
+            from .simulate import simulate_command
+
+            return simulate_command(args)
         case "claims":
             from .claims import claims
 

@@ -123,6 +123,7 @@ def inspect(args: argparse.Namespace) -> int:
             settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
             driver.attach(host, settings, role)
             with _without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
+            with without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
                 inventory = asyncio.run(look(driver, settings))
             print("\n".join(listed(inventory, node, style)))
             notes = _notes(inventory, style)
@@ -133,7 +134,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _without_log(name: str) -> Iterator[None]:
+def without_log(name: str) -> Iterator[None]:
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:

@@ -26,6 +26,35 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
     add_output(explain)
 
 
+def add_simulate(simulate: argparse.ArgumentParser) -> None:
+    simulate.description = (
+        "Says whether and where the pods of manifests would fit, how many more would, and what stops the rest: on the nodes and slices of "
+        "a cluster as they are now, or on described hosts with what a driver's own code would publish there. Nothing is written."
+    )
+    simulate.epilog = "Exit code: 0 all fit; 1 some do not; 2 the question cannot be answered."
+    simulate.add_argument(
+        "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, required=True,
+        help="manifests: a file or a folder; pods and workloads, with their claims, templates and classes; may be repeated",
+    )  # fmt: skip
+    add_cluster(simulate)
+    simulate.add_argument(
+        "--host", metavar="HOST=NUMBER", dest="hosts", action="append", default=[],
+        help="in place of a cluster: so many nodes of a described host (a YAML file, or the name of one that comes with the package); "
+        "may be repeated",
+    )  # fmt: skip
+    simulate.add_argument(
+        "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
+        help="whose devices the hosts have: a path or module:Class; DeviceClasses in its folder deploy/ are there too; may be repeated",
+    )  # fmt: skip
+    simulate.add_argument(
+        "--allocatable", metavar="NAME=QUANTITY,...", help="what a described host has: cpu=64,memory=512Gi"
+    )
+    simulate.add_argument(
+        "--fill", action="store_true", help="also count how many more pods of each workload would fit"
+    )
+    add_output(simulate)
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Options that say which cluster."""
     parser.add_argument(

@@ -12,7 +12,7 @@ from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.extended import wanted
 from ..scheduling.podinfo import PodInfo, is_extended
 from . import standing
-from .answers import ClaimState, Explanation, HeldDevice, Kind, Reason, State
+from .answers import ClaimState, Explanation, HeldDevice, Kind, NodeGroup, Reason, State
 from .everywhere import Verdict, look_everywhere
 from .objects import CLAIMS, CLASSES, NODES, PODS, SLICES, Snapshot
 from .scene import Scene, is_finished, name_of, users_of
@@ -129,11 +129,23 @@ def _judged(scene: Scene, known: Explanation, verdict: Verdict, before: tuple[Re
             return replace(known, state=State.UNKNOWN, summary=f"as far as can be seen, {shown}")
         return replace(known, state=State.FITS, summary=shown)
     largest = max(verdict.groups, key=lambda g: len(g.nodes))
-    why = next((r.text for r in (*largest.reasons, *(r for q in largest.requests for r in q.reasons))), "")
+    why = _main(largest)
     if number == 1:
         return replace(known, summary=f"the only node does not take it: {why}")
     share = "on all of them" if len(verdict.groups) == 1 else f"on {len(largest.nodes)} of them"
     return replace(known, summary=f"none of {number} nodes takes it; {share}: {why}")
+
+
+def _main(group: NodeGroup) -> str:
+    """The first of its reasons, as a sentence of its own."""
+    for reason in group.reasons:
+        return reason.text
+    for request in group.requests:
+        for reason in request.reasons:
+            if not reason.devices:
+                return reason.text
+            return f"too few devices for request {request.request}, as with most of them {reason.text}"
+    return ""
 
 
 def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
