@@ -45,6 +45,12 @@ def look_everywhere(scene: Scene, pod: PodInfo) -> Verdict:
     return _Look(scene, pod).verdict()
 
 
+def not_looked_at(pod: PodInfo) -> Iterator[str]:
+    """What a pod asks for that is not judged here, such as volumes."""
+    for why in unsupported.reasons(pod):
+        yield why.replace(unsupported.PREFIX, "not looked at: ")
+
+
 @dataclass
 class _Look:
     scene: Scene
@@ -54,7 +60,7 @@ class _Look:
     def verdict(self) -> Verdict:
         scene = self.scene
         snapshot = scene.cache.snapshot()
-        notes = tuple(why.replace(unsupported.PREFIX, "not looked at: ") for why in unsupported.reasons(self.pod))
+        notes = tuple(not_looked_at(self.pod))
         if not snapshot.nodes:
             return Verdict(reasons=(Reason(Kind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=notes)
         claims = pod_devices.read(self.pod, scene.cache.claims, scene.cache.classes, scene.cache.extended, TIMEOUT)

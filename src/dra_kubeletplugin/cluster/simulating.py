@@ -20,6 +20,7 @@ from ..scheduling.devices import PodClaims
 from ..scheduling.podinfo import PodInfo
 from ..scheduling.status import Rejection, SchedulerError
 from .answers import Explanation
+from .everywhere import not_looked_at
 from .explaining import explain_pod, read_pod
 from .objects import KINDS, Gap, Snapshot
 from .scene import Scene
@@ -144,7 +145,8 @@ class _Simulator:
             for r in results_of(c)
             if not r.get("adminAccess")
         }
-        notes = tuple(self.scene.faults)
+        unseen = (n for w in wanted for p in pods[w.shown][:1] for n in not_looked_at(read_pod(p)))
+        notes = tuple(dict.fromkeys((*self.scene.faults, *unseen)))
         return Simulation(tuple(fits), len(nodes), len(every), len(every - held), notes, self.scene.snapshot.gaps)
 
     def _place_all(self, workload: Workload, pods: Sequence[JSON], total: int) -> Fit:

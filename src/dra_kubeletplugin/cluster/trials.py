@@ -5,10 +5,12 @@ Each change is made to the objects that the allocator is given, so what is answe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..allocation.constraints import attribute_of
 from ..allocation.faults import AllocationError
 from ..allocation.pools import Candidate, DeviceId, Pool
 from ..allocation.search import Search, State
@@ -20,6 +22,7 @@ from .devices import Fault, NodeDevices, taint_text
 
 JSON = dict[str, Any]
 LIMIT = 1.0  # seconds for one trial: what takes longer is taken not to help
+_VALUES = 4
 Edit = Callable[[JSON], JSON]
 
 
@@ -75,7 +78,19 @@ class Trials:
     def _constraint(self, claim: JSON, constraint: JSON) -> Fault:
         change = f"without this constraint of claim {claim['metadata']['name']} the devices would do; or other devices are needed"
         shown = _shown(constraint)
-        return Fault(Kind.CONSTRAINT, f"no choice of devices satisfies {shown}", change, subject=shown)
+        return Fault(
+            Kind.CONSTRAINT, f"no choice of devices satisfies {shown}", change, self._values(constraint), shown
+        )
+
+    def _values(self, constraint: JSON) -> str:
+        """How many of the devices that nobody holds have which value of a constraint's attribute."""
+        name = str(constraint.get("matchAttribute") or constraint.get("distinctAttribute"))
+        use = self.devices.scene.cache.claims.use
+        free = [c for c in self.devices.candidates if c.id not in use.get((c.id.driver, c.id.pool), UNUSED).devices]
+        values = Counter(str(next(iter(v.values()))) for c in free if (v := attribute_of(c, name)))
+        told = ", ".join(f"{value} ({n})" for value, n in values.most_common(_VALUES))
+        more = ", ..." if len(values) > _VALUES else ""
+        return f"free devices by value: {told}{more}" if values else "no free device has the attribute"
 
     # --- what would help ------------------------------------------------------------------------
 
