@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -247,7 +248,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller never return
+# Commands that take their arguments whole: module and function, imported when one is run.
+_WHOLE = {
+    "dev": ("dev", "dev"),
+    "cleanup": ("cleanup", "cleanup"),
+    "claims": ("claims", "claims"),
+    "doctor": ("doctor", "doctor"),
+    "gather": ("doctor", "gathered"),
+    "explain": ("explain", "explain_command"),
+    "simulate": ("simulate", "simulate_command"),
+    "validate": ("validate", "validate"),
+    "schema": ("validate", "schema"),
+    "inspect": ("inspect", "inspect"),
+}
+
+
+def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and webhook never return
     match args.command:
         case "run":
             from .run import run
@@ -257,55 +273,19 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .controller import controller
 
             controller(args.driver, given(args, ControllerSettings))
-        case "dev":
-            from .dev import dev
+        case "webhook":
+            from .webhook import webhook
 
-            return dev(args)
-        case "cleanup":
-            from .cleanup import cleanup
-
-            return cleanup(args)
-        case "explain":
-            from .explain import explain_command
-
-            return explain_command(args)
-        case "simulate":
-            from .simulate import simulate_command
-
-            return simulate_command(args)
-        case "claims":
-            from .claims import claims
-
-            return claims(args)
-        case "doctor":
-            from .doctor import doctor
-
-            return doctor(args)
-        case "gather":
-            from .doctor import gathered
-
-            return gathered(args)
+            webhook(args.drivers, given(args, WebhookSettings))
         case "completion":
             from .completion import script
 
             print(script(args.shell, parser()))
             return 0
-        case "webhook":
-            from .webhook import webhook
-
-            webhook(args.drivers, given(args, WebhookSettings))
-        case "validate":
-            from .validate import validate
-
-            return validate(args)
-        case "schema":
-            from .validate import schema
-
-            return schema(args)
         case _:
-            from .inspect import inspect
-
-            return inspect(args)
+            module, function = _WHOLE[args.command]
+            code: int = getattr(importlib.import_module(f".{module}", __package__), function)(args)
+            return code
 
 
 def report(e: DraError) -> int:

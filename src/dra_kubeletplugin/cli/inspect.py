@@ -122,7 +122,6 @@ def inspect(args: argparse.Namespace) -> int:
             name, node = settings.driver_name or cls.name, settings.node_name or "node"
             settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
             driver.attach(host, settings, role)
-            with _without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
             with without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
                 inventory = asyncio.run(look(driver, settings))
             print("\n".join(listed(inventory, node, style)))

@@ -23,7 +23,7 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
         "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, default=[],
         help="ask these objects in place of a cluster: `kubectl get ... -o yaml`, a file or a folder; may be repeated",
     )  # fmt: skip
-    add_output(explain)
+    add_output(explain, "text")
 
 
 def add_simulate(simulate: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_simulate(simulate: argparse.ArgumentParser) -> None:
     simulate.add_argument(
         "--fill", action="store_true", help="also count how many more pods of each workload would fit"
     )
-    add_output(simulate)
+    add_output(simulate, "table")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -66,5 +66,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace; that of the context, or default")
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text")
+def add_output(parser: argparse.ArgumentParser, default: str) -> None:
+    """``default`` is the form for people."""
+    parser.add_argument("-o", "--output", choices=(default, "json", "yaml"), default=default)

@@ -40,7 +40,7 @@ def simulate_command(args: argparse.Namespace) -> int:
     finally:
         progress.done()
     found = dataclasses.replace(found, notes=(*found.notes, *notes))
-    if args.output == "text":
+    if args.output == "table":
         print("\n".join(shown(found, Style.of(sys.stdout))))
     else:
         print(encoded(found, args.output), end="")
