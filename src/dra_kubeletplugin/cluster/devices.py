@@ -195,7 +195,8 @@ def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Faul
     try:
         parts = unmet(expression, candidate.seen)
     except cel.CompileError as e:
-        yield Fault(Kind.SELECTOR_ERROR, f"a selector does not compile: {e}", "a selector that compiles")
+        text = f"a selector does not compile: {e}"
+        yield Fault(Kind.SELECTOR_ERROR, text, "a selector that compiles", subject=str(e))
         return
     for part in parts:
         if part.error:

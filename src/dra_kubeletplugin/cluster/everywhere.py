@@ -40,6 +40,22 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
+# What ends a look at all nodes, by the scheduler's words for it, and what mends it.
+_FATAL = {
+    "CEL ": Kind.SELECTOR_ERROR,
+    "currently being updated": Kind.POOL_INCOMPLETE,
+    "currently invalid": Kind.POOL_INVALID,
+    "constraint would not be satisfied": Kind.CONSTRAINT,
+    "exceeds the claim limit": Kind.TOO_MANY,
+}
+_MENDS = {
+    Kind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
+    Kind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
+    Kind.CONSTRAINT: "a request for all devices has to do without the constraint",
+    Kind.TOO_MANY: "several claims",
+}
+
+
 def look_everywhere(scene: Scene, pod: PodInfo) -> Verdict:
     """The scheduler's look at every node for a pod whose claims are all there, with what was in the way."""
     return _Look(scene, pod).verdict()
@@ -80,13 +96,32 @@ class _Look:
         folded = fold(looks)
         nodes = {n.name: n for n in snapshot.nodes}
         changes = () if error else tuple(self._changes(folded, claims, nodes))
-        reasons = (_fatal(error, looks),) if error else ()
+        reasons = (self._fatal(error, claims),) if error else ()
         return Verdict(tuple(g for g, _ in folded), changes, reasons, notes)
 
     def _free_to_go(self) -> PodInfo:
         """The pod without the node that it was promised, so that the others are looked at too."""
         status = {k: v for k, v in (self.pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
         return podinfo.read({**self.pod.pod, "status": status})
+
+    def _fatal(self, error: str, claims: PodClaims) -> Reason:
+        """What ends the scheduler's look at nodes with an error, for all of them."""
+        said = error.partition("filter plugin: ")[2] or error
+        kind = next((k for words, k in _FATAL.items() if words in said), Kind.OTHER)
+        change = _MENDS.get(kind, "what the message names")
+        if kind is Kind.SELECTOR_ERROR and (found := self._failing(claims, said)):
+            where, fault = found
+            said, change = fault.text, f"{fault.change} (seen at {where})"
+        return Reason(kind, f"the scheduler ends with an error for all nodes: {said}", change)
+
+    def _failing(self, claims: PodClaims, said: str) -> requests.Place | None:
+        """A device for which a selector cannot be evaluated, as the scheduler says it."""
+        for node in self.scene.cache.snapshot().nodes:
+            there = NodeDevices(self.scene, node)
+            for where, fault in requests.failing(there, self._open(node, claims), self.scene.cache.classes):
+                if fault.subject in said:
+                    return where, fault
+        return None
 
     # --- one node -------------------------------------------------------------------------------
 
@@ -185,22 +220,3 @@ def fewer(claims: Sequence[JSON], option: requests.RequestLook) -> list[JSON]:
         ]
         out.append({**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": changed}}})
     return out
-
-
-def _fatal(error: str, looks: Sequence[NodeLook]) -> Reason:
-    """What ends the scheduler's look at nodes with an error, for all of them."""
-    said = error.partition("filter plugin: ")[2] or error
-    for look in looks:
-        for kind in (Kind.SELECTOR_ERROR, Kind.POOL_INCOMPLETE, Kind.POOL_INVALID, Kind.CONSTRAINT):
-            for where, fault in [
-                *((look.node, f) for f in look.faults),
-                *(p for q in look.requests for o in q for p in o.faults),
-            ]:
-                if fault.kind is kind:
-                    return Reason(
-                        kind,
-                        f"the scheduler ends with an error for all nodes: {said}",
-                        f"{fault.change} (seen at {where})",
-                    )
-    kind = Kind.TOO_MANY if "exceeds the claim limit" in said else Kind.OTHER
-    return Reason(kind, f"the scheduler ends with an error for all nodes: {said}", "what the message names")

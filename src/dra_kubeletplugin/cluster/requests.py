@@ -47,6 +47,16 @@ def looks(
     return out
 
 
+def failing(devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]) -> Iterator[Place]:
+    """Devices for which a selector cannot be evaluated."""
+    for claim in claims:
+        for request in (option for options in _options(claim, classes) for option in options):
+            for candidate in devices.candidates:
+                for fault in devices.faults(name_of(claim), request, candidate):
+                    if fault.kind is Kind.SELECTOR_ERROR:
+                        yield f"{devices.node.name}/{candidate.id.device}", fault
+
+
 def _options(claim: JSON, classes: Mapping[str, Mapping[str, Any]]) -> Iterator[list[PickedRequest]]:
     for request in (claim["spec"].get("devices") or {}).get("requests") or []:
         if request.get("exactly"):
