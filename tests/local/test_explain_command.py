@@ -35,6 +35,26 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
+async def test_without_a_word_the_kubeconfig_is_the_one_that_kubectl_takes(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / ".kube" / "config"
+    home.parent.mkdir()
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["contexts"][0]["context"]["namespace"] = "elsewhere"
+    home.write_text(json.dumps(config))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert await asyncio.to_thread(main, ["explain", "waits"]) == 2
+    assert (
+        "there is no pod waits in namespace elsewhere; there is one in namespace default (-n)"
+        in capsys.readouterr().err
+    )
+    assert await asyncio.to_thread(main, ["explain", "waits", "-n", "default"]) == 1
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{cluster.kubeconfig}")
+    assert await asyncio.to_thread(main, ["explain", "waits"]) == 1
+
+
 async def dra(cluster: LocalCluster, *words: str, kubeconfig: Path | None = None) -> int:
     given = str(kubeconfig or cluster.kubeconfig)
     return await asyncio.to_thread(main, [words[0], "--kubeconfig", given, *words[1:]])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any
 
 from dra_kubeletplugin.cel import CelError, CompileError, Device, compile_selector
 from dra_kubeletplugin.cel.parts import unmet, without
 from dra_kubeletplugin.cluster import Explanation, Kind, Snapshot, State, explain
+from dra_kubeletplugin.cluster.devices import taint_text
 
 from .test_vectors import JSON, every_case
 
@@ -60,6 +62,22 @@ def test_what_was_allocated_fits_and_what_was_not_has_a_reason(case: JSON) -> No
     else:
         assert found.kinds, shown
         assert Kind.OTHER not in found.kinds, shown
+        for change in found.changes:
+            if changed := with_change(case, change.text):
+                assert asked(changed).state is State.FITS, f"{change.text}: {shown}"
+
+
+def with_change(case: JSON, text: str) -> JSON | None:
+    """The case as it would be after a change, for those that can be told by their words."""
+    if "have to go" in text:
+        return {**case, "allocated": []}
+    if taint := re.match(r"the request has to tolerate ([^ ]+), or", text):
+        changed: JSON = json.loads(json.dumps(case))
+        for sl in changed["slices"]:
+            for device in sl["spec"].get("devices") or []:
+                device["taints"] = [t for t in device.get("taints") or [] if taint_text(t) != taint[1]]
+        return changed
+    return None
 
 
 @every_case("cel")

@@ -201,9 +201,8 @@ def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Faul
     for part in parts:
         if part.error:
             change = 'a selector that asks first: "name" in device.attributes["domain"] && ...'
-            yield Fault(
-                Kind.SELECTOR_ERROR, f"a selector fails: {_line(part.expression)}: {part.error}", change, part.seen
-            )
+            text = f"a selector fails: {_line(part.expression)}: {part.error}"
+            yield Fault(Kind.SELECTOR_ERROR, text, change, part.seen, part.error)
             return
     if parts:
         shown = ", and ".join(_line(p.expression) for p in parts)

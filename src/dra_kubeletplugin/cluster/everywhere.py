@@ -189,7 +189,8 @@ class _Look:
         wanted = self._open(node, claims)
         trials = Trials(NodeDevices(self.scene, node), wanted)
         if of_node:
-            if len(look.faults) == 1 and not short and (not wanted or trials.fits()):
+            tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
+            if len(look.faults) == 1 and not short and tried:
                 yield of_node[0].change, ""
             return
         if not wanted:
@@ -203,6 +204,7 @@ class _Look:
                 yield _FEWER.format(option.usable, option.request, option.wanted), ""
 
 
+_UNTRIED = {Kind.CLAIM_ELSEWHERE, Kind.EXTENDED}  # nobody knows which devices would be had then
 _OF_HOLDERS = {Kind.HELD, Kind.COUNTERS}
 _OF_DEVICES = {Kind.CONSTRAINT, Kind.COUNTERS, Kind.COMPETITION, Kind.TIMEOUT}
 

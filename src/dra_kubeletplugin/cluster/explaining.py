@@ -144,7 +144,7 @@ def _main(group: NodeGroup) -> str:
         for reason in request.reasons:
             if not reason.devices:
                 return reason.text
-            return f"too few devices for request {request.request}, as with most of them {reason.text}"
+            return f"too few devices for request {request.request} ({reason.text})"
     return ""
 
 

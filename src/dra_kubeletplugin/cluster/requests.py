@@ -88,11 +88,12 @@ def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestLo
             of_class.append((where, found[0]))
         elif not every or matches:
             out.faults.append((where, _one(found)))
-    out.faults += [(fault.detail or devices.node.name, fault) for fault in devices.broken()]
+    broken = list(devices.broken())
+    out.faults += [(devices.node.name, fault) for fault in broken]
     if not out.usable and not out.faults:
         out.faults = of_class  # devices of other classes matter where there are no others
     if every:
-        out.enough = matched > 0 and out.usable == matched and not any(True for _ in devices.broken())
+        out.enough = matched > 0 and out.usable == matched and not broken
         if not matched and not out.faults:
             out.faults = [(devices.node.name, _NO_MATCH)] if out.devices else []
     else:

@@ -178,11 +178,7 @@ def _of_allocated(scene: Scene, pod: PodInfo, claim: dict[str, Any]) -> Iterator
     state = state_of(claim) if scene.snapshot.live else state_of(claim, float("inf"))
     if state.readiness is Readiness.READY:
         return
-    waited = [
-        f"{c} of {r['driver']}/{r['pool']}/{r['device']}"
-        for r in results_of(claim)
-        for c in r.get("bindingConditions") or []
-    ]
+    waited = _not_true(claim)
     text = f"claim {name} waits for binding conditions: {', '.join(waited)}"
     if state.over:
         text = f"claim {name}: {state.reason}"
@@ -191,6 +187,22 @@ def _of_allocated(scene: Scene, pod: PodInfo, claim: dict[str, Any]) -> Iterator
         f", within {state.left:.0f} s" if state.left and state.left != float("inf") else ""
     )
     yield Reason(Kind.BINDING, text, change)
+
+
+def _not_true(claim: JSON) -> list[str]:
+    """Binding conditions that are not true, with their devices."""
+
+    def device(d: JSON) -> str:
+        return f"{d['driver']}/{d['pool']}/{d['device']}"
+
+    true = {
+        (device(d), c["type"])
+        for d in claim["status"].get("devices") or []
+        for c in d.get("conditions") or []
+        if c.get("status") == "True"
+    }
+    wanted = ((device(r), c) for r in results_of(claim) for c in r.get("bindingConditions") or [])
+    return [f"{condition} of {where}" for where, condition in wanted if (where, condition) not in true]
 
 
 def _of_open(scene: Scene, pod: PodInfo, claim: dict[str, Any]) -> Iterator[Reason]:

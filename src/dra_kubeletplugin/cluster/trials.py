@@ -88,9 +88,9 @@ class Trials:
         use = self.devices.scene.cache.claims.use
         free = [c for c in self.devices.candidates if c.id not in use.get((c.id.driver, c.id.pool), UNUSED).devices]
         values = Counter(str(next(iter(v.values()))) for c in free if (v := attribute_of(c, name)))
-        told = ", ".join(f"{value} ({n})" for value, n in values.most_common(_VALUES))
+        told = ", ".join(f"{value} on {n}" for value, n in values.most_common(_VALUES))
         more = ", ..." if len(values) > _VALUES else ""
-        return f"free devices by value: {told}{more}" if values else "no free device has the attribute"
+        return f"values of the free devices: {told}{more}" if values else "no free device has the attribute"
 
     # --- what would help ------------------------------------------------------------------------
 
