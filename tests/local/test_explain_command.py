@@ -101,6 +101,19 @@ async def test_a_pod_is_explained_over_https_with_each_form_of_a_kubeconfig(
     assert "no node of these has more than 2" in capsys.readouterr().out
 
 
+async def test_without_a_name_all_that_waits_is_listed(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await dra(cluster, "explain") == 1
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["POD", "STATE", "WHY"]
+    assert [row.split()[:2] for row in rows] == [["default/waits", "waits"]]
+    assert await dra(cluster, "explain", "-n", "kube-system") == 0
+    assert capsys.readouterr().out == "no pod waits for devices\n"
+    assert await dra(cluster, "explain", "-o", "json") == 1
+    assert [e["subject"] for e in json.loads(capsys.readouterr().out)] == ["pod default/waits"]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_cluster_with_one_version_alone_is_read_in_that(
     cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]

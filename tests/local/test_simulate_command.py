@@ -166,6 +166,18 @@ def test_what_hosts_have_beside_devices_counts_where_it_is_said(
     assert "too little cpu" in capsys.readouterr().out
 
 
+def test_on_a_terminal_long_work_shows_how_far_it_is_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["simulate", "-f", manifest(tmp_path, 5), *HOSTS]) == 0
+    seen = capsys.readouterr().err
+    assert "devices of node 3 of 3" in seen
+    assert "placing pods: 5 of 5" in seen
+    assert seen.split("\r")[-1] == ""
+    assert not seen.split("\r")[-2].strip()
+
+
 async def test_a_clusters_own_slices_and_pods_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with LocalCluster() as cluster:
         await cluster.apply(device_class("gpu.example.com"), slice_of("node-1", ["d0", "d1", "d2"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from dra_kubeletplugin.cli.explain_text import text
 from dra_kubeletplugin.cli.style import Style
-from dra_kubeletplugin.cluster import Explanation, Gap, Kind, Snapshot, State, explain
+from dra_kubeletplugin.cluster import Explanation, Gap, Kind, Snapshot, State, explain, waiting
 from dra_kubeletplugin.errors import QuestionError
 
 JSON = dict[str, Any]
@@ -392,6 +393,21 @@ def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() ->
     found = asked(node("a"), held("c", "a", "g0", users=("p",)), pod("c", nodeName="a"), event)
     assert [r.kind for r in found.reasons] == [Kind.KUBELET]
     assert "NodePrepareResources failed" in found.summary
+
+
+def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone() -> None:
+    far = pod("c", name="far")
+    far["metadata"]["namespace"] = "other"
+    placed, ended = pod("c", name="placed", nodeName="a"), pod("c", name="ended", status={"phase": "Succeeded"})
+    odd = pod("c", name="odd") | {"spec": {"containers": 3, "resourceClaims": [{"name": "e"}]}}
+    there = [CLASS, node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c"), pod(name="bare")]
+    snapshot = Snapshot.of([*there, far, placed, ended, odd])
+    found = waiting(snapshot)
+    assert [e.subject for e in found] == ["pod default/p", "pod other/far"]
+    assert [e.subject for e in waiting(snapshot, "other")] == ["pod other/far"]
+    alone = explain(snapshot, "p")
+    assert found[0] == dataclasses.replace(alone, changes=())
+    assert alone.changes
 
 
 def test_a_claim_is_explained_by_itself() -> None:

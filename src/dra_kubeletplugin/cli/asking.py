@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +50,12 @@ def encoded(answer: object, form: str) -> str:
 
     shown: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
     return shown
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A table; the first row is its head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 class Progress:

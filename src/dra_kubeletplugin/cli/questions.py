@@ -17,7 +17,12 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
         "Any cluster, any driver; reads only."
     )
     explain.epilog = _CODES
-    explain.add_argument("what", metavar="pod/NAME|claim/NAME", help="a name alone is a pod's")
+    explain.add_argument(
+        "what",
+        metavar="pod/NAME|claim/NAME",
+        nargs="?",
+        help="a name alone is a pod's; when left out, all pods that wait for devices",
+    )
     add_cluster(explain)
     explain.add_argument(
         "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, default=[],

@@ -12,7 +12,7 @@ from ..cluster.explaining import listed
 from ..errors import SettingsError
 from ..kube import KubeClient
 from ..settings import load
-from .asking import Progress, ask, config_of, encoded
+from .asking import Progress, ask, columns, config_of, encoded
 from .described_cluster import allocatable, cluster_of, host_kinds
 from .explain_text import text
 from .options import given
@@ -69,12 +69,9 @@ def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, 
 
 
 def shown(found: Simulation, style: Style) -> Iterator[str]:
-    rows = [("WORKLOAD", "PODS", "PLACED", "MORE", "NODES")]
-    rows += [_row(fit) for fit in found.workloads]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for i, row in enumerate(rows):
-        line = "   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        yield line if not i or found.workloads[i - 1].fits else style.red(line)
+    head, *rows = columns([("WORKLOAD", "PODS", "PLACED", "MORE", "NODES"), *map(_row, found.workloads)])
+    yield head
+    yield from (row if fit.fits else style.red(row) for row, fit in zip(rows, found.workloads, strict=True))
     yield f"{found.nodes} nodes; {found.devices} devices, of which {found.free} are free in the end"
     for fit in found.workloads:
         if fit.stopped is not None:

@@ -16,7 +16,7 @@ from .answers import (
     RequestOnNodes,
     State,
 )
-from .explaining import explain
+from .explaining import explain, waiting
 from .files import from_files
 from .objects import Gap, Snapshot
 from .reading import take, with_events
@@ -42,5 +42,6 @@ __all__ = [
     "from_files",
     "simulate",
     "take",
+    "waiting",
     "with_events",
 ]

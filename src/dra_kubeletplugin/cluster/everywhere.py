@@ -56,9 +56,12 @@ _MENDS = {
 }
 
 
-def look_everywhere(scene: Scene, pod: PodInfo) -> Verdict:
-    """The scheduler's look at every node for a pod whose claims are all there, with what was in the way."""
-    return _Look(scene, pod).verdict()
+def look_everywhere(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Verdict:
+    """The scheduler's look at every node for a pod whose claims are all there, with what was in the way.
+
+    ``changes``: also try what would be enough.
+    """
+    return _Look(scene, pod, changes).verdict()
 
 
 def not_looked_at(pod: PodInfo) -> Iterator[str]:
@@ -71,6 +74,7 @@ def not_looked_at(pod: PodInfo) -> Iterator[str]:
 class _Look:
     scene: Scene
     pod: PodInfo
+    tries: bool
     until: float = field(default_factory=lambda: time.monotonic() + TRYING)
 
     def verdict(self) -> Verdict:
@@ -95,7 +99,7 @@ class _Look:
         ]
         folded = fold(looks)
         nodes = {n.name: n for n in snapshot.nodes}
-        changes = () if error else tuple(self._changes(folded, claims, nodes))
+        changes = () if error or not self.tries else tuple(self._changes(folded, claims, nodes))
         reasons = (self._fatal(error, claims),) if error else ()
         return Verdict(tuple(g for g, _ in folded), changes, reasons, notes)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from .objects import CLAIMS, CLASSES, NODES, PODS, SLICES, Snapshot
 from .scene import Scene, is_finished, name_of, users_of
 
 JSON = dict[str, Any]
+Progress = Callable[[int, int], None]
 _PODS = {"pod", "pods", "po"}
 _CLAIMS = {"claim", "claims", "resourceclaim", "resourceclaims"}
 _GOES_ON = {Kind.GATED, Kind.SCHEDULER_NAME}  # nodes are worth a look all the same
@@ -39,6 +41,32 @@ def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explan
         return _finished(scene, _pod(scene, pod))
     claim = find(snapshot.claims, "claim", name, namespace, snapshot, CLAIMS.plural)
     return _finished(scene, _claim(scene, claim))
+
+
+def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda done, of: None) -> list[Explanation]:
+    """All pods that ask for devices and have no node, each explained; of all namespaces, where none is named.
+
+    What would be enough is not tried: :func:`explain` says it. ``progress`` hears how many were explained, and of how many.
+    """
+    scene = Scene(snapshot)
+    asking = []
+    for obj in snapshot.pods:
+        if is_finished(obj) or obj["spec"].get("nodeName") or namespace not in {"", obj["metadata"]["namespace"]}:
+            continue
+        with contextlib.suppress(QuestionError):  # it is among the scene's faults
+            pod = read_pod(obj)
+            if asks(pod):
+                asking.append(pod)
+    out = []
+    for number, pod in enumerate(asking, 1):
+        out.append(_finished(scene, explain_pod(scene, pod, changes=False)))
+        progress(number, len(asking))
+    return out
+
+
+def asks(pod: PodInfo) -> bool:
+    """Whether a pod asks for devices, or for what could be one."""
+    return bool(standing.entries(pod)) or any(map(is_extended, pod.requests))
 
 
 def parse(what: str) -> tuple[str, str]:
@@ -79,7 +107,7 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
 
 def _pod(scene: Scene, obj: JSON) -> Explanation:
     pod = read_pod(obj)
-    if not standing.entries(pod) and not any(map(is_extended, pod.requests)):
+    if not asks(pod):
         raise QuestionError(
             f"pod {pod.key} asks for no devices: it has no resourceClaims, and requests no extended resource"
         )
@@ -94,7 +122,7 @@ def read_pod(obj: JSON) -> PodInfo:
         raise QuestionError(f"pod {name_of(obj)} cannot be read: {describe(e)}") from None
 
 
-def explain_pod(scene: Scene, pod: PodInfo) -> Explanation:
+def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanation:
     """As :func:`explain`, of a pod that need not be among the scene's."""
     claims = tuple(_states(scene, pod))
     known = Explanation(f"pod {pod.key}", State.WAITS, "", node=pod.node, claims=claims, said=_said(scene, pod))
@@ -108,7 +136,7 @@ def explain_pod(scene: Scene, pod: PodInfo) -> Explanation:
         return _placed(known, reasons)
     if any(r.kind not in _GOES_ON for r in reasons):
         return replace(known, reasons=reasons, summary=reasons[0].text)
-    verdict = look_everywhere(scene, pod)
+    verdict = look_everywhere(scene, pod, changes=changes)
     known = replace(known, reasons=(*reasons, *verdict.reasons), groups=verdict.groups, changes=verdict.changes)
     known = replace(known, notes=verdict.notes)
     return _judged(scene, known, verdict, reasons)
@@ -275,4 +303,4 @@ def _finished(scene: Scene, found: Explanation) -> Explanation:
     return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *scene.faults))
 
 
-__all__ = ["explain", "explain_pod", "find", "listed", "parse", "read_pod"]
+__all__ = ["explain", "explain_pod", "find", "listed", "parse", "read_pod", "waiting"]
