@@ -11,7 +11,7 @@ import pytest
 
 from dra_kubeletplugin.cli.explain_text import text
 from dra_kubeletplugin.cli.style import Style
-from dra_kubeletplugin.cluster import Explanation, Gap, Kind, Snapshot, State, explain, waiting
+from dra_kubeletplugin.cluster import Explanation, Gap, Kind, Snapshot, State, everywhere, explain, waiting
 from dra_kubeletplugin.errors import QuestionError
 
 JSON = dict[str, Any]
@@ -395,6 +395,13 @@ def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() ->
     assert "NodePrepareResources failed" in found.summary
 
 
+def test_a_search_that_takes_too_long_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everywhere, "LIMIT", 0.0)
+    found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
+    assert (found.state, found.kinds) == (State.UNKNOWN, {Kind.TIMEOUT})
+    assert "the scheduler gives up after 10 s" in found.summary
+
+
 def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone() -> None:
     far = pod("c", name="far")
     far["metadata"]["namespace"] = "other"
@@ -446,12 +453,18 @@ def test_what_cannot_be_asked_gets_one_sentence(what: str, sentence: str) -> Non
         ("deviceclasses", State.UNKNOWN),
         ("pods", State.UNKNOWN),
         ("resourceslices", State.UNKNOWN),
+        ("resourceclaims", State.UNKNOWN),
         ("namespaces", State.FITS),
         ("resourceclaimtemplates", State.FITS),
     ],
 )
 def test_what_may_not_be_read_is_not_taken_to_be_absent(gone: str, state: State) -> None:
-    kinds = {"nodes": "Node", "deviceclasses": "DeviceClass", "resourceslices": "ResourceSlice"}
+    kinds = {
+        "nodes": "Node",
+        "deviceclasses": "DeviceClass",
+        "resourceslices": "ResourceSlice",
+        "resourceclaims": "ResourceClaim",
+    }
     there = [CLASS, node("a"), pool("a", gpu("g0")), claim(), pod("c")]
     known = [o for o in there if o["kind"] != kinds.get(gone)]
     found = (

@@ -98,6 +98,21 @@ def test_the_important_come_first() -> None:
     assert placed == {"Deployment default/high": 4, "Deployment default/low": 0}
 
 
+def test_a_priority_class_among_the_manifests_counts() -> None:
+    low, high = workload("Deployment", "low", replicas=4), workload("Deployment", "high", replicas=4)
+    high["spec"]["template"]["spec"]["priorityClassName"] = "urgent"
+    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 7}
+    found = run(low, high, urgent)
+    assert {f.workload: len(f.placed) for f in found.workloads}["Deployment default/high"] == 4
+    assert not found.notes
+
+
+def test_what_is_not_looked_at_is_noted() -> None:
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    found = run(workload("Deployment", spec={"volumes": [volume]}))
+    assert found.notes == ("not looked at: volume data of kind persistentVolumeClaim",)
+
+
 def test_pods_of_one_claim_go_where_it_is() -> None:
     shared = {"resourceClaims": [{"name": "e", "resourceClaimName": "c"}]}
     found = run(claim(), workload("Deployment", spec=shared, replicas=4), fill=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from ..cluster import Fit, Simulation, Snapshot, from_files, simulate, take
-from ..cluster.explaining import listed
+from ..cluster.judging import listed
 from ..errors import SettingsError
 from ..kube import KubeClient
 from ..settings import load

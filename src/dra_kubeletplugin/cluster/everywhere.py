@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..allocation.allocator import TIME_LIMIT
 from ..resources import node_selection
 from ..scheduling import devices as pod_devices
 from ..scheduling import extended, podinfo, unsupported
@@ -26,6 +27,7 @@ from .scene import Scene, name_of, users_of
 from .trials import Trials
 
 JSON = dict[str, Any]
+LIMIT = 2.0  # seconds for the devices of one node, where the scheduler gives ten
 TRYING = 2.0  # seconds for all trials together: what is not tried then is not told
 _FEWER = "ask for {} in request {} in place of {}"
 
@@ -86,7 +88,7 @@ class _Look:
         claims = pod_devices.read(self.pod, scene.cache.claims, scene.cache.classes, scene.cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):
             return Verdict(reasons=tuple(Reason(Kind.OTHER, why, "") for why in claims.reasons), notes=notes)
-        cycle = Cycle(self._free_to_go(), snapshot, claims, scene.allocations())
+        cycle = Cycle(self._free_to_go(), snapshot, claims, scene.allocations(LIMIT))
         error = ""
         try:
             fitting = {n.name for n in cycle.feasible(len(snapshot.nodes))}
@@ -141,8 +143,8 @@ class _Look:
             if enough and (told is None or told.plugin is Plugin.DEVICES):
                 faults += self._together(there, wanted)
         if told and not faults and all(any(o.enough for o in options) for options in asked):
-            kind = Kind.TIMEOUT if "timed out" in told.reasons[0] else Kind.OTHER
-            faults = [Fault(kind, why, "") for why in told.reasons]
+            late = "timed out" in told.reasons[0]
+            faults = [_LATE] if late else [Fault(Kind.OTHER, why, "") for why in told.reasons]
         return NodeLook(node.name, False, faults, asked)
 
     def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
@@ -159,9 +161,11 @@ class _Look:
                 continue
             selector = claim["status"]["allocation"].get("nodeSelector")
             if selector is not None and not node_selection.selector_matches(node.node, selector):
-                users = ", ".join(u for u in users_of(claim)[:3]) or "no pod"
-                text = f"claim {name_of(claim)} is allocated for other nodes, and {users} uses it there"
+                users = ", ".join(u for u in users_of(claim)[:3])
+                text = f"claim {name_of(claim)} is allocated for other nodes, and {users or 'no pod'} uses it there"
                 change = f"the pod has to go where claim {claim['metadata']['name']} is, or needs a claim of its own"
+                if not users:
+                    change = "the scheduler takes the allocation back, and tries again"
                 yield Fault(Kind.CLAIM_ELSEWHERE, text, change)
 
     def _together(self, there: NodeDevices, wanted: Sequence[JSON]) -> list[Fault]:
@@ -208,6 +212,11 @@ class _Look:
                 yield _FEWER.format(option.usable, option.request, option.wanted), ""
 
 
+_LATE = Fault(
+    Kind.TIMEOUT,
+    f"whether there are devices for the claims was not found out within {LIMIT:g} s; the scheduler gives up after {TIME_LIMIT:g} s",
+    "fewer alternatives, constraints or partitions to choose from",
+)
 _UNTRIED = {Kind.CLAIM_ELSEWHERE, Kind.EXTENDED}  # nobody knows which devices would be had then
 _OF_HOLDERS = {Kind.HELD, Kind.COUNTERS}
 _OF_DEVICES = {Kind.CONSTRAINT, Kind.COUNTERS, Kind.COMPETITION, Kind.TIMEOUT}

@@ -13,9 +13,10 @@ from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.extended import wanted
 from ..scheduling.podinfo import PodInfo, is_extended
 from . import standing
-from .answers import ClaimState, Explanation, HeldDevice, Kind, NodeGroup, Reason, State
-from .everywhere import Verdict, look_everywhere
-from .objects import CLAIMS, CLASSES, NODES, PODS, SLICES, Snapshot
+from .answers import ClaimState, Explanation, HeldDevice, Kind, Reason, State
+from .everywhere import look_everywhere
+from .judging import judged, listed, undecided
+from .objects import CLAIMS, PODS, Snapshot
 from .scene import Scene, is_finished, name_of, users_of
 
 JSON = dict[str, Any]
@@ -136,44 +137,13 @@ def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanat
         return _placed(known, reasons)
     if any(r.kind not in _GOES_ON for r in reasons):
         return replace(known, reasons=reasons, summary=reasons[0].text)
+    gap = scene.snapshot.gap(CLAIMS)
+    if gap and gap.read != pod.namespace and standing.entries(pod):
+        return undecided(replace(known, reasons=reasons))
     verdict = look_everywhere(scene, pod, changes=changes)
     known = replace(known, reasons=(*reasons, *verdict.reasons), groups=verdict.groups, changes=verdict.changes)
     known = replace(known, notes=verdict.notes)
-    return _judged(scene, known, verdict, reasons)
-
-
-def _judged(scene: Scene, known: Explanation, verdict: Verdict, before: tuple[Reason, ...]) -> Explanation:
-    """With state and summary."""
-    gaps = {g.resource for g in scene.snapshot.gaps}
-    number = sum(len(g.nodes) for g in verdict.groups)
-    if known.reasons:
-        return replace(known, summary=known.reasons[0].text)
-    if SLICES.plural in gaps or (CLAIMS.plural in gaps and not known.claims and not known.nodes):
-        return replace(known, state=State.UNKNOWN, summary="what may not be read decides it", groups=(), changes=())
-    if known.nodes:
-        shown = f"{len(known.nodes)} of {number} nodes would take it now: {listed(known.nodes)}"
-        unsure = gaps & {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
-        if unsure:
-            return replace(known, state=State.UNKNOWN, summary=f"as far as can be seen, {shown}")
-        return replace(known, state=State.FITS, summary=shown)
-    largest = max(verdict.groups, key=lambda g: len(g.nodes))
-    why = _main(largest)
-    if number == 1:
-        return replace(known, summary=f"the only node does not take it: {why}")
-    share = "on all of them" if len(verdict.groups) == 1 else f"on {len(largest.nodes)} of them"
-    return replace(known, summary=f"none of {number} nodes takes it; {share}: {why}")
-
-
-def _main(group: NodeGroup) -> str:
-    """The first of its reasons, as a sentence of its own."""
-    for reason in group.reasons:
-        return reason.text
-    for request in group.requests:
-        for reason in request.reasons:
-            if not reason.devices:
-                return reason.text
-            return f"too few devices for request {request.request} ({reason.text})"
-    return ""
+    return judged(known, scene.snapshot.gaps)
 
 
 def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
@@ -272,7 +242,7 @@ def _claim(scene: Scene, claim: JSON) -> Explanation:
         return replace(known, summary=reasons[0].text)
     verdict = look_everywhere(scene, pod)
     known = replace(known, reasons=verdict.reasons, groups=verdict.groups, changes=verdict.changes)
-    return _judged(scene, known, verdict, ())
+    return judged(known, scene.snapshot.gaps)
 
 
 def _names(pod: JSON, claim: str, namespace: str) -> bool:
@@ -292,15 +262,8 @@ def _stand_in(claim: JSON) -> JSON:
     return {"metadata": meta, "spec": spec}
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """``a, b, c and 7 more``."""
-    known = list(names)
-    more = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + more
-
-
 def _finished(scene: Scene, found: Explanation) -> Explanation:
     return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *scene.faults))
 
 
-__all__ = ["explain", "explain_pod", "find", "listed", "parse", "read_pod", "waiting"]
+__all__ = ["explain", "explain_pod", "find", "parse", "read_pod", "waiting"]

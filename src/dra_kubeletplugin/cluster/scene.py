@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from ..allocation.allocator import TIME_LIMIT
 from ..allocation.pools import DeviceId, PoolKey, key_of
 from ..scheduling import extended, podinfo
 from ..scheduling.cache import Cache
@@ -94,10 +95,10 @@ class Scene:
         self._holders = None
         self.cache.claims.forget(claim)
 
-    def allocations(self) -> Allocations:
-        """For one look at all nodes."""
+    def allocations(self, limit: float = TIME_LIMIT) -> Allocations:
+        """For one look at all nodes. ``limit``: seconds for one of them."""
         nodes = len(self.snapshot.nodes) or 1
-        return Allocations(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes)
+        return Allocations(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes, limit)
 
     def holders(self, device: DeviceId) -> list[JSON]:
         """Claims that have a device, or a share of it."""

@@ -96,7 +96,9 @@ def _of_claims(scene: Scene, pod: PodInfo) -> Iterator[Reason]:
             continue
         claim = scene.cache.claims.get(pod.namespace, name)
         if claim is None:
-            yield _missing(scene, pod, name, generated=not entry.get("resourceClaimName"))
+            gap = scene.snapshot.gap(CLAIMS)
+            if gap is None or gap.read == pod.namespace:
+                yield _missing(scene, pod, name, generated=not entry.get("resourceClaimName"))
         elif claim["metadata"].get("deletionTimestamp"):
             users = ", ".join(users_of(claim)) or "finalizers"
             change = f"it goes once {users} let go of it; then the pod needs a claim that is there"
@@ -121,8 +123,7 @@ def _missing(scene: Scene, pod: PodInfo, name: str, *, generated: bool) -> Reaso
         text = f"claim {pod.namespace}/{name}, which was made for the pod, is not there any more"
         return Reason(Kind.CLAIM_MISSING, text, "delete the pod: what owns it makes another, with a new claim")
     there = [c["metadata"]["name"] for c in scene.claims if c["metadata"]["namespace"] == pod.namespace]
-    unsure = " (claims may not be listed)" if scene.snapshot.gap(CLAIMS) else ""
-    text = f"claim {pod.namespace}/{name} does not exist{unsure}"
+    text = f"claim {pod.namespace}/{name} does not exist"
     return Reason(Kind.CLAIM_MISSING, text, f"make claim {name} in namespace {pod.namespace}{near(name, there)}")
 
 

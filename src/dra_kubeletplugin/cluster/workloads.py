@@ -81,11 +81,19 @@ class Workload:
         return None if filters.node_affinity(info, node) or filters.taints(info, node) else made
 
 
+_PRIORITIES = {
+    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": 2_000_001_000,
+}  # those of every cluster
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def workloads(objects: Iterable[JSON], namespace: str = "default") -> list[Workload]:
-    """Those of ``objects`` that make pods. Raises :class:`QuestionError` for what has a workload's kind and not its form."""
+def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Workload]:
+    """Those of ``objects`` that make pods, with the priority that a PriorityClass among them says.
+
+    Raises :class:`QuestionError` for what has a workload's kind and not its form.
+    """
+    priorities = {o["metadata"].get("name"): o.get("value") for o in objects if kind_of(o) == "PriorityClass"}
     out = []
     for obj in objects:
         found = _template(obj)
@@ -97,9 +105,9 @@ def workloads(objects: Iterable[JSON], namespace: str = "default") -> list[Workl
             raise QuestionError(f"{kind} {meta.get('name')}: its template has no spec")
         where = str(meta.get("namespace") or namespace)
         name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
-        out.append(
-            Workload(kind, where, name, template.get("metadata") or {}, template["spec"], count, kind == "DaemonSet")
-        )
+        priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))
+        spec = {**({} if priority is None else {"priority": priority}), **template["spec"]}
+        out.append(Workload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet"))
     return out
 
 
