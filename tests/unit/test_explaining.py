@@ -186,7 +186,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
     "two claims for one device": (
         [node("a"), pool("a", gpu("g0")), claim(), claim("d"), pod("c", "d")],
         Kind.COMPETITION,
-        "requests compete for the same devices",
+        "not for all of them together",
         "",
     ),
     "a pool that is not all there": (

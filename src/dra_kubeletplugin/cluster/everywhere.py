@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import Any
 
 from ..allocation.allocator import TIME_LIMIT
@@ -24,7 +25,7 @@ from .devices import Fault, NodeDevices
 from .grouping import NodeLook, fold
 from .nodes import NodeFilters
 from .scene import Scene, name_of, users_of
-from .trials import Trials
+from .trials import NOT_TOGETHER, Trials
 
 JSON = dict[str, Any]
 LIMIT = 2.0  # seconds for the devices of one node, where the scheduler gives ten
@@ -137,14 +138,10 @@ class _Look:
         wanted = self._open(node, claims)
         asked: list[list[requests.RequestLook]] = []
         if wanted:
-            there = NodeDevices(self.scene, node)
-            asked = requests.looks(there, wanted, self.scene.cache.classes)
-            enough = all(any(option.enough for option in options) for options in asked)
-            if enough and (told is None or told.plugin is Plugin.DEVICES):
-                faults += self._together(there, wanted)
-        if told and not faults and all(any(o.enough for o in options) for options in asked):
-            late = "timed out" in told.reasons[0]
-            faults = [_LATE] if late else [Fault(Kind.OTHER, why, "") for why in told.reasons]
+            asked = requests.looks(NodeDevices(self.scene, node), wanted, self.scene.cache.classes)
+        enough = all(any(option.enough for option in options) for options in asked)
+        if told and enough and not faults:
+            faults = self._together(node, wanted, told)
         return NodeLook(node.name, False, faults, asked)
 
     def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
@@ -168,13 +165,15 @@ class _Look:
                     change = "the scheduler takes the allocation back, and tries again"
                 yield Fault(Kind.CLAIM_ELSEWHERE, text, change)
 
-    def _together(self, there: NodeDevices, wanted: Sequence[JSON]) -> list[Fault]:
-        trials = Trials(there, wanted)
+    def _together(self, node: NodeInfo, wanted: Sequence[JSON], told: Rejection) -> list[Fault]:
+        """Why a node refuses the pod where nothing stands against it one by one."""
+        if "timed out" in told.reasons[0]:
+            return [_LATE]
+        if told.plugin is not Plugin.DEVICES or not wanted:
+            return [Fault(Kind.OTHER, why, "") for why in told.reasons]
         if time.monotonic() > self.until:
-            return [
-                Fault(Kind.COMPETITION, "the devices would do one by one, and not together", "fewer devices, or others")
-            ]
-        return [] if trials.fits() else list(trials.together())
+            return [NOT_TOGETHER]
+        return list(Trials(NodeDevices(self.scene, node), wanted).together())
 
     # --- what would be enough -------------------------------------------------------------------
 
@@ -182,7 +181,11 @@ class _Look:
         self, folded: Sequence[tuple[NodeGroup, list[NodeLook]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
     ) -> Iterator[Change]:
         found: dict[str, list[str]] = {}
-        for look in (look for _, members in folded for look in members if not look.fits):
+        # Of each group one after the other, so that each is heard before the time is up.
+        in_turn = chain.from_iterable(zip_longest(*(members for _, members in folded)))
+        for look in in_turn:
+            if look is None or look.fits:
+                continue
             if time.monotonic() > self.until:
                 break
             for text, example in self._enough(look, claims, nodes[look.node]):

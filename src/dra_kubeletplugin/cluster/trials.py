@@ -23,6 +23,11 @@ from .devices import Fault, NodeDevices, taint_text
 JSON = dict[str, Any]
 LIMIT = 1.0  # seconds for one trial: what takes longer is taken not to help
 _VALUES = 4
+NOT_TOGETHER = Fault(
+    Kind.COMPETITION,
+    "there are devices for each request alone, and not for all of them together",
+    "ask for fewer devices, or add some",
+)
 Edit = Callable[[JSON], JSON]
 
 
@@ -72,8 +77,7 @@ class Trials:
             change = "fewer or smaller devices at once, or a claim that holds a device of the same counters has to go"
             yield Fault(Kind.COUNTERS, text, change)
         else:
-            text = "requests compete for the same devices: there are not enough for all of them together"
-            yield Fault(Kind.COMPETITION, text, "ask for fewer devices, or add some")
+            yield NOT_TOGETHER
 
     def _constraint(self, claim: JSON, constraint: JSON) -> Fault:
         change = f"without this constraint of claim {claim['metadata']['name']} the devices would do; or other devices are needed"
