@@ -489,4 +489,4 @@ def test_an_object_without_an_objects_form_is_left_out_and_told() -> None:
     odd["spec"]["containers"] = [{"resources": 3}]
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"), odd)
     assert found.state is State.FITS
-    assert any("pod default/odd cannot be read" in n for n in found.notes)
+    assert any("Pod default/odd cannot be read" in n for n in found.notes)

@@ -161,7 +161,7 @@ def _spec(change: Callable[[JSON], Any]) -> JSON:
         ),
         ([_spec(lambda r: r.update(kount=1)), BARE], "ResourceClaimTemplate t: "),
         ([_spec(lambda r: r.update(selectors=[{"cel": {"expression": "device.x"}}])), BARE], "undefined field 'x'"),
-        ([{**BARE, "spec": {"containers": 3}}], "pod default/w cannot be read"),
+        ([{**BARE, "spec": {"containers": 3}}], "Pod default/w: its pods cannot be read"),
         ([workload("Deployment", replicas="many")], "Deployment w cannot be read"),
         (
             [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {}}],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..errors import QuestionError, describe
+from ..errors import QuestionError
 from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.extended import wanted
@@ -16,7 +15,7 @@ from . import standing
 from .answers import ClaimState, Explanation, HeldDevice, Kind, Reason, State
 from .everywhere import look_everywhere
 from .judging import judged, listed, undecided
-from .objects import CLAIMS, PODS, Snapshot
+from .objects import CLAIMS, KINDS, PODS, Snapshot
 from .scene import Scene, is_finished, name_of, users_of
 
 JSON = dict[str, Any]
@@ -54,10 +53,9 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
     for obj in snapshot.pods:
         if is_finished(obj) or obj["spec"].get("nodeName") or namespace not in {"", obj["metadata"]["namespace"]}:
             continue
-        with contextlib.suppress(QuestionError):  # it is among the scene's faults
-            pod = read_pod(obj)
-            if asks(pod):
-                asking.append(pod)
+        pod = podinfo.read(obj)
+        if asks(pod):
+            asking.append(pod)
     out = []
     for number, pod in enumerate(asking, 1):
         out.append(_finished(scene, explain_pod(scene, pod, changes=False)))
@@ -92,6 +90,9 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
             here.append(str(meta["name"]))
         elif meta["name"] == name:
             elsewhere.append(str(meta["namespace"]))
+    for odd in snapshot.unread:
+        if (KINDS[odd.kind].plural, odd.namespace, odd.name) == (plural, namespace, name):
+            raise QuestionError(f"{kind} {namespace}/{name} cannot be read: {odd.why}")
     gap = next((g for g in snapshot.gaps if g.resource == plural and g.read != namespace), None)
     if gap:
         raise QuestionError(f"{kind} {namespace}/{name} cannot be looked for: {gap.why}")
@@ -107,20 +108,12 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
 
 
 def _pod(scene: Scene, obj: JSON) -> Explanation:
-    pod = read_pod(obj)
+    pod = podinfo.read(obj)
     if not asks(pod):
         raise QuestionError(
             f"pod {pod.key} asks for no devices: it has no resourceClaims, and requests no extended resource"
         )
     return explain_pod(scene, pod)
-
-
-def read_pod(obj: JSON) -> PodInfo:
-    """Raises :class:`QuestionError` where it has not a pod's form."""
-    try:
-        return podinfo.read(obj)
-    except (TypeError, KeyError, ValueError, AttributeError) as e:
-        raise QuestionError(f"pod {name_of(obj)} cannot be read: {describe(e)}") from None
 
 
 def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanation:
@@ -263,7 +256,7 @@ def _stand_in(claim: JSON) -> JSON:
 
 
 def _finished(scene: Scene, found: Explanation) -> Explanation:
-    return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *scene.faults))
+    return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *map(str, scene.snapshot.unread)))
 
 
-__all__ = ["explain", "explain_pod", "find", "parse", "read_pod", "waiting"]
+__all__ = ["explain", "explain_pod", "find", "parse", "waiting"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import QuestionError
+from ..errors import QuestionError, describe
 from ..kube import Resource
 from ..resources.convert import GROUP, VERSIONS, convert
+from .forms import FAULTS, settled
 
 JSON = dict[str, Any]
 PODS = Resource("", "v1", "pods", namespaced=True)
@@ -47,10 +48,25 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The objects of one moment, DRA's in ``resource.k8s.io/v1``. ``gaps`` are kinds that are not all there.
+class Unread:
+    """An object that has not the form of its kind, and counts as not there."""
 
-    ``live`` says that the moment is now: what depends on the clock is judged then.
+    kind: str
+    namespace: str
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return f"{self.kind} {where} cannot be read, and is left out: {self.why}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The objects of one moment, DRA's in ``resource.k8s.io/v1``.
+
+    ``gaps`` are kinds that are not all there, ``unread`` objects that have no object's form. ``live`` says that the moment is now:
+    what depends on the clock is judged then.
     """
 
     pods: tuple[JSON, ...] = ()
@@ -61,7 +77,8 @@ class Snapshot:
     templates: tuple[JSON, ...] = ()
     classes: tuple[JSON, ...] = ()
     slices: tuple[JSON, ...] = ()
-    gaps: tuple[Gap, ...] = field(default=())
+    gaps: tuple[Gap, ...] = ()
+    unread: tuple[Unread, ...] = ()
     live: bool = False
 
     @classmethod
@@ -73,17 +90,29 @@ class Snapshot:
         Raises :class:`QuestionError` for what has no kind or no name.
         """
         found: dict[str, list[JSON]] = {r.plural: [] for r in KINDS.values()}
+        unread = []
         for obj in objects:
             resource = KINDS.get(kind_of(obj))
-            if resource is not None:
-                found[resource.plural].append(read(obj, resource))
-        return cls.by_plural(found, gaps, live=live)
+            if resource is None:
+                continue
+            known = read(obj, resource)
+            try:
+                found[resource.plural].append(settled(known))
+            except FAULTS as e:
+                meta = known["metadata"]
+                unread.append(Unread(known["kind"], str(meta.get("namespace") or ""), str(meta["name"]), describe(e)))
+        return cls.by_plural(found, gaps, unread, live=live)
 
     @classmethod
     def by_plural(
-        cls, found: Mapping[str, Sequence[JSON]], gaps: Iterable[Gap] = (), *, live: bool = False
+        cls,
+        found: Mapping[str, Sequence[JSON]],
+        gaps: Iterable[Gap] = (),
+        unread: Iterable[Unread] = (),
+        *,
+        live: bool = False,
     ) -> Snapshot:
-        """From objects that were read (:func:`read`), by the plural name of their resource."""
+        """From objects that were read (:func:`read`) and have their kind's form, by the plural name of their resource."""
 
         def of(resource: Resource) -> tuple[JSON, ...]:
             return tuple(found.get(resource.plural, ()))
@@ -98,6 +127,7 @@ class Snapshot:
             of(CLASSES),
             of(SLICES),
             tuple(gaps),
+            tuple(unread),
             live,
         )
 
@@ -123,9 +153,9 @@ class Snapshot:
 
 def kind_of(obj: Mapping[str, Any]) -> str:
     """Raises :class:`QuestionError` for what is no object."""
-    kind, meta = obj.get("kind"), obj.get("metadata")
-    named = isinstance(meta, Mapping) and (meta.get("name") or meta.get("generateName"))
-    if not isinstance(kind, str) or not isinstance(obj.get("apiVersion"), str) or not named:
+    kind, meta = (obj.get("kind"), obj.get("metadata")) if isinstance(obj, Mapping) else (None, None)
+    name = (meta.get("name") or meta.get("generateName")) if isinstance(meta, Mapping) else None
+    if not isinstance(kind, str) or not isinstance(name, str) or not isinstance(obj.get("apiVersion"), str):
         raise QuestionError(f"an object without apiVersion, kind or metadata.name: {str(obj)[:200]}")
     return kind
 
@@ -142,7 +172,10 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
             raise QuestionError(
                 f"{obj['kind']} {obj['metadata'].get('name')}: apiVersion {api} is not known, only {known} of {GROUP}"
             )
-        obj = convert(obj, "v1")
+        try:
+            obj = convert(obj, "v1")
+        except (TypeError, KeyError, ValueError, AttributeError) as e:
+            raise QuestionError(f"{obj['kind']} {obj['metadata'].get('name')} cannot be read: {describe(e)}") from None
     meta = {k: v for k, v in obj["metadata"].items() if k not in _UNREAD}
     if resource.namespaced:
         meta.setdefault("namespace", "default")
@@ -150,6 +183,6 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
     if not meta.get("uid"):
         meta["uid"] = f"{resource.plural}/{meta.get('namespace', '')}/{name}"
     out = {**obj, "metadata": meta}
-    if resource is NODES and out.get("status"):
+    if resource is NODES and isinstance(out.get("status"), dict):
         out["status"] = {k: v for k, v in out["status"].items() if k not in _UNREAD_OF_NODES}
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..allocation.allocator import TIME_LIMIT
@@ -15,59 +15,33 @@ from ..scheduling.slicestore import Slices
 from .objects import CLASSES, NODES, Snapshot
 
 JSON = dict[str, Any]
-_ODD = (TypeError, KeyError, ValueError, AttributeError)
 _PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}
 
 
 class Scene:
-    """Where nodes or classes may not be read, others stand in: as many nodes as slices name, classes that take any device.
-
-    ``faults`` are objects that have not an object's form, and count as not there.
-    """
+    """Where nodes or classes may not be read, others stand in: as many nodes as slices name, classes that take any device."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.faults: list[str] = []
         self.cache = Cache()
         self.memory = AllocationMemory()
-        self._each(
-            "node",
-            _named_by_slices(snapshot.slices) if snapshot.gap(NODES) else snapshot.nodes,
-            self.cache.node_changed,
-        )
+        for node in _named_by_slices(snapshot.slices) if snapshot.gap(NODES) else snapshot.nodes:
+            self.cache.node_changed(node)
         for namespace in snapshot.namespaces:
             self.cache.namespace_changed(namespace, gone=False)
         self.namespaces = {
             str(n["metadata"]["name"]): dict(n["metadata"].get("labels") or {}) for n in snapshot.namespaces
         }
-        claims = self._each(
-            "claim", snapshot.claims, lambda c: (c["metadata"]["namespace"], dict(c["spec"]), results_of(c))
-        )
-        self._claims = {str(c["metadata"]["uid"]): c for c in claims}
-        self.cache.claims.observe_all(claims)
-        classes = _named_by(claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
-        self.cache.classes = {
-            str(c["metadata"]["name"]): c for c in self._each("class", classes, lambda c: dict(c["spec"]))
-        }
+        self._claims = {str(c["metadata"]["uid"]): c for c in snapshot.claims}
+        self.cache.claims.observe_all(snapshot.claims)
+        classes = _named_by(snapshot.claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
+        self.cache.classes = {str(c["metadata"]["name"]): c for c in classes}
         self.cache.extended = extended.class_names(self.cache.classes.values())
-        slices = self._each("slice", snapshot.slices, lambda s: (key_of(s), s["spec"]["pool"]["resourceSliceCount"]))
-        self.cache.slices.slices = _by_node(slices)
-        self._each("pod", [p for p in snapshot.pods if not is_finished(p)], self._pod)
+        self.cache.slices.slices = _by_node(snapshot.slices)
+        for pod in snapshot.pods:
+            if not is_finished(pod):
+                self._pod(pod)
         self._holders: dict[DeviceId, list[JSON]] | None = None
-
-    def _each(self, what: str, objects: Iterable[JSON], take: Callable[[JSON], object]) -> list[JSON]:
-        """Those that ``take`` could read."""
-        read = []
-        for obj in objects:
-            try:
-                take(obj)
-            except _ODD as e:
-                meta = obj["metadata"]
-                name = name_of(obj) if meta.get("namespace") else meta["name"]
-                self.faults.append(f"{what} {name} cannot be read, and is left out: {type(e).__name__}: {e}")
-            else:
-                read.append(obj)
-        return read
 
     def _pod(self, pod: JSON) -> None:
         info = podinfo.read(pod)

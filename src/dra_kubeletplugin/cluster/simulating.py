@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import QuestionError
 from ..scheduling import devices as pod_devices
-from ..scheduling import extended, scoring
+from ..scheduling import extended, podinfo, scoring
 from ..scheduling.binding import TIMEOUT
 from ..scheduling.claimstore import results_of
 from ..scheduling.cycle import Cycle
@@ -21,7 +21,7 @@ from ..scheduling.podinfo import PodInfo
 from ..scheduling.status import Rejection, SchedulerError
 from .answers import Explanation
 from .everywhere import not_looked_at
-from .explaining import explain_pod, read_pod
+from .explaining import explain_pod
 from .objects import KINDS, Gap, Snapshot
 from .scene import Scene
 from .workloads import Workload, allocated, checked, claim_for, workloads
@@ -113,7 +113,7 @@ def _with(snapshot: Snapshot, objects: Iterable[JSON]) -> Snapshot:
     for obj in objects:
         there[KINDS[obj["kind"]].plural][_key(obj)] = obj
     found = {plural: list(known.values()) for plural, known in there.items()}
-    return Snapshot.by_plural(found, snapshot.gaps, live=snapshot.live)
+    return Snapshot.by_plural(found, snapshot.gaps, snapshot.unread, live=snapshot.live)
 
 
 def _key(obj: JSON) -> tuple[str, str]:
@@ -145,8 +145,8 @@ class _Simulator:
             for r in results_of(c)
             if not r.get("adminAccess")
         }
-        unseen = (n for w in wanted for p in pods[w.shown][:1] for n in not_looked_at(read_pod(p)))
-        notes = tuple(dict.fromkeys((*self.scene.faults, *unseen)))
+        unseen = (n for w in wanted for p in pods[w.shown][:1] for n in not_looked_at(podinfo.read(p)))
+        notes = tuple(dict.fromkeys((*map(str, self.scene.snapshot.unread), *unseen)))
         return Simulation(tuple(fits), len(nodes), len(every), len(every - held), notes, self.scene.snapshot.gaps)
 
     def _place_all(self, workload: Workload, pods: Sequence[JSON], total: int) -> Fit:
@@ -183,7 +183,7 @@ class _Simulator:
     def _place(self, pod: JSON, undo: list[Callable[[], None]]) -> tuple[Placement | None, Explanation | None]:
         """Where it goes, or why nowhere. ``undo`` gets what takes it back."""
         pod = self._with_claims(pod, undo)
-        info = read_pod(pod)
+        info = podinfo.read(pod)
         cache = self.scene.cache
         claims = pod_devices.read(info, cache.claims, cache.classes, cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):

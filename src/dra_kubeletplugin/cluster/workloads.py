@@ -9,21 +9,16 @@ from typing import Any
 
 from .. import cel
 from ..errors import QuestionError, describe
-from ..resources import claim_rules, schema
+from ..resources import schema
 from ..resources.defaults import apply, now
-from ..scheduling import filters
+from ..scheduling import filters, podinfo
 from ..scheduling.nodeinfo import NodeInfo
 from ..scheduling.podinfo import PodInfo
-from .explaining import read_pod
+from .forms import FAULTS, RULES, settled
 from .objects import KINDS as READ
 from .objects import kind_of, read
 
 JSON = dict[str, Any]
-_DRA = {
-    "ResourceClaim": claim_rules.validate_claim,
-    "ResourceClaimTemplate": claim_rules.validate_template,
-    "DeviceClass": claim_rules.validate_class,
-}
 # What a DaemonSet's pods tolerate without being told.
 _DAEMON = [
     {"key": f"node.kubernetes.io/{name}", "operator": "Exists"}
@@ -77,7 +72,7 @@ class Workload:
         place = {"key": "metadata.name", "operator": "In", "values": [node.name]}
         required[_REQUIRED] = {"nodeSelectorTerms": [{**t, "matchFields": [place]} for t in terms]}
         made = self._made(f"{self.name}-{node.name}", spec)
-        info = read_pod(made)
+        info = podinfo.read(made)
         return None if filters.node_affinity(info, node) or filters.taints(info, node) else made
 
 
@@ -107,7 +102,12 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Workl
         name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
         priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))
         spec = {**({} if priority is None else {"priority": priority}), **template["spec"]}
-        out.append(Workload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet"))
+        made = Workload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet")
+        try:
+            settled(made.pod(0))
+        except FAULTS as e:
+            raise QuestionError(f"{kind} {where}/{name}: its pods cannot be read: {describe(e)}") from None
+        out.append(made)
     return out
 
 
@@ -184,7 +184,7 @@ def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
         placed = {**obj, "metadata": {**obj["metadata"]}}
         if READ[kind].namespaced:
             placed["metadata"].setdefault("namespace", namespace)
-        if kind in _DRA:
+        if kind in RULES:
             placed = _judged(placed, kind)
         out.append(read(placed, READ[kind]))
     return out
@@ -194,7 +194,7 @@ def _judged(obj: JSON, kind: str) -> JSON:
     name = obj["metadata"].get("name")
     try:
         decoded = schema.decode(read(obj, READ[kind]), kind)
-        faults = _DRA[kind](apply(decoded, kind), cel.compile_selector)
+        faults = RULES[kind](apply(decoded, kind), cel.compile_selector)
     except (ValueError, KeyError, TypeError) as e:
         raise QuestionError(f"{kind} {name}: {describe(e)}") from None
     if faults:
