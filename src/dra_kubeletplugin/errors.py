@@ -11,6 +11,7 @@ The tree::
     ├── ApiError                 the API server refused, or cannot be reached
     ├── NotReadyError            a plugin that was waited for does not serve
     ├── LeaseLostError           a controller leads no more
+    ├── QuestionError            a question about a cluster that cannot be answered
     ├── RecordsError             the claim records cannot be read or written
     │   ├── RecordsBusyError
     │   └── RecordsNewerError
@@ -417,6 +418,14 @@ class MetadataError(DraError):
     code = "DRA-E140"
     reason = "DEVICE_METADATA"
     help = "The driver wrote the file: see its version and its log. A file of a newer Kubernetes needs a newer dra-kubeletplugin."
+
+
+class QuestionError(DraError):
+    """A question about a cluster that cannot be answered: no such object, a cluster without DRA, a file without objects."""
+
+    code = "DRA-E150"
+    reason = "QUESTION"
+    help = "The message says what was asked for, and what there is instead."
 
 
 def catalogue() -> list[type[DraError]]:

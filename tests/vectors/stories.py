@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +61,14 @@ class Differs(AssertionError):
     """After a step something was not as recorded."""
 
 
-async def replay(story: JSON, limit: float = 8.0) -> None:
-    """Raises :class:`Differs` with the step, the place and both values, where a state is not reached in ``limit`` seconds."""
+Look = Callable[[LocalCluster, int], Awaitable[None]]
+
+
+async def replay(story: JSON, limit: float = 8.0, look: Look | None = None) -> None:
+    """``look`` is at the cluster after each step, once it is as recorded.
+
+    Raises :class:`Differs` with the step, the place and both values, where a state is not reached in ``limit`` seconds.
+    """
     kubelet = bool(story.get("kubelet"))
     names = [n["name"] for n in story["nodes"]] if kubelet else []
     config = {"api/all": True}
@@ -78,6 +84,8 @@ async def replay(story: JSON, limit: float = 8.0) -> None:
         for number, (step, after) in enumerate(zip(story["steps"], story["after"], strict=True)):
             await told.step(step)
             await told.settle(number, after)
+            if look is not None:
+                await look(cluster, number)
 
 
 _GPU_CLASS: JSON = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from ..driver import Driver
 from ..errors import DraError, SettingsError
 from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
 from .options import Parser, add_settings, given
+from .questions import add_explain, add_simulate
 
 DEV_VERBS = (
     "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
@@ -84,6 +86,8 @@ def parser() -> Parser:
     _add_parameters(commands)
     _add_doctor(commands)
     _add_completion(commands)
+    add_explain(commands.add_parser("explain", help="why a pod or a claim waits, and what would have to change"))
+    add_simulate(commands.add_parser("simulate", help="whether and where pods would fit, and how many more"))
     return out
 
 
@@ -264,7 +268,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller never return
+# Commands that take their arguments whole: module and function, imported when one is run.
+_WHOLE = {
+    "dev": ("dev", "dev"),
+    "cleanup": ("cleanup", "cleanup"),
+    "claims": ("claims", "claims"),
+    "doctor": ("doctor", "doctor"),
+    "gather": ("doctor", "gathered"),
+    "explain": ("explain", "explain_command"),
+    "simulate": ("simulate", "simulate_command"),
+    "validate": ("validate", "validate"),
+    "schema": ("validate", "schema"),
+    "inspect": ("inspect", "inspect"),
+}
+
+
+def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and webhook never return
     match args.command:
         case "run":
             from .run import run
@@ -274,47 +293,19 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run and controller 
             from .controller import controller
 
             controller(args.driver, given(args, ControllerSettings))
-        case "dev":
-            from .dev import dev
+        case "webhook":
+            from .webhook import webhook
 
-            return dev(args)
-        case "cleanup":
-            from .cleanup import cleanup
-
-            return cleanup(args)
-        case "claims":
-            from .claims import claims
-
-            return claims(args)
-        case "doctor":
-            from .doctor import doctor
-
-            return doctor(args)
-        case "gather":
-            from .doctor import gathered
-
-            return gathered(args)
+            webhook(args.drivers, given(args, WebhookSettings))
         case "completion":
             from .completion import script
 
             print(script(args.shell, parser()))
             return 0
-        case "webhook":
-            from .webhook import webhook
-
-            webhook(args.drivers, given(args, WebhookSettings))
-        case "validate":
-            from .validate import validate
-
-            return validate(args)
-        case "schema":
-            from .validate import schema
-
-            return schema(args)
         case _:
-            from .inspect import inspect
-
-            return inspect(args)
+            module, function = _WHOLE[args.command]
+            code: int = getattr(importlib.import_module(f".{module}", __package__), function)(args)
+            return code
 
 
 def report(e: DraError) -> int:

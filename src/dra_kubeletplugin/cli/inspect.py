@@ -122,7 +122,7 @@ def inspect(args: argparse.Namespace) -> int:
             name, node = settings.driver_name or cls.name, settings.node_name or "node"
             settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
             driver.attach(host, settings, role)
-            with _without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
+            with without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
                 inventory = asyncio.run(look(driver, settings))
             print("\n".join(listed(inventory, node, style)))
             notes = _notes(inventory, style)
@@ -133,7 +133,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _without_log(name: str) -> Iterator[None]:
+def without_log(name: str) -> Iterator[None]:
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:

@@ -17,12 +17,16 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class ApiConfig:
-    """An API server. ``server`` is a URL; ``tls`` is used for https only and trusts the system's CAs by default."""
+    """An API server. ``server`` is a URL; ``tls`` is used for https only and trusts the system's CAs by default.
+
+    ``namespace`` is the one that is meant where none is named; empty where nothing says so.
+    """
 
     server: str
     tls: Tls = field(default_factory=Tls)
     credentials: Credentials = field(default_factory=Credentials)
     proxy: Proxy | None = None
+    namespace: str = ""
 
 
 def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | None = None) -> ApiConfig:
@@ -37,7 +41,7 @@ def load_config(kubeconfig: str = "", context: str = "", *, service_account: Pat
 
     loaded = Kubeconfig(kubeconfig, context)
     proxy = loaded.proxy or _proxy(loaded.server)
-    return ApiConfig(loaded.server, loaded.tls, loaded, proxy)
+    return ApiConfig(loaded.server, loaded.tls, loaded, proxy, loaded.namespace)
 
 
 def _in_cluster(folder: Path) -> ApiConfig:
@@ -55,7 +59,11 @@ def _in_cluster(folder: Path) -> ApiConfig:
         tls.context()
     except (ApiError, SettingsError) as e:
         raise SettingsError(f"the pod's service account cannot be used (KUBERNETES_SERVICE_HOST {host}): {e}") from None
-    return ApiConfig(server, tls, TokenFile(folder / "token"), _proxy(server))
+    try:
+        namespace = (folder / "namespace").read_text().strip()
+    except (OSError, ValueError):
+        namespace = ""
+    return ApiConfig(server, tls, TokenFile(folder / "token"), _proxy(server), namespace)
 
 
 def _proxy(server: str) -> Proxy | None:

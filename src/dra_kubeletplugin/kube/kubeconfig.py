@@ -77,6 +77,7 @@ class Kubeconfig(Credentials):
         chosen = self._choose()
         self.server: str = chosen.server
         self.proxy: Proxy | None = chosen.proxy
+        self.namespace: str = chosen.namespace
         self.token_file: TokenFile | None = TokenFile(chosen.token_file) if chosen.token_file else None
         self.tls = Tls(chosen.files)
         self._source = chosen.source  # what gives the credentials, where that may take long
@@ -187,6 +188,7 @@ class _Chosen:
             raise SettingsError(f"{where} names no current-context: choose one with `kubectl config use-context`")
         chosen = self._named(config, "contexts", "context", name)
         self.cluster_name, self.user_name = chosen.safe_get("cluster") or "", chosen.safe_get("user") or ""
+        self.namespace = str(chosen.safe_get("namespace") or "")
         self.cluster = self._named(config, "clusters", "cluster", self.cluster_name)
         self.user = self._named(config, "users", "user", self.user_name) if self.user_name else None
         self.server = self._server()

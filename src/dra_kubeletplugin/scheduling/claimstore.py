@@ -63,6 +63,14 @@ class ClaimStore:
 
     def observe(self, claim: JSON) -> None:
         """The server says so."""
+        self._sum(self._see(claim))
+
+    def observe_all(self, claims: Iterable[JSON]) -> None:
+        """As :meth:`observe`, with what is taken of a pool summed up once."""
+        self._sum({key for claim in claims for key in self._see(claim)})
+
+    def _see(self, claim: JSON) -> set[PoolKey]:
+        """Answers the pools of which something else is taken now."""
         meta = claim["metadata"]
         uid = str(meta["uid"])
         self._seen[uid] = claim
@@ -74,7 +82,7 @@ class ClaimStore:
         written = self._written.get(uid)
         if written is not None and _version(written) <= _version(claim):
             del self._written[uid]
-        self._account(uid)
+        return self._hold(uid)
 
     def forget(self, claim: JSON) -> None:
         meta = claim["metadata"]
@@ -119,6 +127,9 @@ class ClaimStore:
         return self._written.get(uid) or self._seen.get(uid)
 
     def _account(self, uid: str) -> None:
+        self._sum(self._hold(uid))
+
+    def _hold(self, uid: str) -> set[PoolKey]:
         claim = self._pending.get(uid) or self._current(uid)
         held: dict[PoolKey, list[JSON]] = {}
         for result in results_of(claim) if claim else []:
@@ -136,6 +147,9 @@ class ClaimStore:
                 holders.pop(uid, None)
         if held:
             self._held[uid] = set(held)
+        return changed
+
+    def _sum(self, changed: set[PoolKey]) -> None:
         if changed:
             use = dict(self.use)
             for key in changed:

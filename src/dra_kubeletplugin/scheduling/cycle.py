@@ -35,8 +35,8 @@ class Cycle:
         self.rejected: dict[str, Rejection] = {}
         self._before_fit = filters.before_fit(pod)
 
-    def feasible(self) -> list[NodeInfo]:
-        """The node that was promised, where it fits; all that fit otherwise, or as many as it takes to choose well.
+    def feasible(self, enough: int | None = None) -> list[NodeInfo]:
+        """The node that was promised, where it fits; all that fit otherwise, or ``enough``: as many as it takes to choose well.
 
         Raises :class:`SchedulerError`.
         """
@@ -46,7 +46,7 @@ class Cycle:
             promised = [n for n in nodes if n.name == pod.nominated]
             if promised and self._rejects(promised[0], affinity, spread) is None:
                 return promised
-        enough = _enough(len(nodes))
+        enough = enough or _enough(len(nodes))
         found = []
         for node in nodes:
             rejection = self._rejects(node, affinity, spread)

@@ -9,6 +9,7 @@ from . import spread
 from .podinfo import PodInfo
 
 JSON = Mapping[str, Any]
+PREFIX = "not supported by the local cluster: "
 _VOLUMES = {"persistentVolumeClaim", "ephemeral", "csi"}
 _CLAIM_FIELDS = {"name", "resourceClaimName", "resourceClaimTemplateName"}
 _GROUPS = ("schedulingGroup", "workloadRef", "podGroupName")
@@ -17,7 +18,7 @@ _TOLERATIONS = {"", "Equal", "Exists"}
 
 def reasons(pod: PodInfo) -> list[str]:
     """One sentence for each thing; empty where all is known."""
-    return [f"not supported by the local cluster: {what}" for what in _found(pod.spec)]
+    return [PREFIX + what for what in _found(pod.spec)]
 
 
 def _found(spec: JSON) -> Iterable[str]:

@@ -1,0 +1,143 @@
+"""A cluster of described hosts: nodes, and the slices that a driver's own code would publish on each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..cluster import from_files
+from ..driver import Driver, Role, load_driver, make
+from ..errors import SettingsError
+from ..host import Host
+from ..inventory import Inventory
+from ..resources.quantity import QuantityError, parse
+from ..settings import Settings
+from ..slices.pack import pack
+from ..slices.plan import Frame
+from .inspect import host_root, look, without_log
+
+JSON = dict[str, Any]
+_PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "110"}
+_MOST = 5000  # nodes
+
+
+@dataclass(frozen=True)
+class HostKind:
+    """So many nodes of one description; ``name`` begins their names."""
+
+    description: str
+    name: str
+    count: int
+
+
+def host_kinds(given: Sequence[str]) -> list[HostKind]:
+    """From ``DESCRIPTION=COUNT``, or a description alone. Raises :class:`SettingsError` with all faults."""
+    out: list[HostKind] = []
+    faults = []
+    for text in given:
+        description, sign, number = text.rpartition("=")
+        if not sign:
+            description, number = text, "1"
+        if not description or not number.isdecimal() or not 0 < int(number) <= _MOST:
+            faults.append(f"--host {text}: write HOST=NUMBER, with a number from 1 to {_MOST}")
+            continue
+        stem = Path(description).stem.lower().replace("_", "-").replace(".", "-")
+        same = sum(k.name.partition(".")[0] == stem for k in out)
+        out.append(HostKind(description, f"{stem}.{same + 1}" if same else stem, int(number)))
+    if faults:
+        raise SettingsError(*faults)
+    return out
+
+
+def allocatable(text: str) -> dict[str, str]:
+    """``cpu=64,memory=512Gi``; what is not named does not limit. Raises :class:`SettingsError`."""
+    out = dict(_PLENTY)
+    for part in filter(None, text.split(",")):
+        name, sign, amount = part.partition("=")
+        try:
+            parse(amount if sign else "")
+        except QuantityError as e:
+            raise SettingsError(f"--allocatable {part}: write NAME=QUANTITY, as in cpu=64,memory=512Gi: {e}") from None
+        out[name.strip()] = amount
+    return out
+
+
+def classes_of(target: str) -> list[JSON]:
+    """DeviceClasses that lie beside a driver, in ``deploy``."""
+    path = Path(target.partition(":")[0])
+    folder = path if path.is_dir() else path.parent
+    return [o for o in from_files(sorted((folder / "deploy").glob("deviceclass*.yaml"))) if o["kind"] == "DeviceClass"]
+
+
+@dataclass(frozen=True)
+class DescribedCluster:
+    """Nodes, slices and classes; ``notes`` are devices that a driver would not publish."""
+
+    objects: Sequence[JSON]
+    notes: Sequence[str]
+
+
+def cluster_of(
+    hosts: Sequence[HostKind],
+    drivers: Sequence[str],
+    settings: Settings,
+    free: Mapping[str, str],
+    progress: Callable[[str], None],
+) -> DescribedCluster:
+    """Raises :class:`DriverError`, :class:`SettingsError`."""
+    loaded = [load_driver(d) for d in drivers]
+    objects = [c for d in drivers for c in classes_of(d)]
+    notes: list[str] = []
+    number, total = 0, sum(k.count for k in hosts)
+    for kind in hosts:
+        with host_root(kind.description, settings.sysfs_root) as root:
+            for i in range(1, kind.count + 1):
+                name = f"{kind.name}-{i}"
+                number += 1
+                progress(f"devices of node {number} of {total}")
+                objects.append(_node(name, free))
+                of_node = dataclasses.replace(settings, node_name=name, sysfs_root=root)
+                for cls in loaded:
+                    objects += _slices(cls, of_node, Role.NODE, notes)
+    for cls in loaded:
+        if cls.pools is not Driver.pools:
+            objects += _slices(cls, settings, Role.CONTROLLER, notes)
+    return DescribedCluster(objects, notes)
+
+
+def _node(name: str, free: Mapping[str, str]) -> JSON:
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": dict(free)},
+    }
+
+
+def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str]) -> Iterator[JSON]:
+    """As a plugin's publisher would make them for an empty cluster."""
+    driver = make(cls, role)
+    settings = dataclasses.replace(settings, driver_name=settings.driver_name or cls.name)
+    driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings, role)
+    with without_log("dra_kubeletplugin.inventory"):
+        inventory: Inventory = asyncio.run(look(driver, settings))
+    where = f"on node {settings.node_name}" if role is Role.NODE else "by the controller"
+    notes += [f"not published {where}: {name}: {fault}" for name, fault in inventory.left_out.items()]
+    for pool in inventory.contents():
+        contents = pack(pool.devices, pool.counter_sets, full=inventory.full)
+        nodes = {"perDeviceNodeSelection": True} if pool.per_device else dict(pool.nodes.of_slice(settings.node_name))
+        frame = Frame(settings.driver_name, pool.name, nodes, 1, len(contents))
+        for i, content in enumerate(contents):
+            name = f"{pool.name}-{settings.driver_name}-{i:05x}"
+            spec = frame.spec(content, {})
+            yield {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {"name": name},
+                "spec": spec,
+            }

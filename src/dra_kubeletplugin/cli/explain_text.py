@@ -1,0 +1,114 @@
+"""An explanation as text: one screen, whatever the number of nodes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from ..cluster import ClaimState, Example, Explanation, NodeGroup, Reason, RequestOnNodes, State
+from ..cluster.judging import listed
+from .style import Style
+
+_GROUPS = 5
+_REASONS = 4
+_WIDTH = 118
+_GOOD = {State.RUNS, State.SCHEDULED, State.FITS}
+
+
+def text(found: Explanation, style: Style) -> list[str]:
+    shown = style.green if found.state in _GOOD else style.yellow if found.state is State.UNKNOWN else style.red
+    lines = [*_wrapped(f"{style.bold(found.subject)} {shown(str(found.state))}: {found.summary}", 0)]
+    for claim in found.claims:
+        lines += _claim(claim)
+    for reason in found.reasons:
+        lines += ["", *_wrapped(reason.text, 0, "! ")]
+        if reason.change:
+            lines += _wrapped(f"to change: {reason.change}", 2)
+    for group in found.groups[:_GROUPS]:
+        lines += ["", *_group(group, style)]
+    if rest := found.groups[_GROUPS:]:
+        number = sum(len(g.nodes) for g in rest)
+        lines += ["", f"{number} more nodes for {len(rest)} other sets of reasons: -o json has them"]
+    lines += _changes(found, style)
+    if found.state is State.FITS and found.said:
+        lines += ["", "The scheduler tries it again when something changes that may help, or after five minutes."]
+    if found.said:
+        lines += ["", *_wrapped(f"Kubernetes says: {found.said}", 0)]
+    for note in (*found.notes, *(g.why for g in found.gaps)):
+        lines += _wrapped(f"note: {note}", 0)
+    return lines
+
+
+def _changes(found: Explanation, style: Style) -> Iterator[str]:
+    if found.changes:
+        yield from ("", style.bold("would be enough, each alone (tried with the allocator):"))
+    for change in found.changes[:_GROUPS]:
+        where = f"on {change.example}" if change.nodes == 1 else f"on {change.nodes} nodes, such as {change.example}"
+        yield from _wrapped(f"{change.text} ({where})", 2, "- ")
+    if found.changes or found.reasons or any(g.fits for g in found.groups):
+        return
+    reasons = [r for g in found.groups for r in (*g.reasons, *(r for q in g.requests for r in q.reasons))]
+    if wanted := list(dict.fromkeys(r.change for r in reasons if r.change)):
+        yield from ("", style.bold("nothing is enough alone; what would have to change:"))
+    for text in wanted[:_GROUPS]:
+        yield from _wrapped(text, 2, "- ")
+
+
+def _wrapped(line: str, indent: int, mark: str = "") -> list[str]:
+    before = " " * indent
+    return textwrap.wrap(
+        " ".join(line.split()), _WIDTH, initial_indent=before + mark, subsequent_indent=before + " " * (len(mark) or 2),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _claim(claim: ClaimState) -> Iterator[str]:
+    if not claim.devices:
+        return
+    by = f" for {listed(claim.users)}" if claim.users else ""
+    yield f"  claim {claim.name or claim.entry}{by}"
+    for d in claim.devices:
+        where = f" on {d.node}" if d.node else ""
+        more = f" ({d.detail})" if d.detail else ""
+        source = f", slice {d.slice}" if d.slice else ""
+        yield f"    {d.request}: {d.driver}/{d.pool}/{d.device}{where}{source}{more}"
+
+
+def _group(group: NodeGroup, style: Style) -> Iterator[str]:
+    number = "1 node" if len(group.nodes) == 1 else f"{len(group.nodes)} nodes"
+    if group.fits:
+        yield from _wrapped(f"{style.green(number + ' would take it')}: {listed(group.nodes)}", 0)
+        return
+    yield from _wrapped(f"{style.bold(number)}: {listed(group.nodes)}", 0)
+    for reason in group.reasons:
+        yield from _wrapped(reason.text + _examples(reason.examples), 2, "- ")
+    for request in group.requests:
+        if request.reasons:
+            yield from _request(request)
+
+
+def _request(request: RequestOnNodes) -> Iterator[str]:
+    wanted = (
+        "all devices" if request.wanted is None else "1 device" if request.wanted == 1 else f"{request.wanted} devices"
+    )
+    have = "no node of these has one" if not request.usable else f"no node of these has more than {request.usable}"
+    claim = request.claim.partition("/")[2]
+    yield from _wrapped(
+        f"claim {claim}, request {request.request}: {wanted} of class {request.device_class}; {have}", 2, "- "
+    )
+    for reason in request.reasons[:_REASONS]:
+        yield from _wrapped(_of_devices(reason), 6)
+    if more := request.reasons[_REASONS:]:
+        yield f"      {sum(r.devices for r in more)} devices for {len(more)} other reasons: -o json has them"
+
+
+def _of_devices(reason: Reason) -> str:
+    number = f"{reason.devices}x " if reason.devices else ""
+    return f"{number}{reason.text}{_examples(reason.examples)}"
+
+
+def _examples(examples: Iterable[Example]) -> str:
+    told = [
+        f"{e.where}: {e.detail}" + (f", as on {e.count - 1} more" if e.count > 1 else "") for e in examples if e.detail
+    ]
+    return f" ({'; '.join(told)})" if told else ""

@@ -1,0 +1,87 @@
+"""``dra simulate``: whether and where pods would fit, on a cluster or on described hosts; nothing is written anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+from ..cluster import Fit, Simulation, Snapshot, from_files, simulate, take
+from ..cluster.judging import listed
+from ..errors import SettingsError
+from ..kube import KubeClient
+from ..settings import load
+from .asking import Progress, ask, columns, config_of, encoded
+from .described_cluster import allocatable, cluster_of, host_kinds
+from .explain_text import text
+from .options import given
+from .style import Style
+
+_NODES = 3
+
+
+def simulate_command(args: argparse.Namespace) -> int:
+    if bool(args.hosts) != bool(args.drivers):
+        raise SettingsError("--host and --driver go together: described hosts, and the driver whose devices they have")
+    if args.hosts and (args.kubeconfig or args.context):
+        raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")
+    manifests = from_files(args.files)
+    progress = Progress()
+    try:
+        snapshot, namespace, notes = _described(args, progress) if args.hosts else _live(args, progress)
+        found = simulate(
+            snapshot,
+            manifests,
+            namespace=namespace,
+            fill=args.fill,
+            progress=lambda done, of: progress(f"placing pods: {done} of {of}"),
+        )
+    finally:
+        progress.done()
+    found = dataclasses.replace(found, notes=(*found.notes, *notes))
+    if args.output == "table":
+        print("\n".join(shown(found, Style.of(sys.stdout))))
+    else:
+        print(encoded(found, args.output), end="")
+    return 0 if found.fits else 1
+
+
+def _described(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:
+    free = allocatable(args.allocatable or "")
+    made = cluster_of(host_kinds(args.hosts), args.drivers, load(given(args)), free, progress)
+    notes = list(dict.fromkeys(made.notes))
+    if not args.allocatable:
+        notes.append(
+            "cpu and memory of the nodes do not limit: say what they have with --allocatable cpu=64,memory=512Gi"
+        )
+    return Snapshot.of(made.objects), args.namespace or "default", tuple(notes)
+
+
+def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:
+    config = config_of(args)
+    namespace = args.namespace or config.namespace or "default"
+
+    async def question(client: KubeClient) -> Snapshot:
+        return await take(client, namespace, progress=lambda plural, count: progress(f"reading {plural}: {count}"))
+
+    return ask(config, question), namespace, ()
+
+
+def shown(found: Simulation, style: Style) -> Iterator[str]:
+    head, *rows = columns([("WORKLOAD", "PODS", "PLACED", "MORE", "NODES"), *map(_row, found.workloads)])
+    yield head
+    yield from (row if fit.fits else style.red(row) for row, fit in zip(rows, found.workloads, strict=True))
+    yield f"{found.nodes} nodes; {found.devices} devices, of which {found.free} are free in the end"
+    for fit in found.workloads:
+        if fit.stopped is not None:
+            yield from ("", *text(fit.stopped, style))
+    for note in (*found.notes, *(g.why for g in found.gaps)):
+        yield f"note: {note}"
+
+
+def _row(fit: Fit) -> tuple[str, str, str, str, str]:
+    more = "" if fit.more is None else f"{fit.more} or more" if fit.limited else str(fit.more)
+    most = sorted(fit.nodes.items(), key=lambda item: (-item[1], item[0]))
+    nodes = listed([f"{name} ({n})" if n > 1 else name for name, n in most], _NODES)
+    return fit.workload, str(fit.pods), str(len(fit.placed)), more, nodes

@@ -1,0 +1,132 @@
+"""Why a node does not take a pod, devices aside: each of the scheduler's filters, with what it looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..allocation.taints import tolerates
+from ..resources import node_selection
+from ..scheduling import filters
+from ..scheduling.affinity import PodAffinity
+from ..scheduling.nodeinfo import NodeInfo, pods_allowed
+from ..scheduling.podinfo import CPU, PodInfo, is_extended
+from ..scheduling.spread import Spread
+from ..scheduling.status import Plugin, Rejection
+from .answers import Kind
+from .devices import Fault, taint_text
+
+_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+_KINDS = {
+    Plugin.NODE_UNSCHEDULABLE: Kind.CORDONED,
+    Plugin.TAINTS: Kind.NODE_TAINT,
+    Plugin.NODE_AFFINITY: Kind.NODE_AFFINITY,
+    Plugin.PORTS: Kind.PORTS,
+    Plugin.FIT: Kind.RESOURCES,
+    Plugin.SPREAD: Kind.SPREAD,
+    Plugin.POD_AFFINITY: Kind.POD_AFFINITY,
+}
+
+
+class NodeFilters:
+    """Args:
+    by_class: extended resources that a DeviceClass provides.
+    """
+
+    def __init__(
+        self,
+        pod: PodInfo,
+        nodes: list[NodeInfo],
+        namespaces: Mapping[str, Mapping[str, str]],
+        by_class: Mapping[str, str],
+    ) -> None:
+        self.pod = pod
+        self._by_class = by_class
+        self._affinity = PodAffinity(pod, nodes, namespaces)
+        self._spread = Spread(pod, nodes)
+
+    def faults(self, node: NodeInfo) -> Iterator[Fault]:
+        """In the scheduler's order; the scheduler itself tells the first alone."""
+        pod = self.pod
+        if filters.unschedulable(pod, node):
+            yield Fault(Kind.CORDONED, "the node is unschedulable", f"kubectl uncordon {_NODE}")
+        yield from self._taints(node)
+        if pod.has_affinity or pod.spec.get("nodeSelector"):
+            if filters.node_affinity(pod, node):
+                yield from self._selection(node)
+        if pod.ports and (rejection := filters.ports(pod, node)):
+            yield _told(rejection, "another node, or the pods that have these ports have to go")
+        yield from self._resources(node)
+        if self._spread.matters and (rejection := self._spread.rejects(node)):
+            yield _told(rejection, "a topologySpreadConstraint with a larger maxSkew, or fewer pods of it here")
+        if self._affinity.matters and (rejection := self._affinity.rejects(node)):
+            yield _told(rejection, "other affinity terms, or other pods on the node")
+
+    def _taints(self, node: NodeInfo) -> Iterator[Fault]:
+        for taint in node.taints:
+            if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in self.pod.tolerations):
+                shown = taint_text(taint)
+                change = f"the pod has to tolerate {shown}, or: kubectl taint node {_NODE} {shown}-"
+                yield Fault(Kind.NODE_TAINT, f"the node has the taint {shown}, which the pod does not tolerate", change)
+
+    def _selection(self, node: NodeInfo) -> Iterator[Fault]:
+        wrong = {k: v for k, v in (self.pod.spec.get("nodeSelector") or {}).items() if node.labels.get(k) != v}
+        for key, value in wrong.items():
+            has = f"it is {node.labels[key]}" if key in node.labels else "it has no such label"
+            yield Fault(
+                Kind.NODE_AFFINITY, f"nodeSelector {key}={value} is not met", "another nodeSelector, or the label", has
+            )
+        required = self.pod.affinity("nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
+        if required is not None and not node_selection.selector_matches(node.node, required):
+            text = f"the required node affinity is not met: {_terms(required)}"
+            yield Fault(Kind.NODE_AFFINITY, text, "another node affinity, or labels that meet it")
+
+    def _resources(self, node: NodeInfo) -> Iterator[Fault]:
+        pod = self.pod
+        if filters.fit(pod, node, self._by_class) is None:
+            return
+        if len(node.pods) + 1 > pods_allowed(node):
+            yield Fault(
+                Kind.RESOURCES, "the node has as many pods as it may", "pods have to go", f"{len(node.pods)} pods"
+            )
+        for name, wanted in pod.wanted:
+            has = node.allocatable.get(name, 0)
+            free = has - node.requested.get(name, 0)
+            if wanted <= free or (not has and name in self._by_class):
+                continue
+            if is_extended(name) and not has:
+                text = f"the node has no {name}, and no DeviceClass provides it"
+                change = f"a DeviceClass with extendedResourceName {name}, or a device plugin that has it"
+                yield Fault(Kind.EXTENDED, text, change)
+            else:
+                detail = f"{_amount(name, wanted)} wanted, {_amount(name, max(free, 0))} of {_amount(name, has)} free"
+                yield Fault(
+                    Kind.RESOURCES, f"the node has too little {name}", f"less {name}, or pods have to go", detail
+                )
+
+
+_NODE = "NODE"
+
+
+def _told(rejection: Rejection, change: str) -> Fault:
+    return Fault(_KINDS[rejection.plugin], rejection.reasons[0], change)
+
+
+def _amount(name: str, amount: int) -> str:
+    if name == CPU:
+        return f"{amount / 1000:g}"
+    for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if amount >= 1 << power:
+            return f"{amount / (1 << power):.4g}{suffix}"
+    return str(amount)
+
+
+def _terms(selector: Mapping[str, Any]) -> str:
+    return " or ".join(
+        " and ".join(
+            " ".join([str(e["key"]), str(e["operator"]), ",".join(e.get("values") or [])]).strip()
+            for e in [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
+        )
+        or "nothing"
+        for term in selector.get("nodeSelectorTerms") or []
+    )

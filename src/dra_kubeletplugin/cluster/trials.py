@@ -1,0 +1,176 @@
+"""The allocator asked again with something changed: which one thing would be enough.
+
+Each change is made to the objects that the allocator is given, so what is answered is what it would decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..allocation.constraints import attribute_of
+from ..allocation.faults import AllocationError
+from ..allocation.pools import Candidate, DeviceId, Pool
+from ..allocation.search import Search, State
+from ..cel.parts import without
+from ..resources.quantity import Quantity
+from ..scheduling.claimstore import UNUSED
+from .answers import Kind
+from .devices import Fault, NodeDevices, taint_text
+
+JSON = dict[str, Any]
+LIMIT = 1.0  # seconds for one trial: what takes longer is taken not to help
+_VALUES = 4
+NOT_TOGETHER = Fault(
+    Kind.COMPETITION,
+    "there are devices for each request alone, and not for all of them together",
+    "ask for fewer devices, or add some",
+)
+Edit = Callable[[JSON], JSON]
+
+
+class Trials:
+    """What one node would say to claims that are not allocated yet."""
+
+    def __init__(self, devices: NodeDevices, claims: Sequence[JSON], limit: float = LIMIT) -> None:
+        self.devices = devices
+        self.claims = list(claims)
+        self._limit = limit
+
+    def fits(self, claims: Sequence[JSON] | None = None, *, free: bool = False, device: Edit | None = None) -> bool:
+        """``claims`` in place of those of the pod; ``free``: as if no claim held anything; ``device``: as if devices were so."""
+        in_use: set[DeviceId] = set()
+        shares: dict[DeviceId, dict[str, Quantity]] = {}
+        if not free:
+            use = self.devices.scene.cache.claims.use
+            for pool in self.devices.pools:
+                taken = use.get(pool.key, UNUSED)
+                in_use |= taken.devices
+                shares |= {d: dict(amounts) for d, amounts in taken.shares.items()}
+        classes = self.devices.scene.cache.classes
+        state = State(classes, in_use, shares, lambda: "", self._limit)
+        pools = [_changed(p, device) for p in self.devices.pools] if device else self.devices.pools
+        try:
+            return Search(state, pools, self.claims if claims is None else claims).run()
+        except AllocationError:
+            return False
+
+    # --- together -------------------------------------------------------------------------------
+
+    def together(self) -> Iterator[Fault]:
+        """Why devices that would do one by one do not do together."""
+        named = list(_constraints(self.claims))
+        alone = [(i, k, c) for i, k, c in named if self.fits(_dropped(self.claims, {(i, k)}))]
+        for i, _, constraint in alone:
+            yield self._constraint(self.claims[i], constraint)
+        if alone:
+            return
+        if len(named) > 1 and self.fits(_dropped(self.claims, {(i, k) for i, k, _ in named})):
+            shown = ", ".join(_shown(c) for _, _, c in named)
+            yield Fault(
+                Kind.CONSTRAINT, f"the constraints cannot all hold: {shown}", "fewer constraints, or fewer devices"
+            )
+        elif self.fits(device=_without("consumesCounters")):
+            text = "the devices would do one by one, but together they need more of shared counters than there is"
+            change = "fewer or smaller devices at once, or a claim that holds a device of the same counters has to go"
+            yield Fault(Kind.COUNTERS, text, change)
+        else:
+            yield NOT_TOGETHER
+
+    def _constraint(self, claim: JSON, constraint: JSON) -> Fault:
+        change = f"without this constraint of claim {claim['metadata']['name']} the devices would do; or other devices are needed"
+        shown = _shown(constraint)
+        return Fault(
+            Kind.CONSTRAINT, f"no choice of devices satisfies {shown}", change, self._values(constraint), shown
+        )
+
+    def _values(self, constraint: JSON) -> str:
+        """How many of the devices that nobody holds have which value of a constraint's attribute."""
+        name = str(constraint.get("matchAttribute") or constraint.get("distinctAttribute"))
+        use = self.devices.scene.cache.claims.use
+        free = [c for c in self.devices.candidates if c.id not in use.get((c.id.driver, c.id.pool), UNUSED).devices]
+        values = Counter(str(next(iter(v.values()))) for c in free if (v := attribute_of(c, name)))
+        told = ", ".join(f"{value} on {n}" for value, n in values.most_common(_VALUES))
+        more = ", ..." if len(values) > _VALUES else ""
+        return f"values of the free devices: {told}{more}" if values else "no free device has the attribute"
+
+    # --- what would help ------------------------------------------------------------------------
+
+    def helps(self, fault: Fault) -> bool:
+        """Whether the devices would do if nothing of this kind stood in the way."""
+        match fault.kind:
+            case Kind.HELD | Kind.COUNTERS:
+                return self.fits(free=True)
+            case Kind.DEVICE_TAINT:
+                return self.fits(device=_untainted(fault.subject))
+            case Kind.SELECTOR:
+                return self.fits([_edited(c, _without_part(fault.subject)) for c in self.claims])
+            case Kind.CAPACITY:
+                return self.fits([_edited(c, _without("capacity")) for c in self.claims]) or self.fits(free=True)
+            case Kind.CONSTRAINT:
+                named = {(i, k) for i, k, c in _constraints(self.claims) if _shown(c) == fault.subject}
+                return self.fits(_dropped(self.claims, named))
+        return False
+
+
+def _changed(pool: Pool, edit: Edit) -> Pool:
+    def candidate(c: Candidate) -> Candidate:
+        return Candidate(c.id, edit(dict(c.device)), c.slice, c.here, c.matches)
+
+    return replace(pool, candidates=[candidate(c) for c in pool.candidates])
+
+
+def _without(key: str) -> Edit:
+    return lambda obj: {k: v for k, v in obj.items() if k != key}
+
+
+def _untainted(taint: str) -> Edit:
+    def edit(device: JSON) -> JSON:
+        return {**device, "taints": [t for t in device.get("taints") or [] if taint_text(t) != taint]}
+
+    return edit
+
+
+def _edited(claim: JSON, edit: Edit) -> JSON:
+    """The claim with each of its requests and alternatives changed."""
+    requests = []
+    devices = claim["spec"].get("devices") or {}
+    for request in devices.get("requests") or []:
+        changed = dict(request)
+        if request.get("exactly"):
+            changed["exactly"] = edit(dict(request["exactly"]))
+        if request.get("firstAvailable"):
+            changed["firstAvailable"] = [edit(dict(sub)) for sub in request["firstAvailable"]]
+        requests.append(changed)
+    return {**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": requests}}}
+
+
+def _without_part(part: str) -> Edit:
+    def edit(request: JSON) -> JSON:
+        expressions = [s["cel"]["expression"] for s in request.get("selectors") or []]
+        return {**request, "selectors": [{"cel": {"expression": without(e, part)}} for e in expressions]}
+
+    return edit
+
+
+def _constraints(claims: Sequence[JSON]) -> Iterator[tuple[int, int, JSON]]:
+    for i, claim in enumerate(claims):
+        for k, constraint in enumerate((claim["spec"].get("devices") or {}).get("constraints") or []):
+            yield i, k, constraint
+
+
+def _dropped(claims: Sequence[JSON], which: set[tuple[int, int]]) -> list[JSON]:
+    out = []
+    for i, claim in enumerate(claims):
+        devices = claim["spec"].get("devices") or {}
+        kept = [c for k, c in enumerate(devices.get("constraints") or []) if (i, k) not in which]
+        out.append({**claim, "spec": {**claim["spec"], "devices": {**devices, "constraints": kept}}})
+    return out
+
+
+def _shown(constraint: Mapping[str, Any]) -> str:
+    kind = "matchAttribute" if constraint.get("matchAttribute") else "distinctAttribute"
+    requests = constraint.get("requests")
+    return f"{kind} {constraint.get(kind)}" + (f" of requests {', '.join(requests)}" if requests else "")

@@ -1,0 +1,492 @@
+"""``explain`` on plain objects: each thing that can stand in a pod's way is named, with what would have to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.cli.explain_text import text
+from dra_kubeletplugin.cli.style import Style
+from dra_kubeletplugin.cluster import Explanation, Gap, Kind, Snapshot, State, everywhere, explain, waiting
+from dra_kubeletplugin.errors import QuestionError
+
+JSON = dict[str, Any]
+DRIVER = "gpu.example.com"
+MEMORY = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("40Gi")) >= 0'
+
+
+def node(name: str, **more: Any) -> JSON:
+    status = {"allocatable": {"cpu": "8", "memory": "16Gi", "pods": "110"}}
+    labels = {"kubernetes.io/hostname": name} | more.pop("labels", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "spec": more,
+        "status": status,
+    }
+
+
+def gpu(name: str, memory: str = "80Gi", **more: Any) -> JSON:
+    return {"name": name, "attributes": {"numa": {"int": 0}}, "capacity": {"memory": {"value": memory}}} | more
+
+
+def pool(name: str, *devices: JSON, generation: int = 1, count: int = 1, suffix: str = "", **more: Any) -> JSON:
+    spec = {"driver": DRIVER, "nodeName": name, "devices": list(devices)}
+    spec |= {"pool": {"name": name, "generation": generation, "resourceSliceCount": count}} | more
+    return dra("ResourceSlice", f"{name}-slice{suffix}", spec)
+
+
+def dra(kind: str, name: str, spec: JSON, **more: Any) -> JSON:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec, **more}
+
+
+CLASS = dra("DeviceClass", "gpu", {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]})
+
+
+def claim(name: str = "c", constraints: list[JSON] | None = None, **exactly: Any) -> JSON:
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu", **exactly}}
+    return dra("ResourceClaim", name, {"devices": {"requests": [request], "constraints": constraints or []}})
+
+
+def held(name: str, node_name: str, *devices: str, users: tuple[str, ...] = ("holder",), **result: Any) -> JSON:
+    results = [{"request": "r", "driver": DRIVER, "pool": node_name, "device": d, **result} for d in devices]
+    where = {
+        "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}]
+    }
+    allocation = {"devices": {"results": results}, "nodeSelector": where, "allocationTimestamp": "2026-01-01T00:00:00Z"}
+    reserved = [{"resource": "pods", "name": u, "uid": u} for u in users]
+    return claim(name) | {"status": {"allocation": allocation, "reservedFor": reserved}}
+
+
+def pod(*claims: str, name: str = "p", **spec: Any) -> JSON:
+    entries = [{"name": f"e{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
+    container = {"name": "main", "resources": spec.pop("resources", {})}
+    status = spec.pop("status", {"phase": "Pending"})
+    spec |= {"containers": [container], "resourceClaims": entries}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec, "status": status}
+
+
+def asked(*objects: JSON, gaps: tuple[Gap, ...] = (), what: str = "p") -> Explanation:
+    return explain(Snapshot.of([CLASS, *objects], gaps=gaps), what)
+
+
+SELECTS = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}" && {MEMORY}'}}]}
+UNHEALTHY = {"key": "gpu.example.com/unhealthy", "effect": "NoSchedule"}
+COUNTERS = {"sharedCounters": [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]}
+
+
+def part(name: str, amount: str) -> JSON:
+    return gpu(name, consumesCounters=[{"counterSet": "gpu-0", "counters": {"memory": {"value": amount}}}])
+
+
+def shared(name: str) -> JSON:
+    return gpu(name, allowMultipleAllocations=True)
+
+
+LABELLED = {"numa": {"int": 1}}
+OF_THE_POD = {
+    Kind.CLASS_MISSING, Kind.CLAIM_MISSING, Kind.TEMPLATE_MISSING, Kind.ADMIN_LABEL, Kind.CLAIM_ELSEWHERE, Kind.RESERVATION,
+    Kind.BINDING, Kind.TOO_MANY, Kind.GATED, Kind.SCHEDULER_NAME, Kind.NODE_GIVEN, Kind.EXTENDED, Kind.SELECTOR_ERROR,
+}  # fmt: skip
+# What is in the way: the objects, its kind, words of its text or examples, words of what would have to change.
+OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
+    "the false part of a selector, with the value": (
+        [node("a"), pool("a", gpu("g0", "16Gi")), claim(**SELECTS), pod("c")],
+        Kind.SELECTOR,
+        f"its selector is false: {MEMORY} (a/g0: memory is 16Gi)",
+        f"a selector without {MEMORY}",
+    ),
+    "a class that selects nothing": (
+        [node("a"), pool("a", gpu("g0"), driver="net.example.com"), claim(), pod("c")],
+        Kind.CLASS_SELECTOR,
+        'driver is "net.example.com"',
+        "class gpu",
+    ),
+    "no slice at all": ([node("a"), claim(), pod("c")], Kind.NO_DEVICES, "no device is published", "a driver"),
+    "fewer devices than asked for": (
+        [node("a"), pool("a", gpu("g0")), claim(count=2), pod("c")],
+        Kind.TOO_FEW,
+        "no node of these has more than 1",
+        "ask for 1 in request r in place of 2",
+    ),
+    "a claim of another pod": (
+        [node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")],
+        Kind.HELD,
+        "claim default/h of pod default/holder",
+        "have to go (on a: claim default/h of pod default/holder)",
+    ),
+    "a claim that nobody uses": (
+        [node("a"), pool("a", gpu("g0")), held("h", "a", "g0", users=()), claim(), pod("c")],
+        Kind.HELD,
+        "claim default/h that no pod uses",
+        "have to go",
+    ),
+    "a taint": (
+        [node("a"), pool("a", gpu("g0", taints=[UNHEALTHY])), claim(), pod("c")],
+        Kind.DEVICE_TAINT,
+        "gpu.example.com/unhealthy:NoSchedule, which is not tolerated",
+        "tolerate gpu.example.com/unhealthy:NoSchedule",
+    ),
+    "a counter": (
+        [
+            node("a"),
+            pool("a", part("half", "40Gi"), part("whole", "80Gi"), count=2),
+            dra(
+                "ResourceSlice",
+                "counters",
+                {
+                    "driver": DRIVER,
+                    "pool": {"name": "a", "generation": 1, "resourceSliceCount": 2},
+                    "nodeName": "a",
+                    **COUNTERS,
+                },
+            ),
+            held("h", "a", "half"),
+            claim(selectors=[{"cel": {"expression": "true"}}]),
+            pod("c"),
+        ],
+        Kind.COUNTERS,
+        "needs 80Gi of gpu-0, 40Gi left; claim default/h of pod default/holder",
+        "devices of the same counters have to go",
+    ),
+    "capacity of a device that is too small": (
+        [node("a"), pool("a", gpu("g0", "16Gi")), claim(capacity={"requests": {"memory": "40Gi"}}), pod("c")],
+        Kind.CAPACITY,
+        "its memory is less than 40Gi (a/g0: it has 16Gi)",
+        "ask for less memory",
+    ),
+    "capacity that others took": (
+        [
+            node("a"),
+            pool("a", shared("g0")),
+            held("h", "a", "g0", shareID="s", consumedCapacity={"memory": "60Gi"}),
+            claim(capacity={"requests": {"memory": "40Gi"}}),
+            pod("c"),
+        ],
+        Kind.CAPACITY,
+        "20Gi of 80Gi left; claim default/h of pod default/holder",
+        "ask for less memory",
+    ),
+    "a constraint": (
+        [
+            node("a"),
+            pool("a", gpu("g0"), gpu("g1", attributes=LABELLED)),
+            claim(count=2, constraints=[{"matchAttribute": f"{DRIVER}/numa"}]),
+            pod("c"),
+        ],
+        Kind.CONSTRAINT,
+        f"no choice of devices satisfies matchAttribute {DRIVER}/numa",
+        "without this constraint of claim c",
+    ),
+    "two claims for one device": (
+        [node("a"), pool("a", gpu("g0")), claim(), claim("d"), pod("c", "d")],
+        Kind.COMPETITION,
+        "not for all of them together",
+        "",
+    ),
+    "a pool that is not all there": (
+        [node("a"), pool("a", gpu("g0"), generation=3, count=2), claim(), pod("c")],
+        Kind.POOL_INCOMPLETE,
+        f"pool {DRIVER}/a, generation 3: 1 of 2 slices",
+        "",
+    ),
+    "a pool that contradicts itself": (
+        [node("a"), pool("a", gpu("g0"), gpu("g0")), claim(), pod("c")],
+        Kind.POOL_INVALID,
+        "duplicate device name g0",
+        "",
+    ),
+    "a selector that fails": (
+        [
+            node("a"),
+            pool("a", gpu("g0")),
+            claim(selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].uuid == "x"'}}]),
+            pod("c"),
+        ],
+        Kind.SELECTOR_ERROR,
+        "no such key: uuid",
+        "a selector that asks first",
+    ),
+    "a class that is not there": (
+        [node("a"), claim(deviceClassName="gpus"), pod("c")],
+        Kind.CLASS_MISSING,
+        "DeviceClass gpus does not exist",
+        "there is gpu",
+    ),
+    "a claim that is not there": (
+        [node("a"), claim("cc"), pod("c")],
+        Kind.CLAIM_MISSING,
+        "claim default/c does not exist",
+        "there is cc",
+    ),
+    "a template that is not there": (
+        [
+            node("a"),
+            pod()
+            | {
+                "spec": {
+                    "containers": [{"name": "x"}],
+                    "resourceClaims": [{"name": "e", "resourceClaimTemplateName": "t"}],
+                }
+            },
+        ],
+        Kind.TEMPLATE_MISSING,
+        "ResourceClaimTemplate default/t does not exist",
+        "make it in namespace default",
+    ),
+    "a namespace without the label for admin access": (
+        [
+            node("a"),
+            pool("a", gpu("g0")),
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
+            claim(adminAccess=True),
+            pod("c"),
+        ],
+        Kind.ADMIN_LABEL,
+        "has not the label resource.kubernetes.io/admin-access=true",
+        "kubectl label namespace default",
+    ),
+    "a claim that is allocated elsewhere": (
+        [node("a"), node("b", unschedulable=True), held("c", "b", "g0"), pod("c")],
+        Kind.CLAIM_ELSEWHERE,
+        "allocated for other nodes, and pod default/holder uses it there",
+        "",
+    ),
+    "a claim with all the users that it may have": (
+        [node("a"), held("c", "a", "g0", users=tuple(f"u{i}" for i in range(256))), pod("c")],
+        Kind.RESERVATION,
+        "reserved for 256 pods",
+        "one of them has to end",
+    ),
+    "binding conditions": (
+        [node("a"), held("c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"]), pod("c")],
+        Kind.BINDING,
+        f"waits for binding conditions: Attached of {DRIVER}/a/g0",
+        f"the controller of {DRIVER}",
+    ),
+    "more devices than a claim gets": (
+        [node("a"), claim(count=33), pod("c")],
+        Kind.TOO_MANY,
+        "asks for 33 devices",
+        "several claims",
+    ),
+    "a scheduling gate": (
+        [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulingGates=[{"name": "x/y"}])],
+        Kind.GATED,
+        "x/y",
+        "whoever",
+    ),
+    "a scheduler that nobody is": (
+        [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulerName="mine")],
+        Kind.SCHEDULER_NAME,
+        "the scheduler mine",
+        "start a scheduler named mine",
+    ),
+    "a node that was given": (
+        [node("a"), claim(), pod("c", nodeName="a")],
+        Kind.NODE_GIVEN,
+        "never allocated",
+        "without nodeName",
+    ),
+    "a cordoned node": (
+        [node("a", unschedulable=True), pool("a", gpu("g0")), claim(), pod("c")],
+        Kind.CORDONED,
+        "unschedulable",
+        "kubectl uncordon",
+    ),
+    "a node's taint": (
+        [
+            node("a", taints=[{"key": "k", "value": "v", "effect": "NoSchedule"}]),
+            pool("a", gpu("g0")),
+            claim(),
+            pod("c"),
+        ],
+        Kind.NODE_TAINT,
+        "the taint k=v:NoSchedule",
+        "kubectl taint node NODE k=v:NoSchedule-",
+    ),
+    "a node selector": (
+        [node("a", labels={"disk": "hdd"}), pool("a", gpu("g0")), claim(), pod("c", nodeSelector={"disk": "ssd"})],
+        Kind.NODE_AFFINITY,
+        "nodeSelector disk=ssd is not met (a: it is hdd)",
+        "",
+    ),
+    "a node's resources": (
+        [node("a"), pool("a", gpu("g0")), claim(), pod("c", resources={"requests": {"cpu": "9"}})],
+        Kind.RESOURCES,
+        "too little cpu (a: 9 wanted, 8 of 8 free)",
+        "less cpu",
+    ),
+    "an extended resource that no class provides": (
+        [node("a"), pod(resources={"limits": {"example.com/gpu": "1"}})],
+        Kind.EXTENDED,
+        "the node has no example.com/gpu",
+        "extendedResourceName example.com/gpu",
+    ),
+    "no node at all": ([claim(), pod("c")], Kind.NO_NODES, "no nodes", ""),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=name) for name, c in OBSTACLES.items()])
+def test_what_stands_in_the_way_is_named_with_what_would_help(case: tuple[list[JSON], Kind, str, str]) -> None:
+    objects, kind, said, change = case
+    found = asked(*objects)
+    shown = " ".join(" ".join(text(found, Style(coloured=False))).split())
+    assert found.state is State.WAITS, shown
+    assert kind in found.kinds, shown
+    assert said in shown
+    assert change in shown
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=name) for name, c in OBSTACLES.items() if c[1] not in {Kind.NO_NODES}]
+)
+def test_with_a_node_that_has_everything_only_what_concerns_the_pod_is_left(
+    case: tuple[list[JSON], Kind, str, str],
+) -> None:
+    plenty = pool("z", *(gpu(f"z{i}") for i in range(4)))
+    nodes = [*case[0], node("z", labels={"disk": "ssd"}), plenty]
+    if case[1] is Kind.RESOURCES:
+        nodes[-2]["status"]["allocatable"]["cpu"] = "64"
+    found = asked(*nodes)
+    if case[1] in OF_THE_POD:
+        assert found.state is State.WAITS
+        assert case[1] in found.kinds
+    else:
+        assert (found.state, found.nodes) == (State.FITS, ("z",))
+
+
+def test_nodes_that_say_the_same_are_one_group_whoever_holds_their_devices() -> None:
+    nodes = [x for i in range(300) for x in (node(f"n{i}"), pool(f"n{i}", gpu("g0")), held(f"h{i}", f"n{i}", "g0"))]
+    found = asked(*nodes, claim(), pod("c"))
+    assert [len(g.nodes) for g in found.groups] == [300]
+    [reason] = found.groups[0].requests[0].reasons
+    assert (reason.devices, len(reason.examples)) == (300, 3)
+    assert len(text(found, Style(coloured=False))) < 25
+
+
+def test_a_change_is_told_for_the_nodes_where_it_was_tried_with_success_alone() -> None:
+    """On b the taint is not the only thing."""
+    tainted = gpu("g0", taints=[UNHEALTHY])
+    found = asked(node("a"), node("b"), pool("a", tainted), pool("b", tainted), held("h", "b", "g0"), claim(), pod("c"))
+    assert [(c.nodes, c.example) for c in found.changes if "tolerate" in c.text] == [(1, "a")]
+
+
+def test_a_pod_that_runs_says_which_devices_it_has_and_where_from() -> None:
+    running = pod("c", nodeName="a", status={"phase": "Running"})
+    found = asked(node("a"), pool("a", gpu("g0")), held("c", "a", "g0", users=("p",)), running)
+    assert (found.state, found.node) == (State.RUNS, "a")
+    [device] = found.claims[0].devices
+    assert (device.device, device.node, device.slice) == ("g0", "a", "a-slice")
+
+
+def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() -> None:
+    event = {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "type": "Warning", "reason": "FailedPrepareDynamicResources",
+        "message": "NodePrepareResources failed", "involvedObject": {"uid": "pods/default/p"},
+    }  # fmt: skip
+    found = asked(node("a"), held("c", "a", "g0", users=("p",)), pod("c", nodeName="a"), event)
+    assert [r.kind for r in found.reasons] == [Kind.KUBELET]
+    assert "NodePrepareResources failed" in found.summary
+
+
+def test_a_search_that_takes_too_long_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everywhere, "LIMIT", 0.0)
+    found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
+    assert (found.state, found.kinds) == (State.UNKNOWN, {Kind.TIMEOUT})
+    assert "the scheduler gives up after 10 s" in found.summary
+
+
+def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone() -> None:
+    far = pod("c", name="far")
+    far["metadata"]["namespace"] = "other"
+    placed, ended = pod("c", name="placed", nodeName="a"), pod("c", name="ended", status={"phase": "Succeeded"})
+    odd = pod("c", name="odd") | {"spec": {"containers": 3, "resourceClaims": [{"name": "e"}]}}
+    there = [CLASS, node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c"), pod(name="bare")]
+    snapshot = Snapshot.of([*there, far, placed, ended, odd])
+    found = waiting(snapshot)
+    assert [e.subject for e in found] == ["pod default/p", "pod other/far"]
+    assert [e.subject for e in waiting(snapshot, "other")] == ["pod other/far"]
+    alone = explain(snapshot, "p")
+    assert found[0] == dataclasses.replace(alone, changes=())
+    assert alone.changes
+
+
+def test_a_claim_is_explained_by_itself() -> None:
+    there = [node("a"), pool("a", gpu("g0"))]
+    assert asked(*there, claim(), what="claim/c").state is State.FITS
+    assert asked(*there, held("c", "a", "g0"), what="claim/c").state is State.RUNS
+    waits = asked(*there, held("h", "a", "g0"), claim(), pod("c"), what="claim/c")
+    assert waits.state is State.WAITS and Kind.HELD in waits.kinds
+    assert any("default/p" in note for note in waits.notes)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("trian", "there is no pod trian in namespace default; there is train"),
+        ("pod/web", "pod default/web asks for no devices"),
+        ("claim/x", "there is no claim x in namespace default; there is c"),
+        ("node/a", "'node/a' is neither pod/NAME nor claim/NAME"),
+        ("pod/", "'pod/' is neither pod/NAME nor claim/NAME"),
+        ("far", "there is one in namespace other (-n)"),
+    ],
+)
+def test_what_cannot_be_asked_gets_one_sentence(what: str, sentence: str) -> None:
+    far = pod(name="far")
+    far["metadata"]["namespace"] = "other"
+    with pytest.raises(QuestionError) as e:
+        asked(node("a"), claim(), pod("c", name="train"), pod(name="web"), far, what=what)
+    assert sentence in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("gone", "state"),
+    [
+        ("nodes", State.UNKNOWN),
+        ("deviceclasses", State.UNKNOWN),
+        ("pods", State.UNKNOWN),
+        ("resourceslices", State.UNKNOWN),
+        ("resourceclaims", State.UNKNOWN),
+        ("namespaces", State.FITS),
+        ("resourceclaimtemplates", State.FITS),
+    ],
+)
+def test_what_may_not_be_read_is_not_taken_to_be_absent(gone: str, state: State) -> None:
+    kinds = {
+        "nodes": "Node",
+        "deviceclasses": "DeviceClass",
+        "resourceslices": "ResourceSlice",
+        "resourceclaims": "ResourceClaim",
+    }
+    there = [CLASS, node("a"), pool("a", gpu("g0")), claim(), pod("c")]
+    known = [o for o in there if o["kind"] != kinds.get(gone)]
+    found = (
+        explain(Snapshot.of(known, gaps=[Gap(gone, f"cannot list {gone}")]), "p")
+        if gone != "pods"
+        else asked(*there[1:], gaps=(Gap(gone, "cannot list pods"),))
+    )
+    assert found.state is state, found.summary
+    assert f"cannot list {gone}" in " ".join(text(found, Style(coloured=False)))
+
+
+def test_objects_of_older_versions_are_the_same_objects() -> None:
+    old = json.loads(json.dumps([claim(), pool("a", gpu("g0")), CLASS]).replace("/v1", "/v1beta1"))
+    old[0]["spec"]["devices"]["requests"] = [{"name": "r", "deviceClassName": "gpu"}]
+    device = old[1]["spec"]["devices"][0]
+    old[1]["spec"]["devices"] = [{"name": device.pop("name"), "basic": device}]
+    assert explain(Snapshot.of([*old, node("a"), pod("c")]), "p").state is State.FITS
+
+
+def test_an_object_without_an_objects_form_is_left_out_and_told() -> None:
+    odd = pod("c", name="odd", nodeName="a")
+    odd["spec"]["containers"] = [{"resources": 3}]
+    found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"), odd)
+    assert found.state is State.FITS
+    assert any("Pod default/odd cannot be read" in n for n in found.notes)

@@ -1,0 +1,33 @@
+"""docs/operators.md says what is there: its program runs, and it has every word that an explanation may use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.cluster import Kind
+from dra_kubeletplugin.cluster.reading import EVERYTHING
+
+PAGE = (Path(__file__).parents[2] / "docs/operators.md").read_text()
+
+
+def test_the_program_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(program, "operators.md", "exec"), {})  # noqa: S102 it is ours
+    selector = 'device.capacity["gpu.example.com"].memory.isGreaterThan(quantity("40Gi"))'
+    assert capsys.readouterr().out.splitlines() == [
+        f"1 nodes, 1 devices: its selector is false: {selector} (memory is 16Gi)",
+        "1 of 3 pods fit",
+    ]
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_of_reason_is_in_the_table(kind: Kind) -> None:
+    assert f"`{kind}`" in PAGE
+
+
+@pytest.mark.parametrize("plural", [r.plural for r in EVERYTHING])
+def test_the_role_lists_what_is_read(plural: str) -> None:
+    assert re.search(rf"resources: \[[^\]]*\b{plural}\b", PAGE)
