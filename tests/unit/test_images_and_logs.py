@@ -153,7 +153,7 @@ async def feed(log: ContainerLog, *parts: bytes) -> None:
     for part in parts:
         reader.feed_data(part)
     reader.feed_eof()
-    await log.take(reader, "stdout")
+    await log.take(reader, "stdout", lambda data: None)
 
 
 async def shown(log: ContainerLog, **options: Any) -> bytes:
