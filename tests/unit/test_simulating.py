@@ -162,6 +162,8 @@ def _spec(change: Callable[[JSON], Any]) -> JSON:
         ([_spec(lambda r: r.update(kount=1)), BARE], "ResourceClaimTemplate t: "),
         ([_spec(lambda r: r.update(selectors=[{"cel": {"expression": "device.x"}}])), BARE], "undefined field 'x'"),
         ([{**BARE, "spec": {"containers": 3}}], "Pod default/w: its pods cannot be read"),
+        ([workload("Deployment", replicas=10**9)], "Deployment w: 1000000000 pods, where 0 to 100000 can be simulated"),
+        ([workload("Deployment", replicas=-1)], "Deployment w: -1 pods"),
         ([workload("Deployment", replicas="many")], "Deployment w cannot be read"),
         (
             [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {}}],
