@@ -45,6 +45,8 @@ async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None
             "records: toy.example.com: 1 claims",
             "slices: 4 devices",
             "API versions: ",
+            "clock: agrees",
+            "feature gates: ",
         ):
             assert part in well
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.utils
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -196,3 +198,11 @@ async def test_what_is_no_http_ends_its_connection_only(sent: bytes, caplog: pyt
         writer.transport.abort()
         assert (await get(port)).endswith(b"ok /healthz")
     assert not caplog.records
+
+
+async def test_an_answer_has_its_date_as_clients_read_it() -> None:
+    async with serving(None) as port:
+        before = int(time.time())
+        head = (await get(port)).partition(b"\r\n\r\n")[0].decode()
+    (date,) = [line.removeprefix("Date: ") for line in head.split("\r\n") if line.startswith("Date: ")]
+    assert before <= email.utils.parsedate_to_datetime(date).timestamp() <= time.time()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -15,6 +17,8 @@ import h11
 
 log = logging.getLogger(__name__)
 MAX_BODY = 8 * 1024 * 1024
+_DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")  # whatever the locale says
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOSE = 2.0  # seconds for what is written to leave, when a connection ends
 
 
@@ -158,6 +162,14 @@ def _within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[obj
     return contextlib.nullcontext() if seconds is None else asyncio.timeout(seconds)
 
 
+@functools.lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """Of an answer, which clients compare their clock with. Source: RFC 9110, "Date"."""
+    day, date, month, year = time.strftime("%w %d %m %Y", time.gmtime(second)).split()
+    clock = time.strftime("%H:%M:%S", time.gmtime(second))
+    return f"{_DAYS[int(day)]}, {date} {_MONTHS[int(month) - 1]} {year} {clock} GMT"
+
+
 class _Connection:
     """``idle_since`` is when a client began to wait, in seconds of the loop's clock; None while a request is worked on."""
 
@@ -244,7 +256,7 @@ class _Connection:
             body += event.data
 
     async def _send(self, request: Request, response: Response) -> None:
-        headers = {"Content-Type": response.content_type, **response.headers}
+        headers = {"Date": _date(int(time.time())), "Content-Type": response.content_type, **response.headers}
         if response.stream is None:
             headers["Content-Length"] = str(len(response.body))
         else:

@@ -168,6 +168,17 @@ class Features:
         """As ``/version`` tells it, and what nodes say of themselves: the release's patch that is followed."""
         return _VERSIONS[self.release]
 
+    def metrics(self) -> str:
+        """The gates as an API server's metrics tell them, ``kubernetes_feature_enabled``."""
+        words = {Stage.ALPHA: "ALPHA", Stage.BETA_OFF: "BETA", Stage.BETA: "BETA", Stage.STABLE: ""}
+        lines = ["# TYPE kubernetes_feature_enabled gauge"]
+        for name in sorted(_ROWS):
+            if (found := stage(name, self.release)) in words:
+                lines.append(
+                    f'kubernetes_feature_enabled{{name="{name}",stage="{words[found]}"}} {int(name in self.gates)}'
+                )
+        return "\n".join(lines) + "\n"
+
     @property
     def taint_rules(self) -> tuple[str, ...]:
         """The versions in which there are DeviceTaintRules."""

@@ -220,6 +220,9 @@ class ApiServer:
     async def _answer(self, request: Request, user: User) -> Response:
         if request.path in {"/healthz", "/livez", "/readyz"}:
             return Response(200, b"ok", "text/plain")
+        if request.path == "/metrics":
+            self.access.require(user, Question("get", path=request.path))
+            return Response(200, self.features.metrics().encode(), "text/plain; version=0.0.4")
         if request.method in {"GET", "HEAD"}:
             found = self._discovery.answer(request.path, self.served)
             if found is not None:
