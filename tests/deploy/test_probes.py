@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -57,8 +60,21 @@ NETWORKS = {
 
 
 @contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """The addresses are the same in every run of the tests on this machine."""
+    with (Path(tempfile.gettempdir()) / "dra-tests-network.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def pod_network(network: Network) -> Iterator[str]:
     """A network namespace, joined to this one by a pair of interfaces. Answers its name."""
+    with _alone():
+        yield from _joined(network)
+
+
+def _joined(network: Network) -> Iterator[str]:
     name = f"dra-{secrets.token_hex(4)}"
     inside = ["ip", "netns", "exec", name]
     ours, theirs = f"{name}a", f"{name}b"
