@@ -51,16 +51,20 @@ def faults(obj: JSON, readers: Sequence[Reader]) -> list[str]:
     return out
 
 
-def unknown_drivers(obj: JSON, readers: Sequence[Reader]) -> list[str]:
-    """A sentence with the path for every entry whose driver is nearly, and not quite, one of the readers'."""
+def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
+    """A sentence with the path for every entry whose driver is none of the readers', so that nobody has read its parameters."""
     import difflib  # for files of users only
 
     names = [r.driver for r in readers]
     out = []
     for path, entry in _entries(obj):
         name = entry.get("driver")
-        if isinstance(name, str) and name not in names and (near := difflib.get_close_matches(name, names, 1, 0.8)):
+        if not isinstance(name, str) or name in names:
+            continue
+        if near := difflib.get_close_matches(name, names, 1, 0.8):
             out.append(f"{path}.driver: {printable(name)!r} is none of {', '.join(names)}: did you mean {near[0]!r}?")
+        else:
+            out.append(f"{path}: parameters of {printable(name)!r} are not judged: give that driver too, with --driver")
     return out
 
 

@@ -267,6 +267,7 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
     with running(short, "--state", str(short / "s")) as dev:
         assert "A driver in any language registers in a node's kubelet root" in dev.told
         (node,) = dev.verb("status")["nodes"]
+        assert dev.verb("reboot") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, "this machine stays up"
         env = {
             "NODE_NAME": node["name"],
             "KUBELET_ROOT": node["kubeletRoot"],

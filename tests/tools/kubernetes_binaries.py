@@ -36,4 +36,6 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit("usage: python -m tests.tools.kubernetes_binaries FOLDER")
     raise SystemExit(main(sys.argv[1]))

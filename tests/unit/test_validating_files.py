@@ -56,6 +56,13 @@ def test_all_that_is_wrong_is_told_at_once_by_server_cel_and_driver(
     assert (thing["faults"], len(thing["warnings"])) == ([], 1)
 
 
+def test_parameters_that_nobody_judged_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = str(ROOT / "examples/07-opaque-configuration/manifest.yaml")
+    assert main(["validate", manifest]) == 0
+    said = capsys.readouterr().out
+    assert "parameters of 'gpu.example.com' are not judged: give that driver too, with --driver" in said
+
+
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "kind: Pod"])
 def test_a_file_without_objects_is_told_in_one_sentence(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]

@@ -54,7 +54,7 @@ def _judged(manifest: manifests.Manifest, readers: Sequence[opaque.Reader]) -> J
         warnings.append("not judged: this kind is not known here")
     if document["apiVersion"].startswith(_GROUP):
         faults += opaque.faults(document, readers)
-        warnings += opaque.unknown_drivers(document, readers)
+        warnings += opaque.unjudged(document, readers)
     meta = document["metadata"]
     return {
         "place": manifest.place,

@@ -51,7 +51,7 @@ class Health:
 
     Args:
         healthy: None where it is not known.
-        message: cut at 1,024 bytes of UTF-8, which is what the kubelet keeps.
+        message: shown in the pod's status, for a healthy device too; cut at 1,024 bytes of UTF-8, which is what the kubelet keeps.
         taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
             ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
         measured: when, in unix seconds, for a report that is not made while ``health`` is called, such as a monitor's last one:

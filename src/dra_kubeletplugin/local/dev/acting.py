@@ -178,7 +178,12 @@ async def _node(on: Environment, verb: RestartKubelet | Reboot) -> Answer:
             case Reboot():
                 await on.reboot(node.name)
     done = "its kubelet is back" if isinstance(verb, RestartKubelet) else "it is up again"
-    return Answer(text="\n".join(f"{n.name}: {done}" for n in nodes), data={"nodes": [n.name for n in nodes]})
+    data: dict[str, Any] = {"nodes": [n.name for n in nodes]}
+    text = [f"{n.name}: {done}" for n in nodes]
+    if isinstance(verb, Reboot) and (same := [n.name for n in nodes if not on.hosts[n.name].description]):
+        data["sameBootId"] = same
+        text.append("this machine keeps its boot id, so drivers there saw a restart: start `dra dev` with --host for a reboot")
+    return Answer(text="\n".join(text), data=data)
 
 
 async def _driver(on: Environment, verb: Kill | Upgrade) -> Answer:
