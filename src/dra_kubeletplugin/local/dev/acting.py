@@ -182,7 +182,9 @@ async def _node(on: Environment, verb: RestartKubelet | Reboot) -> Answer:
     text = [f"{n.name}: {done}" for n in nodes]
     if isinstance(verb, Reboot) and (same := [n.name for n in nodes if not on.hosts[n.name].description]):
         data["sameBootId"] = same
-        text.append("this machine keeps its boot id, so drivers there saw a restart: start `dra dev` with --host for a reboot")
+        text.append(
+            "this machine keeps its boot id, so drivers there saw a restart: start `dra dev` with --host for a reboot"
+        )
     return Answer(text="\n".join(text), data=data)
 
 
