@@ -116,7 +116,9 @@ async def checked_report(report: object) -> dict[str, Health]:
                     f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
                 )
             if health.healthy not in {True, False, None}:
-                raise DriverError(f"health() answered Health({printable(health.healthy)}) for {printable(name)}")
+                raise DriverError(
+                    f"health() answered Health({printable(repr(health.healthy))}) for {printable(name)}: give True, False or None"
+                )
             # A vendor's library may say 0 for False: it must mean the same to all who look.
             healthy = None if health.healthy is None else bool(health.healthy)
             if not isinstance(health.taint, Taint | None):

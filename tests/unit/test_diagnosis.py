@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Health, Pool, Taint
-from dra_kubeletplugin.diagnosis import Diagnosis, HealthPolicy
+from dra_kubeletplugin.diagnosis import Diagnosis, HealthPolicy, checked_report
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.inventory import Inventory
 
@@ -80,3 +80,10 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
 
     assert await process(healthy, not healthy, not healthy) is healthy, "two of three"
     assert await process(not healthy) is not healthy, "a device that is broken at the start must not be given out"
+
+
+@pytest.mark.parametrize("said", ["down", "", 2])
+async def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_said(said: object) -> None:
+    """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
+    with pytest.raises(DriverError, match=r"for a: give True, False or None"):
+        await checked_report({"a": Health(said)})  # type: ignore[arg-type]

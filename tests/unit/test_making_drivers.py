@@ -179,3 +179,9 @@ def test_a_driver_with_metadata_files_has_a_name_that_may_be_a_cdi_vendor() -> N
         make(of(name="0x.example.com", metadata=True))
     make(of(name="0x.example.com"))
     make(of(metadata=True))
+
+
+def test_metadata_files_are_on_or_off_and_nothing_between() -> None:
+    """``"false"`` would switch them on."""
+    with pytest.raises(DriverError, match=r"\.metadata is 'false': give True or False"):
+        make(of(metadata="false"))

@@ -84,6 +84,7 @@ class Engine:
         self.changed = changed
         self.reports = reports
         self._told: dict[str, tuple[str, float]] = {}  # how the last try failed, and when that was told, by claim UID
+        self._unread = False  # that the driver gives metadata for nobody was told
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
@@ -264,6 +265,12 @@ class Engine:
             complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
             if self.driver.metadata:
                 metadata.describe(record, claim, prepared, self.files.specs)
+            elif not self._unread and any(p.metadata for p in prepared):
+                self._unread = True
+                log.warning(
+                    "prepare gives metadata of devices, and %s.metadata is off: no container has it",
+                    type(self.driver).__name__,
+                )
             told = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(

@@ -44,6 +44,8 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
     if role is Role.NODE and cls.prepare is Driver.prepare:
         raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+    if not isinstance(cls.metadata, bool):
+        raise DriverError(f"{cls.__name__}.metadata is {printable(repr(cls.metadata))}: give True or False")
     if cls.metadata and not cls.name[:1].isalpha():
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"

@@ -1,0 +1,26 @@
+"""A driver that describes its devices for programs in containers, and forgot to switch the files on."""
+
+from __future__ import annotations
+
+import pytest
+
+from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
+from dra_kubeletplugin.testing import node_with
+
+
+class Forgetful(Driver):
+    name = "forgetful.example.com"
+
+    def devices(self) -> list[Device]:
+        return [Device("eth-0"), Device("eth-1")]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(metadata={"queues": 8}) for d in claim.devices]
+
+
+async def test_metadata_that_no_container_gets_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with node_with(Forgetful) as node:
+        await node.run_pod("a")
+        await node.run_pod("b")
+    told = [r.getMessage() for r in caplog.records if "no container has it" in r.getMessage()]
+    assert told == ["prepare gives metadata of devices, and Forgetful.metadata is off: no container has it"]
