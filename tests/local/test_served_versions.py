@@ -135,3 +135,23 @@ async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_follo
         front.drop_connections()
         await story(node)
         assert asked(front) == {after}
+
+
+async def test_the_cluster_s_own_components_go_on_where_clients_have_an_old_version_only() -> None:
+    async with node_with(Everything) as node:
+        node.cluster.api.faults.serve(["v1beta1"])
+        api = {"apiVersion": "resource.k8s.io/v1beta1"}
+        wanted = {"devices": {"requests": [{"name": "r", "deviceClassName": Everything.name}]}}
+        claims = [{"name": "c", "resourceClaimName": "old"}]
+        container = {"name": "c", "image": "busybox", "resources": {"claims": [{"name": "c"}]}}
+        await node.cluster.apply(
+            {**api, "kind": "DeviceClass", "metadata": {"name": Everything.name}, "spec": {}},
+            {**api, "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": wanted},
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "old"},
+                "spec": {"containers": [container], "resourceClaims": claims},
+            },
+        )
+        await node.cluster.wait_running("old")
