@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..cluster import LocalCluster, Node
-from ..informer import SLICES
 from .drivers import DriverFailed, DriverProcess, Phase, Program, changed_since
 from .hosts import NodeHost
 from .verbs import ALL
@@ -90,7 +89,8 @@ class Environment:
 
     async def devices(self, driver: str, node: str) -> list[str]:
         """What the driver publishes for the node."""
-        slices = await self.cluster.client.list(SLICES, fields=f"spec.driver={driver},spec.nodeName={node}")
+        resource = await self.cluster.client.dra("resourceslices")
+        slices = await self.cluster.client.list(resource, fields=f"spec.driver={driver},spec.nodeName={node}")
         return [d["name"] for s in slices["items"] for d in s["spec"].get("devices") or []]
 
     async def reboot(self, name: str) -> None:
