@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ..runtime.interface import Mount
-from .fields import FieldUnknown, field_value, resource_value
+from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
 CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
@@ -82,8 +82,10 @@ class Volumes:
                         text = field_value(pod, ref["fieldPath"])
                     else:
                         ref = item["resourceFieldRef"]
-                        containers = [c for c in pod["spec"]["containers"] if c["name"] == ref.get("containerName")]
-                        text = resource_value(containers[0] if containers else {}, ref)
+                        every = [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or [])]
+                        containers = [c for c in every if c["name"] == ref.get("containerName")]
+                        allocatable = await allocatable_of(self.client, pod)
+                        text = resource_value(containers[0] if containers else {}, ref, allocatable)
                     _write(place, {item["path"]: text.encode()}, None)
             case _:
                 raise _Missing(f"volumes of type {kind} are not implemented by the local cluster")
