@@ -54,6 +54,8 @@ class Volumes:
         place.mkdir(parents=True, exist_ok=True)
         match types:
             case [] | ["emptyDir"]:
+                if str((volume.get("emptyDir") or {}).get("medium") or "").startswith("HugePages"):
+                    raise _Missing("the medium HugePages is not implemented by the local cluster")
                 return Mount(place, "")
             case ["projected"]:
                 for source in volume["projected"].get("sources") or []:
@@ -68,13 +70,14 @@ class Volumes:
         match kind:
             case "configMap":
                 found = await self._find(CONFIG_MAPS, source.get("name", ""), namespace, source.get("optional"))
-                _write(place, _config(found), source.get("items"))
+                _write(place, _config(found), source.get("items"), optional=bool(source.get("optional")))
             case "secret":
                 name = source.get("secretName") or source.get("name", "")
                 _write(
                     place,
                     _secret(await self._find(SECRETS, name, namespace, source.get("optional"))),
                     source.get("items"),
+                    optional=bool(source.get("optional")),
                 )
             case "downwardAPI":
                 for item in source.get("items") or []:
@@ -146,10 +149,10 @@ def _decoded(value: Any) -> bytes:
         return b""
 
 
-def _write(place: Path, content: Mapping[str, bytes], items: Any) -> None:
+def _write(place: Path, content: Mapping[str, bytes], items: Any, *, optional: bool = False) -> None:
     if items:
         missing = [i["key"] for i in items if i["key"] not in content]
-        if missing and content:
+        if missing and not optional:
             raise _Missing(f"references non-existent config key: {missing[0]}")
         content = {i["path"]: content[i["key"]] for i in items if i["key"] in content}
     for name, data in content.items():
