@@ -40,7 +40,7 @@ def bound(**spec: Any) -> JSON:
 async def test_a_pod_that_never_restarts_has_failed_with_its_start(room: Room, field: str) -> None:
     others = {"containers": [GOOD]} if field == "initContainers" else {}
     await room.cluster.apply(bound(restartPolicy="Never", **others | {field: [BAD]}))
-    found = await room.until("p to fail", lambda: room._phase("p", "Failed"))
+    found = await room.until("p to fail", lambda: room.phase("p", "Failed"))
     [status] = found["status"]["initContainerStatuses" if field == "initContainers" else "containerStatuses"]
     ended = status["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"], ended["message"]) == (128, "StartError", WHY)

@@ -13,6 +13,7 @@ from dra_kubeletplugin.local.apiserver import watching
 from dra_kubeletplugin.local.apiserver.kinds import Registry
 from dra_kubeletplugin.local.apiserver.requests import Target
 from dra_kubeletplugin.local.apiserver.storage import Storage
+from dra_kubeletplugin.resources.releases import Features
 
 JSON = dict[str, Any]
 
@@ -23,7 +24,7 @@ class Reader:
     def __init__(self, storage: Storage, choice: random.Random) -> None:
         self.storage = storage
         self.choice = choice
-        kind = Registry().by_kind("v1", "ConfigMap")
+        kind = Registry(Features.of()).by_kind("v1", "ConfigMap")
         assert kind is not None
         self.target = Target(kind, "v1", "", "", "")
         self.copies: dict[str, str] = {}
