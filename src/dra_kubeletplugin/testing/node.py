@@ -13,8 +13,7 @@ from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_che
 
 from ..driver import Driver, Health, check, make
 from ..host import Host, described
-from ..local.cluster import LocalCluster
-from ..local.informer import PODS
+from ..local.cluster import LocalCluster, resource_of
 from ..local.kubelet import Kubelet, Timers
 from ..plugin import Plugin
 from ..settings import Settings
@@ -26,6 +25,7 @@ from .running import InProcess, OwnProcess, Running
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)
+_PODS = resource_of({"apiVersion": "v1", "kind": "Pod"})
 
 
 @runtime_checkable
@@ -310,7 +310,7 @@ def _bound(cluster: LocalCluster, name: str) -> JSON:
     """As its kubelet knows it."""
     __tracebackhide__ = True
     for node in cluster.nodes.values():
-        if found := node.kubelet.informers.find(PODS, name, "default"):
+        if found := node.kubelet.informers.find(_PODS, name, "default"):
             return found
     raise FaultError(f"no node has a pod {name}")
 
