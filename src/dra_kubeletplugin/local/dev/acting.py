@@ -232,8 +232,6 @@ async def _end(on: Environment, verb: End) -> Answer:
     try:
         pod = await on.cluster.client.get(PODS, verb.pod, verb.namespace)
     except ApiError as e:
-        if e.status == 404:
-            raise Refused(f"there is no pod {verb.pod} in namespace {verb.namespace}") from None
         raise Refused(words_of(e)) from None
     node = on.cluster.nodes.get(pod["spec"].get("nodeName", ""))
     if node is None:
