@@ -167,7 +167,10 @@ def local_cluster(
             feature_gates=wanted.feature_gates,
         )
 
-    inner = _dra_thread.run(made())
+    try:
+        inner = _dra_thread.run(made())
+    except ValueError as e:
+        raise pytest.UsageError(str(e)) from None
     with Scope(_dra_thread, inner, "the local cluster") as cluster:
         yield Cluster(_dra_thread, cluster)
         if _dra_server:

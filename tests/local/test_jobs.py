@@ -9,6 +9,7 @@ import pytest
 
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.controllers.workloads import JOBS
+from dra_kubeletplugin.local.events import EVENTS
 from dra_kubeletplugin.local.informer import PODS
 from dra_kubeletplugin.local.kubelet import Timers
 
@@ -136,3 +137,30 @@ async def test_the_job_of_somebody_else_s_controller_is_left_alone(cluster: Loca
     await cluster.apply(other)
     await until(cluster, JOBS, "ours", lambda s: "Complete" in says(s))
     assert {p["metadata"]["labels"]["job-name"] for p in await pods(cluster)} == {"ours"}
+
+
+async def test_a_pod_that_is_deleted_by_force_has_failed(cluster: LocalCluster) -> None:
+    await cluster.apply(job(lasts="forever", backoffLimit=0))
+    [first] = await cluster.wait("a pod", lambda: _running(cluster, 1))
+    await cluster.client.delete(PODS, first["metadata"]["name"], "default", grace=0)
+    status = await ends(cluster, "Failed", "BackoffLimitExceeded")
+    assert status["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [({"backoffLimit": 0}, "BackoffLimitExceeded"), ({"activeDeadlineSeconds": 1}, "DeadlineExceeded")],
+)
+async def test_the_end_of_a_job_is_told_once(cluster: LocalCluster, spec: JSON, reason: str) -> None:
+    await cluster.apply(
+        job("1" if "backoffLimit" in spec else "0", lasts="50ms" if "backoffLimit" in spec else "1h", **spec)
+    )
+    await ends(cluster, "Failed", reason)
+
+    async def told() -> list[JSON]:
+        found = (await cluster.client.list(EVENTS, "default"))["items"]
+        return [e for e in found if e["reason"] == reason]
+
+    await cluster.wait("the event", told)
+    await cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "later"}})
+    assert [e["count"] for e in await told()] == [1]

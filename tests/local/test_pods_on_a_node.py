@@ -12,7 +12,7 @@ import pytest
 from dra_kubeletplugin._proto import podresources_v1_pb2 as pb
 from dra_kubeletplugin._proto import podresources_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, PODS
+from dra_kubeletplugin.local.informer import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.kubelet import Timers
 
 from .objects import claim, device_class, pod, template
@@ -301,6 +301,63 @@ async def test_environment_and_volumes_come_from_where_the_manifest_says(room: R
     }  # fmt: skip
     [mount] = [m for m in spec["mounts"] if m["destination"] == "/v"]
     assert (Path(mount["source"]) / "key").read_text() == "value"
+
+
+_EMPTY: JSON = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "empty"}}
+_NO_KEY = [{"key": "none", "path": "p"}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}}, "seccompProfile x"),
+        ({"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": "x"}}}, "appArmorProfile x"),
+        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, "SysctlForbidden"),
+        ({"hostname": "h" * 60, "subdomain": "s", "setHostnameAsFQDN": True}, "64 characters is the max"),
+        ({"volumes": [{"name": "v", "emptyDir": {"medium": "HugePages"}}]}, "the medium HugePages"),
+        (
+            {"volumes": [{"name": "v", "configMap": {"name": "empty", "items": _NO_KEY}}]},
+            "non-existent config key: none",
+        ),
+    ],
+)
+async def test_what_a_real_node_would_not_run_does_not_run_here(room: Room, spec: JSON, says: str) -> None:
+    await room.cluster.apply(_EMPTY)
+    await bound(room, **spec)
+    await room.told("p", says)
+    found = await room.cluster.pod("p")
+    assert found is not None
+    assert found["status"]["phase"] in {"Pending", "Failed"}
+
+
+async def test_what_is_optional_of_a_volume_may_be_missing(room: Room) -> None:
+    await room.cluster.apply({**_EMPTY, "data": {"there": "x"}})
+    items = [*_NO_KEY, {"key": "there", "path": "q"}]
+    await bound(room, volumes=[{"name": "v", "configMap": {"name": "empty", "items": items, "optional": True}}])
+    await room.runs()
+
+
+async def test_a_container_without_limits_may_have_all_that_its_node_gives(room: Room) -> None:
+    node = {"status": {"allocatable": {"cpu": "3500m", "memory": "2Gi"}}}
+    await room.cluster.client.patch(NODES, "node-1", node, sub="status")
+
+    def of(resource: str) -> JSON:
+        return {"resourceFieldRef": {"resource": resource, "containerName": "main"}}
+
+    names = ("limits.cpu", "limits.memory", "requests.cpu")
+    env = [{"name": name.replace(".", "_"), "valueFrom": of(name)} for name in names]
+    files = [{"path": name, **of(name)} for name in names]
+    volume = {"name": "v", "downwardAPI": {"items": files}}
+    container = {"name": "main", "image": "i", "command": ["sleep", "infinity"], "env": env}
+    container["volumeMounts"] = [{"name": "v", "mountPath": "/v"}]
+    await bound(room, containers=[container], volumes=[volume])
+    found = await room.runs()
+    spec = room.cluster.node.runtime.spec(found["metadata"]["uid"], "main")
+    seen = dict(e.split("=", 1) for e in spec["process"]["env"])
+    [mount] = [m for m in spec["mounts"] if m["destination"] == "/v"]
+    for name, value in zip(names, ("4", str(2 << 30), "0"), strict=True):
+        assert seen[name.replace(".", "_")] == value
+        assert (Path(mount["source"]) / name).read_text() == value
 
 
 async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_sentence(room: Room) -> None:

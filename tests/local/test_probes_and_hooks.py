@@ -104,7 +104,7 @@ async def test_a_container_whose_liveness_fails_is_ended_and_started_again(room:
 
 async def test_a_container_that_may_not_restart_fails_with_its_probe(room: Room) -> None:
     await run(room, container(livenessProbe=ONCE), says={"liveness-probe": "fail"}, restartPolicy="Never")
-    await room.until("the end", lambda: room._phase("p", "Failed"))
+    await room.until("the end", lambda: room.phase("p", "Failed"))
     await room.told("p", "Killing: Container main failed liveness probe")
 
 

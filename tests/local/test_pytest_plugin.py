@@ -197,6 +197,12 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             node.run_pod()
             with pytest.raises(FaultError, match="container other of pod pod was not started on node-1"):
                 node.env(api.get("Pod", "pod"), "other")
+            assert node.env("pod") == node.env(api.get("Pod", "pod"))
+            with pytest.raises(FaultError, match="no node has a pod ghost"):
+                node.oci("ghost")
+            for fault in (api.conflict, api.throttle, api.slow):
+                with pytest.raises(FaultError, match="it takes what is 0 or more"):
+                    fault(-1)
 
         @pytest.mark.dra(host="this machine")
         def test_real_hardware_is_left_alone(node):
@@ -354,3 +360,33 @@ def test_a_marker_says_it_for_one_test(local_cluster):
 def test_a_release_is_said_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RELEASES)
     pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=110).assert_outcomes(passed=2)
+
+
+def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import pytest
+
+        def test_waits(api):
+            api.wait("the moon", lambda: False, 0.01)
+
+        def test_runs(node):
+            node.run_pod(count=9, patience=0)
+
+        def test_none(api):
+            api.wait_running("ghost")
+
+        def test_faults(api):
+            api.slow(-1)
+
+        @pytest.mark.dra(nodes=["a", "a"])
+        def test_nodes(api):
+            pass
+        """
+    )
+    result = run(author)
+    result.assert_outcomes(failed=4, errors=1)
+    result.stdout.fnmatch_lines(["*nodes: a is there twice*"])
+    frames = [line for line in result.outlines if ".py:" in line and line.rstrip().endswith(("Error", ":"))]
+    assert frames
+    assert not [line for line in frames if "/testing/" in line or "/concurrent/" in line], frames

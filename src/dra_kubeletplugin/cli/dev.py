@@ -125,6 +125,12 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
                 task.cancel()
 
 
+def _why_none(host: NodeHost) -> str:
+    if not host.description:
+        return "It finds none on this machine; --host gives it a described one."
+    return f"It finds none on the described host {host.description}: `dra dev plug` adds what it looks for, --host takes another."
+
+
 async def _welcome(on: Environment, style: Style) -> str:
     cluster = on.cluster
     lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
@@ -134,6 +140,8 @@ async def _welcome(on: Environment, style: Style) -> str:
             if process.place == node.name:
                 devices = await on.devices(process.program.driver, node.name)
                 lines.append(f"  {process.program.driver}: {len(devices)} devices")
+                if not devices:
+                    lines.append(f"    {_why_none(on.hosts[node.name])}")
         if (host := on.hosts[node.name]).description:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")
     lines.append(

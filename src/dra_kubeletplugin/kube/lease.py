@@ -131,7 +131,12 @@ class Elector:
                 found = await self._read()
                 if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
                     return
-                given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now(), "acquireTime": _now()}
+                given = {
+                    "holderIdentity": "",
+                    "leaseDurationSeconds": 1,
+                    "renewTime": now_exactly(),
+                    "acquireTime": now_exactly(),
+                }
                 self._see(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **given}}))
                 log.info("lease %s/%s given back", self.namespace, self.name)
 
@@ -230,11 +235,12 @@ class Elector:
         return {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": math.ceil(self.times.duration),
-            "acquireTime": (old.acquire_time if kept else None) or _now(),
-            "renewTime": _now(),
+            "acquireTime": (old.acquire_time if kept else None) or now_exactly(),
+            "renewTime": now_exactly(),
             "leaseTransitions": (old.lease_transitions or 0) + int(taken),
         }
 
 
-def _now() -> str:
+def now_exactly() -> str:
+    """As a ``MicroTime`` is written."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -96,6 +96,8 @@ class LocalCluster:
         features: Features | None = None,
     ) -> None:
         self.features = features or Features.of(kubernetes, feature_gates, runtime_config)
+        if twice := sorted({n for n in nodes if list(nodes).count(n) > 1}):
+            raise ValueError(f"nodes: {', '.join(twice)} is there twice: each node needs a name of its own")
         self._names = nodes
         self._keep = state is not None
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from .events import Event, PodError, folded, has_run, hopeless, stuck
 
 JSON = dict[str, Any]
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 TIMEOUT = 20.0  # seconds until waiting is given up
 PATIENCE = 2.0  # seconds in which nothing changes until an unschedulable pod is given up
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
@@ -117,6 +119,7 @@ class AsyncApi:
 
         Raises ``TimeoutError`` that says what was waited for.
         """
+        __tracebackhide__ = True
         pause, longest = _PAUSES
         try:
             async with asyncio.timeout(timeout):
@@ -132,6 +135,7 @@ class AsyncApi:
 
         Raises :class:`PodError` with the events that there are.
         """
+        __tracebackhide__ = True
 
         async def told() -> Event | None:
             return next((e for e in await self.events(name) if text in e.message or text in e.reason), None)
@@ -149,10 +153,12 @@ class AsyncApi:
         Raises :class:`PodError` with its events: at once where it has failed, is gone or its driver refuses for good; after
         ``patience`` seconds where the scheduler finds no place and nothing changes; after ``timeout`` seconds in any case.
         """
+        __tracebackhide__ = True
         loop = asyncio.get_running_loop()
         waits, since = "", loop.time()
 
         async def look() -> JSON | None:
+            __tracebackhide__ = True
             nonlocal waits, since
             pod = await self.get("Pod", name, namespace)
             if pod is not None and has_run(pod):
@@ -175,9 +181,11 @@ class AsyncApi:
 
     async def wait_finished(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> JSON:
         """The pod, once all its containers have ended well. Raises :class:`PodError`, as :meth:`wait_running`."""
+        __tracebackhide__ = True
         pod = await self.wait_running(name, namespace, timeout=timeout)
 
         async def finished() -> JSON | None:
+            __tracebackhide__ = True
             found = await self.get("Pod", name, namespace)
             events = await self._events_of(pod, name, namespace)
             if why := hopeless(name, found, events):
@@ -191,6 +199,7 @@ class AsyncApi:
 
     async def delete_pod(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> None:
         """Deletes a pod and waits until it has gone. Raises :class:`PodError` where it stays."""
+        __tracebackhide__ = True
         await self.delete("Pod", name, namespace)
 
         async def gone() -> bool:
@@ -219,17 +228,20 @@ class AsyncApi:
 
     def conflict(self, times: int = 1) -> None:
         """The next ``times`` updates are answered 409, as if another had written in between."""
-        self._own("conflict").api.faults.conflicts = times
+        __tracebackhide__ = True
+        self._own("conflict").api.faults.conflicts = _amount("conflict", times)
 
     def throttle(self, times: int = 1) -> None:
         """The next ``times`` requests are answered 429 with a Retry-After."""
-        self._own("throttle").api.faults.throttle = times
+        __tracebackhide__ = True
+        self._own("throttle").api.faults.throttle = _amount("throttle", times)
 
     def drop(self, *fields: str) -> None:
         """Drops these fields of slices (``taints``, ``sharedCounters``), as a server with their gate off; none: drops no more.
 
         Raises :class:`FaultError` for a name that is no such field.
         """
+        __tracebackhide__ = True
         faults = self._own("drop").api.faults
         try:
             faults.drop(fields)
@@ -241,6 +253,7 @@ class AsyncApi:
 
         Raises :class:`FaultError` for what is no version of it.
         """
+        __tracebackhide__ = True
         faults = self._own("serve").api.faults
         try:
             faults.serve(versions)
@@ -249,10 +262,12 @@ class AsyncApi:
 
     def slow(self, seconds: float) -> None:
         """Waits this long before each answer; 0: does not."""
-        self._own("slow").api.faults.delay = seconds
+        __tracebackhide__ = True
+        self._own("slow").api.faults.delay = _amount("slow", seconds)
 
     def cut_watch(self) -> None:
         """Ends every watch that is open, as a proxy with a time limit does."""
+        __tracebackhide__ = True
         self._own("cut_watch").api.storage.cut_watches()
 
     @contextlib.asynccontextmanager
@@ -262,9 +277,17 @@ class AsyncApi:
             yield
 
     def _own(self, fault: str) -> LocalCluster:
+        __tracebackhide__ = True
         if not self.cluster.has_own_api:
             raise FaultError(f"{fault} is a fault of the local API server: unset KUBEBUILDER_ASSETS for this test")
         return self.cluster
+
+
+def _amount(fault: str, value: N) -> N:
+    __tracebackhide__ = True
+    if not 0 <= value < math.inf:
+        raise FaultError(f"{fault}({value}): it takes what is 0 or more")
+    return value
 
 
 def version_of(kind: str) -> str:

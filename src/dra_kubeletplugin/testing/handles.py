@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from ..controller import Controller
 from ..driver import Driver
@@ -22,6 +22,7 @@ from .thread import LoopThread, Scope, both
 
 JSON = dict[str, Any]
 T = TypeVar("T")
+P = ParamSpec("P")
 S = TypeVar("S")
 _PAUSE = 0.02  # seconds between looks
 _Node = DriverNode[Any]
@@ -34,11 +35,13 @@ class _Handle(Generic[S]):
         self.thread = thread
         self.inner = inner
 
-    def _do(self, work: Callable[[], T]) -> T:
+    def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls it over there."""
+        __tracebackhide__ = True
 
         async def called() -> T:
-            return work()
+            __tracebackhide__ = True
+            return work(*args, **kwargs)
 
         return self.thread.run(called())
 
@@ -64,6 +67,7 @@ class Api(_Handle[AsyncApi]):
 
         Raises ``TimeoutError`` that says what was waited for.
         """
+        __tracebackhide__ = True
         end = time.monotonic() + timeout
         while not (found := check()):
             if time.monotonic() > end:
@@ -73,23 +77,28 @@ class Api(_Handle[AsyncApi]):
 
     def conflict(self, times: int = 1) -> None:
         """The next ``times`` updates are answered 409, as if another had written in between."""
-        self._do(lambda: self.inner.conflict(times))
+        __tracebackhide__ = True
+        self._do(self.inner.conflict, times)
 
     def throttle(self, times: int = 1) -> None:
         """The next ``times`` requests are answered 429 with a Retry-After."""
-        self._do(lambda: self.inner.throttle(times))
+        __tracebackhide__ = True
+        self._do(self.inner.throttle, times)
 
     def drop(self, *fields: str) -> None:
         """Drops these fields of slices, as a server with their gate off; none: drops no more."""
-        self._do(lambda: self.inner.drop(*fields))
+        __tracebackhide__ = True
+        self._do(self.inner.drop, *fields)
 
     def serve(self, *versions: str) -> None:
         """Serves only these versions of ``resource.k8s.io``, as another release would; none: all of them."""
-        self._do(lambda: self.inner.serve(*versions))
+        __tracebackhide__ = True
+        self._do(self.inner.serve, *versions)
 
     def slow(self, seconds: float) -> None:
         """Waits this long before each answer; 0: does not."""
-        self._do(lambda: self.inner.slow(seconds))
+        __tracebackhide__ = True
+        self._do(self.inner.slow, seconds)
 
     def cut_watch(self) -> None:
         """Ends every watch that is open, as a proxy with a time limit does."""
@@ -144,12 +153,17 @@ class Cluster(_Handle[LocalCluster]):
         """The driver's controller while inside, leading and published."""
         return Scope(self.thread, controller_on(self.inner, driver, **settings), f"the controller of {driver.name}")
 
-    def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it."""
+    def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
+
+        ``pod`` is one in namespace ``default`` where it is a name.
+        """
+        __tracebackhide__ = True
         return oci_of(self.inner, pod, container)
 
-    def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+    def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
         """What a container sees in its environment."""
+        __tracebackhide__ = True
         return env_of(self.inner, pod, container)
 
 
@@ -194,12 +208,17 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
             self.thread, controller_on(self.inner.cluster, driver, **settings), f"the controller of {driver.name}"
         )
 
-    def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it."""
+    def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
+        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
+
+        ``pod`` is one in namespace ``default`` where it is a name.
+        """
+        __tracebackhide__ = True
         return self.inner.oci(pod, container)
 
-    def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+    def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
         """What a container sees in its environment."""
+        __tracebackhide__ = True
         return self.inner.env(pod, container)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_che
 
 from ..driver import Driver, Health, check, make
 from ..host import Host, described
-from ..local.cluster import LocalCluster
+from ..local.cluster import LocalCluster, resource_of
 from ..local.kubelet import Kubelet, Timers
 from ..plugin import Plugin
 from ..settings import Settings
@@ -25,6 +25,7 @@ from .running import InProcess, OwnProcess, Running
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)
+_PODS = resource_of({"apiVersion": "v1", "kind": "Pod"})
 
 
 @runtime_checkable
@@ -205,6 +206,7 @@ class DriverNode(Generic[D]):
 
         Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`.
         """
+        __tracebackhide__ = True
         await self.apply_pod(
             name, claim, count=count, selector=selector, parameters=parameters, admin_access=admin_access
         )
@@ -268,14 +270,15 @@ class DriverNode(Generic[D]):
         """Deletes a pod and waits until it has gone."""
         await self.api.delete_pod(name)
 
-    def oci(self, pod: Mapping[str, Any], container: str = "") -> JSON:
+    def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
         """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
 
+        ``pod`` is one in namespace ``default`` where it is a name.
         Raises :class:`FaultError` where it was not started on this cluster's nodes.
         """
         return oci_of(self.cluster, pod, container)
 
-    def env(self, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+    def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
         """What a container sees in its environment; as :meth:`oci`."""
         return env_of(self.cluster, pod, container)
 
@@ -289,8 +292,11 @@ class DriverNode(Generic[D]):
         }
 
 
-def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> JSON:
+def oci_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
     """As :meth:`DriverNode.oci`."""
+    __tracebackhide__ = True
+    if isinstance(pod, str):
+        pod = _bound(cluster, pod)
     container = container or pod["spec"]["containers"][0]["name"]
     node = pod["spec"].get("nodeName", "")
     try:
@@ -300,7 +306,16 @@ def oci_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -
         raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started {where}") from None
 
 
-def env_of(cluster: LocalCluster, pod: Mapping[str, Any], container: str = "") -> dict[str, str]:
+def _bound(cluster: LocalCluster, name: str) -> JSON:
+    """As its kubelet knows it."""
+    __tracebackhide__ = True
+    for node in cluster.nodes.values():
+        if found := node.kubelet.informers.find(_PODS, name, "default"):
+            return found
+    raise FaultError(f"no node has a pod {name}")
+
+
+def env_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
     """What a container sees in its environment; as :meth:`DriverNode.oci`."""
     return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 

@@ -44,12 +44,16 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("this blocks the event loop of the cluster: in the driver's own methods use no fixture")
+        __tracebackhide__ = True
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            error = future.exception()
         except BaseException:
             future.cancel()  # where we were interrupted
             raise
+        if error is not None:
+            raise error
+        return future.result()
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs it over there, and awaits it in the loop of the caller. Raises what it raises."""
@@ -88,6 +92,7 @@ class Call(Generic[P, T]):
         self.__doc__ = method.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
         return self._thread.run(self._method(*args, **kwargs))
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:

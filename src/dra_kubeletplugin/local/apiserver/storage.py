@@ -66,6 +66,10 @@ class Watch:
         self.ended = True
         self._woken.set()
 
+    def version(self, newest: int) -> int:
+        """That up to which everything has been read, ``newest`` where nothing waits: a bookmark may not be later."""
+        return self._pending[0].version - 1 if self._pending else newest
+
     async def next(self) -> list[Change]:
         """What has come since the last time, as soon as there is something: all at once, since one waits for the next.
 
@@ -256,12 +260,15 @@ class Storage:
         if since < max(of.oldest, self._floor) or since > self.version:
             raise ExpiredError
         watch = Watch(matches, (c for c in of.history if c.version > since))
-        group = of.watchers if only is None else of.narrow.setdefault(only[0], {}).setdefault(only[1], set())
+        by_value = {} if only is None else of.narrow.setdefault(only[0], {})
+        group = of.watchers if only is None else by_value.setdefault(only[1], set())
         group.add(watch)
         try:
             yield watch
         finally:
             group.discard(watch)
+            if only is not None and not group and by_value.get(only[1]) is group:
+                del by_value[only[1]]  # names come and go
 
 
 def _seen(change: Change, matches: Match) -> Change | None:

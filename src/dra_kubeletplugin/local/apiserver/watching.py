@@ -14,7 +14,7 @@ from . import strategy
 from .kinds import table
 from .refusals import Refusal
 from .requests import Target, status_response
-from .storage import Change, ExpiredError, Match, Storage
+from .storage import Change, ExpiredError, Match, Storage, Watch
 
 JSON = dict[str, Any]
 BOOKMARK_EVERY = 30.0  # seconds
@@ -59,8 +59,8 @@ async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -
             change.lines[form] = found
         return found
 
-    def bookmark(*, end: bool = False) -> bytes:
-        meta: JSON = {"resourceVersion": str(storage.version)}
+    def bookmark(watch: Watch, *, end: bool = False) -> bytes:
+        meta: JSON = {"resourceVersion": str(watch.version(storage.version))}
         if end:
             meta["annotations"] = {"k8s.io/initial-events-end": "true"}
         obj = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": meta}
@@ -81,7 +81,7 @@ async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -
                 if matches(obj):
                     yield msgspec.json.encode({"type": "ADDED", "object": shown(obj)}) + b"\n"
             if wish.ends_initial:
-                yield bookmark(end=True)
+                yield bookmark(watch, end=True)
         while (left := deadline - loop.time()) > 0:
             timer = loop.call_later(min(left, BOOKMARK_EVERY), watch.wake)
             stack.callback(timer.cancel)
@@ -91,4 +91,4 @@ async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -
                 elif watch.ended:
                     return
             if wish.bookmarks:
-                yield bookmark()
+                yield bookmark(watch)

@@ -231,6 +231,7 @@ class Writer:
         named = self._name(target, obj["metadata"])
         if target.storage == "pods":
             builtin.set_priority(self.storage, target, obj)
+            builtin.check_runtime_class(target, obj)
             limits.admit(self.storage, target, obj)
         self._validate(target, obj, None, namespace, status=False)
         if target.storage == "pods":

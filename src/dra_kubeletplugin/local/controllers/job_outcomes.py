@@ -60,16 +60,17 @@ class Tally:
     fails_job: str = ""
 
 
-def ended(pod: JSON, spec: JSON) -> Ended | None:
-    """None for a pod that has not ended. One that is deleted has, unless the Job waits until it really has."""
+def ended(pod: JSON, spec: JSON, *, gone: bool = False) -> Ended | None:
+    """None for a pod that has not ended. One that is deleted has, unless the Job waits until it really has, and is ``gone``."""
     meta, status = pod["metadata"], pod.get("status") or {}
     index = (meta.get("annotations") or {}).get(INDEX, "")
     phase = status.get("phase")
     if phase == "Succeeded":
         return Ended(meta["uid"], index, True)
-    if phase != "Failed" and (not meta.get("deletionTimestamp") or spec.get("podReplacementPolicy") == "Failed"):
+    leaves = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
+    if phase != "Failed" and not leaves and not gone:
         return None
-    action, why = _judge(pod, spec) if phase == "Failed" else (Action.COUNT, "")
+    action, why = _judge(pod, spec) if phase == "Failed" or gone else (Action.COUNT, "")
     stamps = [
         datetime.fromisoformat(stopped["finishedAt"]).timestamp()
         for s in status.get("containerStatuses") or []
@@ -102,6 +103,25 @@ def _fits(rule: JSON, status: JSON, where: str) -> str:
         if (pattern["type"], pattern.get("status") or "True") in known:
             return f"Pod {where} has condition {pattern['type']}"
     return ""
+
+
+def before_us(status: JSON, found: Iterable[Ended]) -> Iterable[Ended]:
+    """Ends that a Job's status counts and that none of those ``found`` explains: their pods are gone."""
+    found = list(found)
+    well = {e.index or e.uid for e in found if e.succeeded}
+    if "completedIndexes" in status:
+        lost = {str(i) for i in parse_indexes(status["completedIndexes"])} - well
+        yield from (Ended(f"succeeded {index}", index, True) for index in lost)
+    else:
+        yield from (Ended(f"succeeded {n}", "", True) for n in range(len(well), int(status.get("succeeded") or 0)))
+    missing = int(status.get("failed") or 0) - sum(not e.succeeded and e.action is not Action.IGNORE for e in found)
+    known = {e.index for e in found if e.action is Action.FAIL_INDEX}
+    given_up = {str(i) for i in parse_indexes(status["failedIndexes"])} if status.get("failedIndexes") else set()
+    places = [*sorted(given_up - known), *[""] * max(0, missing)][: max(0, missing)]
+    yield from (
+        Ended(f"failed {n}", index, False, action=Action.FAIL_INDEX if index else Action.COUNT)
+        for n, index in enumerate(places)
+    )
 
 
 def tally(ends: Iterable[Ended], spec: JSON) -> Tally:
@@ -202,6 +222,7 @@ __all__ = [
     "Ended",
     "Tally",
     "Verdict",
+    "before_us",
     "ended",
     "format_indexes",
     "parse_indexes",

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.defaults import now
-from ..informer import Informers, is_finished
+from ..informer import Change, Informers, is_finished
 from .base import Key, key_of
-from .job_outcomes import INDEX, Ended, Tally, Verdict, ended, format_indexes, pause, tally, verdict
-from .workloads import JOBS, KINDS, Workload, condition, is_active, is_ready
+from .job_outcomes import INDEX, Ended, Tally, Verdict, before_us, ended, format_indexes, pause, tally, verdict
+from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_active, is_ready
 
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
@@ -31,6 +31,24 @@ class JobController(Workload):
         super().__init__(client, informers)
         self._ended: dict[str, dict[str, Ended]] = {}  # Job → pods that have ended (UIDs): they may be deleted
         self._sent_away: set[str] = set()  # UIDs of pods that we deleted: their ends say nothing
+        self._gone: dict[str, list[JSON]] = {}  # Job → pods that went before they were counted
+        self.watch(JOBS, self._job_changed)
+
+    def _job_changed(self, change: Change) -> None:
+        if change.gone:
+            uid = change.object["metadata"]["uid"]
+            self._ended.pop(uid, None)
+            self._gone.pop(uid, None)
+
+    def _pod_changed(self, change: Change) -> None:
+        super()._pod_changed(change)
+        if not change.gone:
+            return
+        uid, owner = change.object["metadata"]["uid"], controller_of(change.object)
+        if uid in self._sent_away:
+            self._sent_away.remove(uid)
+        elif owner is not None and owner["uid"] in self._ended:
+            self._gone.setdefault(owner["uid"], []).append(change.object)
 
     async def reconcile(self, key: Key) -> None:
         if self.informers.find(key.resource, key.name, key.namespace) is not None:
@@ -75,16 +93,22 @@ class JobController(Workload):
         if conditions:
             fresh["conditions"] = conditions
         await self.write_status(obj, fresh)
+        self._tell_changes(obj, conditions)  # once it is written: who looks at an older copy does not tell it again
 
     def _count(self, obj: JSON, pods: list[JSON]) -> list[Ended]:
-        """Every pod that has ended by itself or by others."""
-        known = self._ended.setdefault(obj["metadata"]["uid"], {})
-        for pod in pods:
+        """Every pod that has ended by itself or by others. One that is deleted by force counts too, as does one of before a restart."""
+        job = obj["metadata"]["uid"]
+        first = job not in self._ended
+        known = self._ended.setdefault(job, {})
+        gone = self._gone.pop(job, [])
+        for pod in [*pods, *gone]:
             uid = pod["metadata"]["uid"]
             if uid in known or uid in self._sent_away:
                 continue
-            if end := ended(pod, obj["spec"]):
+            if end := ended(pod, obj["spec"], gone=pod in gone):
                 known[uid] = end
+        if first:
+            known.update({e.uid: e for e in before_us(obj.get("status") or {}, list(known.values()))})
         return list(known.values())
 
     def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> Verdict | None:
@@ -103,10 +127,6 @@ class JobController(Workload):
     def _ending(self, obj: JSON, status: JSON, end: Verdict, *, last: bool) -> list[JSON]:
         """The condition that says how it will end, and with its last pod the one that says how it has."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
-        if last and end.succeeded:
-            self.tell(obj, "Normal", "Completed", "Job completed")
-        elif last:
-            self.tell(obj, "Warning", end.reason, end.message)
         known = {c["type"]: c for c in status.get("conditions") or []}
         return [
             known.get(name) or _probed(condition(obj, name, "True", end.reason, end.message, now()))
@@ -114,12 +134,23 @@ class JobController(Workload):
         ]
 
     def _switch(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
-        """A condition, told where it changes."""
         known = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or []}
         if type in known and known[type]["status"] == status:
             return dict(known[type])
-        self.tell(obj, "Normal", reason.removeprefix("Job"), message)
         return _probed(condition(obj, type, status, reason, message, now()))
+
+    def _tell_changes(self, obj: JSON, conditions: list[JSON]) -> None:
+        known = {(c["type"], c["status"]) for c in (obj.get("status") or {}).get("conditions") or []}
+        for c in conditions:
+            if (c["type"], c["status"]) in known:
+                continue
+            match c["type"]:
+                case "Suspended":
+                    self.tell(obj, "Normal", c["reason"].removeprefix("Job"), c["message"])
+                case "Complete":
+                    self.tell(obj, "Normal", "Completed", "Job completed")
+                case "Failed":
+                    self.tell(obj, "Warning", c["reason"], c.get("message", ""))
 
     # --- pods -----------------------------------------------------------------------------------
 
@@ -182,8 +213,8 @@ class JobController(Workload):
     async def _clean_up(self, obj: JSON, status: JSON) -> None:
         """Deletes a Job that is over, where it says when."""
         meta = obj["metadata"]
-        self._sent_away -= {p["metadata"]["uid"] for p in self.pods_of(obj)}
         self._ended.pop(meta["uid"], None)
+        self._gone.pop(meta["uid"], None)
         ttl = obj["spec"].get("ttlSecondsAfterFinished")
         if ttl is None:
             return

@@ -1,4 +1,4 @@
-"""Taints that follow from a node's state: not ready, or cordoned. Nothing is evicted from a node that is away.
+"""Taints that follow from a node's state: not ready, short of something, or cordoned. Nothing is evicted from a node that is away.
 
 Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass``.
 """
@@ -15,6 +15,15 @@ from .base import Controller, Key
 JSON = dict[str, Any]
 NOT_READY = "node.kubernetes.io/not-ready"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_BY_CONDITION = {
+    ("Ready", "False"): NOT_READY,
+    ("Ready", "Unknown"): "node.kubernetes.io/unreachable",
+    ("MemoryPressure", "True"): "node.kubernetes.io/memory-pressure",
+    ("DiskPressure", "True"): "node.kubernetes.io/disk-pressure",
+    ("PIDPressure", "True"): "node.kubernetes.io/pid-pressure",
+    ("NetworkUnavailable", "True"): "node.kubernetes.io/network-unavailable",
+}
+_OURS = {UNSCHEDULABLE, *_BY_CONDITION.values()}
 _EFFECT = "NoSchedule"
 _PAUSE = 0.02  # seconds until a taint goes: who schedules sees a node with it for a moment, as in Kubernetes
 
@@ -34,11 +43,11 @@ class NodeLifecycle(Controller):
             return
         spec = node.get("spec") or {}
         taints = spec.get("taints") or []
-        conditions = {c["type"]: c["status"] for c in (node.get("status") or {}).get("conditions") or []}
-        wanted = {UNSCHEDULABLE: bool(spec.get("unschedulable")), NOT_READY: conditions.get("Ready", "True") != "True"}
-        known = {t["key"] for t in taints if t["effect"] == _EFFECT and t["key"] in wanted}
-        missing = {key for key, there in wanted.items() if there} - known
-        extra = known - {key for key, there in wanted.items() if there}
+        conditions = [(c["type"], c["status"]) for c in (node.get("status") or {}).get("conditions") or []]
+        wanted = {_BY_CONDITION[c] for c in conditions if c in _BY_CONDITION}
+        wanted |= {UNSCHEDULABLE} if spec.get("unschedulable") else set()
+        known = {t["key"] for t in taints if t["effect"] == _EFFECT and t["key"] in _OURS}
+        missing, extra = wanted - known, known - wanted
         if not missing and not extra:
             self._later.discard(key.name)
             return

@@ -107,7 +107,7 @@ class Workload(Controller):
         self.events.event(obj, KINDS[self.resource], type, reason, text, self.resource.api_version)
 
     async def write_status(self, obj: JSON, status: JSON) -> None:
-        """Where it is another than it was."""
+        """Where it is another than it was. Raises ``ApiError`` where ``obj`` is not the newest."""
         meta = obj["metadata"]
         status = {"observedGeneration": meta.get("generation", 1), **status} if self.resource is not JOBS else status
         if obj.get("status") == status:

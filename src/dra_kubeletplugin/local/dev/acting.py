@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from ...errors import ApiError
-from ..informer import PODS
+from ..informer import PODS, words_of
 from ..runtime.simulated import SimulatedRuntime
 from .drivers import DriverFailed
 from .environment import Environment, Refused
@@ -239,7 +239,7 @@ async def _end(on: Environment, verb: End) -> Answer:
     try:
         pod = await on.cluster.client.get(PODS, verb.pod, verb.namespace)
     except ApiError as e:
-        raise Refused(str(e)) from None
+        raise Refused(words_of(e)) from None
     node = on.cluster.nodes.get(pod["spec"].get("nodeName", ""))
     if node is None:
         raise Refused(f"pod {verb.pod} runs on none of our nodes")

@@ -18,6 +18,12 @@ from ...scheduling.status import Rejection
 JSON = dict[str, Any]
 _OS = "kubernetes.io/os"
 _LINUX = "linux"
+_SAFE_SYSCTLS = {  # pkg/kubelet/sysctl/safe_sysctls.go
+    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range", "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies", "net.ipv4.tcp_wmem",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> Refusal | None:
         return Refusal("PodOSSelectorNodeLabelDoesNotMatch", text)
     if (pod["spec"].get("os") or {}).get("name", _LINUX) != _LINUX:
         return Refusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+    for sysctl in (pod["spec"].get("securityContext") or {}).get("sysctls") or []:
+        if (name := str(sysctl.get("name")).replace("/", ".")) not in _SAFE_SYSCTLS:
+            return Refusal("SysctlForbidden", f'forbidden sysctl: "{name}" not allowlisted')
     place = nodeinfo.read(node)
     for other in others:
         with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):  # a malformed one takes nothing

@@ -116,19 +116,43 @@ class Starts:
             return self._not_pulled(state, name, image, str(e)), None
         except ContainerError as e:
             self._pulled(state, name, image, attempt)
-            return self._cannot(state, name, e.reason, str(e)), None
+            created = self.parts.runtime.statuses(uid).get(name)
+            if created is None or created.attempt != attempt:
+                return self._cannot(state, name, e.reason, str(e)), None
+            return self._not_started(pod, state, container, role, before, created), created
         self._pulled(state, name, image, attempt)
-        self.parts.events.event(pod, "Pod", "Normal", "Created", "Container created")
+        self._created(pod, state, name, before)
         self.parts.events.event(pod, "Pod", "Normal", "Started", "Container started")
+        if not await self._after_start(pod, state, container):
+            return 0.0, None
+        self.parts.probes.follow(state.pod)
+        return None, self.parts.runtime.statuses(uid).get(name, status)
+
+    def _created(self, pod: JSON, state: PodState, name: str, before: ContainerStatus | None) -> None:
+        self.parts.events.event(pod, "Pod", "Normal", "Created", "Container created")
         state.seen.waiting.pop(name, None)
         state.told.pop(f"Failed {name}", None)
         state.lost.pop(name, None)
         if before:
             state.seen.last[name] = before
-        if not await self._after_start(pod, state, container):
-            return 0.0, None
-        self.parts.probes.follow(state.pod)
-        return None, self.parts.runtime.statuses(uid).get(name, status)
+
+    def _not_started(
+        self,
+        pod: JSON,
+        state: PodState,
+        container: JSON,
+        role: Role,
+        before: ContainerStatus | None,
+        created: ContainerStatus,
+    ) -> float | None:
+        """It has ended before it began, as any other that fails: seconds until the next try, where there is one."""
+        name = container["name"]
+        self._created(pod, state, name, before)
+        self.parts.events.warn(pod, "Pod", "Failed", f"Error: {created.message}")
+        if not restarts(pod, container, role, created.exit_code):
+            return None
+        state.seen.waiting[name] = Waiting("RunContainerError", created.message)
+        return self.parts.timers.retry
 
     def _sandbox(self, pod: JSON) -> Sandbox:
         meta, spec = pod["metadata"], pod["spec"]
@@ -169,7 +193,7 @@ class Starts:
 
     def _crashed(self, pod: JSON, state: PodState, name: str, before: ContainerStatus) -> float:
         """Seconds that a container that ended still has to wait: its pause doubles with each restart."""
-        steady = before.finished_at - before.started_at > _STEADY
+        steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
         left = self._left(pause, self.parts.timers.crash if steady else pause.next)
         if left <= 0:

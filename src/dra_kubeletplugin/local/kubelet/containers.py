@@ -12,7 +12,7 @@ from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...resources.quantity import Quantity
 from ..runtime.interface import ContainerConfig, Limits, Mount, Role
-from .fields import FieldUnknown, field_value, resource_value
+from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 from .volumes import CONFIG_MAPS, SECRETS, MountError, mounts_of
 
 JSON = Mapping[str, Any]
@@ -131,7 +131,7 @@ async def _value_from(client: KubeClient, pod: JSON, container: JSON, source: JS
         if ref := source.get("resourceFieldRef"):
             name = ref.get("containerName")
             of = next((c for c, _ in roles(pod) if c["name"] == name), container) if name else container
-            return resource_value(of, ref)
+            return resource_value(of, ref, await allocatable_of(client, pod))
     except FieldUnknown as e:
         raise ConfigError(str(e)) from None
     for kind, resource in (("configMapKeyRef", CONFIG_MAPS), ("secretKeyRef", SECRETS)):

@@ -7,9 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...kube import KubeClient
 from ...resources.quantity import Quantity
+from ..informer import NODES
 
 JSON = Mapping[str, Any]
+_LIMITED = {"cpu", "memory", "ephemeral-storage"}  # of which a container without a limit may have all
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 
@@ -35,9 +38,17 @@ def field_value(pod: JSON, path: str, node: JSON | None = None) -> str:
     raise FieldUnknown(f"unsupported fieldPath: {path}")
 
 
-def resource_value(container: JSON, ref: JSON) -> str:
-    """The value of a ``resourceFieldRef``, in units of its divisor, rounded up; 0 where the container says nothing.
+async def allocatable_of(client: KubeClient, pod: JSON) -> JSON:
+    """What a container without limits may take of its pod's node."""
+    node = await client.get(NODES, str(pod["spec"]["nodeName"]))
+    found: JSON = (node.get("status") or {}).get("allocatable") or {}
+    return found
 
+
+def resource_value(container: JSON, ref: JSON, allocatable: JSON) -> str:
+    """The value of a ``resourceFieldRef``, in units of its divisor, rounded up.
+
+    Where the container has no limit that is what the node has to give, and a request that it does not make is 0.
     Raises :class:`FieldUnknown`.
     """
     kind, _, name = str(ref["resource"]).partition(".")
@@ -47,6 +58,8 @@ def resource_value(container: JSON, ref: JSON) -> str:
     divisor = ref.get("divisor") or "1"
     try:
         amount, unit = Quantity(str(value)), Quantity(str(divisor))
+        if kind == "limits" and not amount.value and name in _LIMITED:
+            amount = Quantity(str(allocatable.get(name, "0")))
         return str(math.ceil(amount.value / (unit.value or 1)))
     except ValueError as e:
         raise FieldUnknown(f"{ref['resource']}: {e}") from None

@@ -21,6 +21,7 @@ from .claims import ClaimManager
 from .containers import requests_of
 from .health import DeviceKey, HealthMonitor
 from .node import publish_node, wipe_slices
+from .node_lease import renew_lease
 from .plugins import PluginWatcher
 from .pod_resources import PodResources
 from .pod_state import Later, Parts
@@ -134,6 +135,7 @@ class Kubelet:
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
                 tasks.create_task(self.probes.run())
+                tasks.create_task(renew_lease(self.client, self.name))
                 await self.informers.run(tasks)
                 await self.informers.wait_synced()
                 await self.pod_resources.start()

@@ -16,6 +16,12 @@ from ..informer import NODES, SLICES
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS = 110
+_WELL = {
+    "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    "PIDPressure": ("False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+    "Ready": ("True", "KubeletReady", "kubelet is posting ready status"),
+}
 
 
 async def publish_node(client: KubeClient, name: str, runtime: str, version: str) -> None:
@@ -31,17 +37,28 @@ async def publish_node(client: KubeClient, name: str, runtime: str, version: str
         if e.status != 409:
             raise
         node = await client.get(NODES, name)
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
-    ready |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
     info = dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"), "local")
     info |= {"containerRuntimeVersion": runtime, "kubeletVersion": f"{version}+dra-local", "kubeProxyVersion": ""}
     info |= {"operatingSystem": "linux", "architecture": "amd64"}
     known = node.get("status") or {}
-    status: JSON = {"conditions": [ready], "nodeInfo": info}
+    status: JSON = {"conditions": _conditions(known.get("conditions") or []), "nodeInfo": info}
     status["capacity"] = _capacity() | (known.get("capacity") or {})
     status["allocatable"] = status["capacity"] | (known.get("allocatable") or {})
     status["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}]
     await client.patch(NODES, name, {"status": status}, sub="status")
+
+
+def _conditions(known: list[JSON]) -> list[JSON]:
+    """All is well; with the time of the last change kept, and what others say of the node."""
+    before = {c.get("type"): c for c in known}
+    stamp = now()
+    out = [c for c in known if c.get("type") not in _WELL]
+    for kind, (value, reason, message) in _WELL.items():
+        same = before.get(kind, {}).get("status") == value
+        since = before[kind].get("lastTransitionTime") if same else stamp
+        times = {"lastHeartbeatTime": stamp, "lastTransitionTime": since or stamp}
+        out.append({"type": kind, "status": value, "reason": reason, "message": message, **times})
+    return out
 
 
 def _capacity() -> dict[str, str]:

@@ -9,16 +9,41 @@ from .containers import roles
 
 JSON = Mapping[str, Any]
 _REFUSED = ("volumeDevices",)
+_PROFILES = ("seccompProfile", "appArmorProfile")
+_DOMAIN = "cluster.local"
+_LONGEST = 64  # characters of a host's name
 
 
 def refusals(pod: JSON) -> list[str]:
     """One sentence for each thing without which the pod would not be what it asks for: it stays Pending."""
-    return [
-        f"not supported by the local cluster: {field} of container {container['name']}"
-        for container, _ in roles(pod)
-        for field in _REFUSED
-        if container.get(field)
-    ]
+    found = [f"{field} of container {c['name']}" for c, _ in roles(pod) for field in _REFUSED if c.get(field)]
+    if name := pod["spec"].get("runtimeClassName"):
+        found.append(f"runtimeClassName {name}")
+    contexts = [("pod", pod["spec"]), *((f"container {c['name']}", c) for c, _ in roles(pod))]
+    for of, given in contexts:
+        context = given.get("securityContext") or {}
+        found += [
+            f"{field} {context[field].get('localhostProfile')} of {of}: profiles of a node are not known here"
+            for field in _PROFILES
+            if (context.get(field) or {}).get("type") == "Localhost"
+        ]
+    out = [f"not supported by the local cluster: {what}" for what in found]
+    return out + [why for why in (_long_name(pod),) if why]
+
+
+def _long_name(pod: JSON) -> str:
+    """Of a pod whose host is to be called by its full name, which a kernel takes up to a length."""
+    spec, meta = pod["spec"], pod["metadata"]
+    if not spec.get("setHostnameAsFQDN") or not spec.get("subdomain"):
+        return ""
+    host = str(spec.get("hostname") or meta["name"])[:63].rstrip("-.")
+    name = f"{host}.{spec['subdomain']}.{meta['namespace']}.svc.{_DOMAIN}"
+    if len(name) <= _LONGEST:
+        return ""
+    return (
+        f"failed to construct FQDN from pod hostname and cluster domain, FQDN {name} is too long "
+        f"({_LONGEST} characters is the max, {len(name)} characters requested)"
+    )
 
 
 __all__ = ["refusals"]

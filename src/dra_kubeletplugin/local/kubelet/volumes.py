@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ..runtime.interface import Mount
-from .fields import FieldUnknown, field_value, resource_value
+from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
 CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
@@ -54,6 +54,8 @@ class Volumes:
         place.mkdir(parents=True, exist_ok=True)
         match types:
             case [] | ["emptyDir"]:
+                if str((volume.get("emptyDir") or {}).get("medium") or "").startswith("HugePages"):
+                    raise _Missing("the medium HugePages is not implemented by the local cluster")
                 return Mount(place, "")
             case ["projected"]:
                 for source in volume["projected"].get("sources") or []:
@@ -68,13 +70,14 @@ class Volumes:
         match kind:
             case "configMap":
                 found = await self._find(CONFIG_MAPS, source.get("name", ""), namespace, source.get("optional"))
-                _write(place, _config(found), source.get("items"))
+                _write(place, _config(found), source.get("items"), optional=bool(source.get("optional")))
             case "secret":
                 name = source.get("secretName") or source.get("name", "")
                 _write(
                     place,
                     _secret(await self._find(SECRETS, name, namespace, source.get("optional"))),
                     source.get("items"),
+                    optional=bool(source.get("optional")),
                 )
             case "downwardAPI":
                 for item in source.get("items") or []:
@@ -82,8 +85,10 @@ class Volumes:
                         text = field_value(pod, ref["fieldPath"])
                     else:
                         ref = item["resourceFieldRef"]
-                        containers = [c for c in pod["spec"]["containers"] if c["name"] == ref.get("containerName")]
-                        text = resource_value(containers[0] if containers else {}, ref)
+                        every = [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or [])]
+                        containers = [c for c in every if c["name"] == ref.get("containerName")]
+                        allocatable = await allocatable_of(self.client, pod)
+                        text = resource_value(containers[0] if containers else {}, ref, allocatable)
                     _write(place, {item["path"]: text.encode()}, None)
             case _:
                 raise _Missing(f"volumes of type {kind} are not implemented by the local cluster")
@@ -144,10 +149,10 @@ def _decoded(value: Any) -> bytes:
         return b""
 
 
-def _write(place: Path, content: Mapping[str, bytes], items: Any) -> None:
+def _write(place: Path, content: Mapping[str, bytes], items: Any, *, optional: bool = False) -> None:
     if items:
         missing = [i["key"] for i in items if i["key"] not in content]
-        if missing and content:
+        if missing and not optional:
             raise _Missing(f"references non-existent config key: {missing[0]}")
         content = {i["path"]: content[i["key"]] for i in items if i["key"] in content}
     for name, data in content.items():

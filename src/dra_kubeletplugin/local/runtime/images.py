@@ -54,8 +54,7 @@ class Image:
             out = [*self.entrypoint, *(args or self.cmd)]
         if not out:
             raise ContainerError(
-                "failed to generate container spec: no command specified: a root folder has no entry point, so the pod needs `command`",
-                "RunContainerError",
+                "failed to generate container spec: no command specified: a root folder has no entry point, so the pod needs `command`"
             )
         return out
 

@@ -7,11 +7,14 @@ Source: k8s.io/cri-api, runtime.v1.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
+
+_NOT_STARTED = 128  # the exit code of a container whose process could not be started
 
 
 class ContainerError(Exception):
@@ -123,7 +126,7 @@ class ContainerStatus:
     Args:
         id: as in ``containerStatuses[].containerID``, with the runtime's scheme (``containerd://...``).
         simulated: nothing really runs; the pod says so.
-        reason: why it ended (``Completed``, ``Error``, ``OOMKilled``, ``ContainerCannotRun``), empty while it runs.
+        reason: why it ended (``Completed``, ``Error``, ``OOMKilled``, ``StartError``), empty while it runs.
         message: its termination message.
     """
 
@@ -138,6 +141,13 @@ class ContainerStatus:
     exit_code: int = 0
     reason: str = ""
     message: str = ""
+
+    def not_started(self, message: str) -> ContainerStatus:
+        """The same container as containerd has it whose process could not be started."""
+        return replace(
+            self, state=State.EXITED, started_at=0.0, finished_at=time.time(), exit_code=_NOT_STARTED,
+            reason="StartError", message=message,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -229,7 +239,8 @@ class ContainerRuntime(Protocol):
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
         """Injects the CDI devices, creates the container and starts it; of an older attempt only the logs stay.
 
-        Raises :class:`ContainerError`, as containerd would say it, also where a CDI device cannot be resolved.
+        Raises :class:`ContainerError`, as containerd would say it, also where a CDI device cannot be resolved. A container that was
+        created and could not be started (``RunContainerError``) has ended, as :meth:`ContainerStatus.not_started`.
         """
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:

@@ -110,20 +110,6 @@ class RuncRuntime:
             pod.earlier[container.name] = before.log
         log = ContainerLog(folder / "log")
         console = Console(log, stdin=container.stdin, once=container.stdin_once, terminal=container.tty)
-        try:
-            started = await self._runc.run(identity, folder, console.streams, tty=container.tty)
-            console.started(started.process)
-        except BaseException as e:
-            console.started(None)
-            await self._runc.delete(identity)
-            log.close()
-            if isinstance(e, ContainerError):
-                raise ContainerError(
-                    "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
-                    f"{_create(str(e))}: unknown",
-                    "RunContainerError",
-                ) from None
-            raise
         status = ContainerStatus(
             f"runc://{identity}", container.name, container.attempt, State.RUNNING, container.image, time.time()
         )
@@ -131,6 +117,20 @@ class RuncRuntime:
         found = _Container(
             status, spec, log, console, image.stop_signal or "TERM", message if message.exists() else None
         )
+        try:
+            started = await self._runc.run(identity, folder, console.streams, tty=container.tty)
+            console.started(started.process)
+        except BaseException as e:
+            console.started(None)
+            await self._runc.delete(identity)
+            log.close()
+            if not isinstance(e, ContainerError):
+                raise
+            why = f"failed to create containerd task: failed to create shim task: OCI runtime create failed: {_create(str(e))}: unknown"
+            found.status = status.not_started(why)
+            pod.containers[container.name] = found
+            raise ContainerError(why, "RunContainerError") from None
+        found.status = status = replace(status, started_at=time.time())
         pod.containers[container.name] = found
         found.ended = asyncio.create_task(self._follow(sandbox.uid, found), name=f"container {container.name}")
         return status

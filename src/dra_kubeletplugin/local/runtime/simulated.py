@@ -55,15 +55,19 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
         spec = CdiCache(cdi_dirs).inject(base, container.cdi_devices, dev)
     except InjectError as e:
         raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
+    return spec
+
+
+def _unmountable(spec: Mapping[str, Any]) -> str:
+    """Why the container could not be started; empty where it could."""
     for mount in spec["mounts"]:
         if not mount.get("type") and not {"bind", "rbind"} & set(mount.get("options") or ()):
             source, place = mount["source"], mount["destination"]
-            raise ContainerError(  # as runc ends, which takes it for a file system of no type
+            return (  # as runc ends, which takes it for a file system of no type
                 f'failed to create containerd task: error mounting "{source}" to rootfs at "{place}": no such device: the CDI mount '
-                "has neither a type nor the option bind",
-                "RunContainerError",
+                "has neither a type nor the option bind"
             )
-    return spec
+    return ""
 
 
 @dataclass
@@ -117,6 +121,10 @@ class SimulatedRuntime:
             self._earlier[sandbox.uid, container.name] = before.log
         found = _Container(status, spec, log)
         containers[container.name] = found
+        if why := _unmountable(spec):
+            found.status = status.not_started(why)
+            log.close()
+            raise ContainerError(why, "RunContainerError")
         if part.seconds == 0.0 and container.role is Role.INIT:
             _ended(found, part.exit_code)
         elif part.seconds is not None:

@@ -71,6 +71,16 @@ def _default_class(storage: Storage) -> JSON | None:
     return min(defaults, key=lambda c: int(c.get("value") or 0)) if defaults else None
 
 
+def check_runtime_class(target: Target, pod: JSON) -> None:
+    """Raises :class:`Refusal` for a RuntimeClass, of which there are none here, and for what only a RuntimeClass brings."""
+    spec, meta = pod["spec"], pod["metadata"]
+    shown = meta.get("name") or meta.get("generateName", "")
+    if name := spec.get("runtimeClassName"):
+        raise forbidden(target, shown, f'pod rejected: RuntimeClass "{name}" not found')
+    if spec.get("overhead"):
+        raise forbidden(target, shown, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined")
+
+
 def check_account(storage: Storage, target: Target, pod: JSON) -> None:
     """Raises :class:`Refusal` for a service account that there is not."""
     name = pod["spec"].get("serviceAccountName", "default")

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ....resources.fields import FieldError, duplicate, forbidden, invalid, required, unsupported
-from .container_resources import NATIVE, validate_resources
+from .container_resources import validate_resources
 from .pod_probes import validate_life
+from .pod_references import validate_references
 from .pod_security import validate_container_security
 from .pod_volumes import validate_uses
 from .unique_names import unique_label
@@ -20,19 +21,6 @@ JSON = Mapping[str, Any]
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
 _PULL = ("Always", "IfNotPresent", "Never")
 _ENV = re.compile(r"[ -<>-~]+")
-_ENV_FIELDS = (
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.uid",
-    "spec.nodeName",
-    "spec.serviceAccountName",
-    "status.hostIP",
-    "status.hostIPs",
-    "status.podIP",
-    "status.podIPs",
-)
-_ENV_KEYED = re.compile(r"metadata\.(labels|annotations)\['[^']+'\]")
-_ENV_RESOURCES = tuple(f"{kind}.{name}" for kind in ("limits", "requests") for name in NATIVE)
 _PORT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -154,18 +142,7 @@ def _environment(env: Sequence[JSON], path: str) -> list[FieldError]:
 
 
 def _env_source(source: JSON, path: str) -> Iterable[FieldError]:
-    if (ref := source.get("fieldRef")) is not None:
-        field = ref.get("fieldPath") or ""
-        if not field:
-            yield required(f"{path}.fieldRef.fieldPath")
-        elif field not in _ENV_FIELDS and not _ENV_KEYED.fullmatch(field):
-            yield unsupported(f"{path}.fieldRef.fieldPath", field, _ENV_FIELDS)
-    if (ref := source.get("resourceFieldRef")) is not None:
-        name = ref.get("resource") or ""
-        if not name:
-            yield required(f"{path}.resourceFieldRef.resource")
-        elif name not in _ENV_RESOURCES and not name.startswith(("limits.hugepages-", "requests.hugepages-")):
-            yield unsupported(f"{path}.resourceFieldRef.resource", name, _ENV_RESOURCES)
+    yield from validate_references(source, path, volume=False)
     for kind in ("configMapKeyRef", "secretKeyRef"):
         if (ref := source.get(kind)) is not None:
             for field in ("name", "key"):

@@ -32,6 +32,12 @@ def _pod(spec: JSON, path: str) -> Iterator[FieldError]:
         for field in ("hostNetwork", "hostPID", "hostIPC"):
             if spec.get(field):
                 yield forbidden(f"{path}.{field}", "when `hostUsers` is false")
+    else:
+        for field in ("initContainers", "containers"):
+            for i, container in enumerate(spec.get(field) or []):
+                if (container.get("securityContext") or {}).get("procMount") == "Unmasked":
+                    where = f"{path}.{field}[{i}].securityContext.procMount"
+                    yield invalid(where, "Unmasked", "`hostUsers` must be false to use `Unmasked`")
     if (system := spec.get("os")) is not None:
         if not system.get("name"):
             yield required(f"{path}.os.name")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ....resources.fields import FieldError, forbidden, invalid, required, unsupported
 from ....resources.quantity import Quantity, QuantityError
+from .pod_references import validate_references
 from .unique_names import unique_label
 
 JSON = Mapping[str, Any]
@@ -120,6 +121,8 @@ def _downward(items: Sequence[JSON], path: str) -> Iterator[FieldError]:
             yield required(f"{where}.resourceFieldRef", "either fieldRef or resourceFieldRef is required")
         elif item.get("fieldRef") is not None and item.get("resourceFieldRef") is not None:
             yield invalid(where, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously")
+        else:
+            yield from validate_references(item, where, volume=True)
 
 
 def _projected(sources: Sequence[JSON], path: str) -> Iterator[FieldError]:

@@ -1,0 +1,85 @@
+"""The lines of a watch: whoever goes on behind the last of them, a bookmark too, misses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin.local.apiserver import watching
+from dra_kubeletplugin.local.apiserver.kinds import Registry
+from dra_kubeletplugin.local.apiserver.requests import Target
+from dra_kubeletplugin.local.apiserver.storage import Storage
+from dra_kubeletplugin.resources.releases import Features
+
+JSON = dict[str, Any]
+
+
+class Reader:
+    """Keeps copies as a reflector does; it is slow, and its connection is cut now and then."""
+
+    def __init__(self, storage: Storage, choice: random.Random) -> None:
+        self.storage = storage
+        self.choice = choice
+        kind = Registry(Features.of()).by_kind("v1", "ConfigMap")
+        assert kind is not None
+        self.target = Target(kind, "v1", "", "", "")
+        self.copies: dict[str, str] = {}
+        self.version = 0
+
+    def write(self) -> None:
+        name = f"c{self.choice.randrange(4)}"
+        if self.choice.random() < 0.3:
+            self.storage.remove(self.target.kind.storage, "d", name)
+        else:
+            self.storage.put(self.target.kind.storage, {"metadata": {"name": name, "namespace": "d", "uid": name}})
+
+    async def connection(self) -> None:
+        """One watch of some lines; between two of them there is time for writes, and for a bookmark to be due."""
+        initial = not self.version
+        wish = watching.Wish(self.version, initial, initial, True, None, 60.0)
+        lines = watching.events(self.storage, self.target, lambda _: True, wish)
+        for _ in range(self.choice.randrange(1, 6)):
+            for line in msgspec.json.Decoder().decode_lines(await anext(lines)):
+                self.take(line)
+            for _ in range(self.choice.randrange(3)):
+                self.write()
+            await asyncio.sleep(self.choice.choice((0, 0.002)))
+        await lines.aclose()
+
+    def take(self, line: JSON) -> None:
+        meta = line["object"]["metadata"]
+        match line["type"]:
+            case "BOOKMARK":
+                self.version = int(meta["resourceVersion"])
+            case "DELETED":
+                self.copies.pop(meta["name"], None)
+            case _:
+                self.copies[meta["name"]] = meta["resourceVersion"]
+        if self.version:  # before the end of what there is at the start a reflector begins again
+            self.version = int(meta["resourceVersion"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_slow_reader_whose_connection_is_cut_sees_everything(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "BOOKMARK_EVERY", 0.001)
+    storage = Storage()
+    reader = Reader(storage, random.Random(seed))
+    for _ in range(3):
+        reader.write()
+    for _ in range(15):
+        await reader.connection()
+    there = {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in storage.list(reader.target.kind.storage)}
+    wish = watching.Wish(reader.version, False, False, True, None, 60.0)
+    lines = watching.events(storage, reader.target, lambda _: True, wish)
+    async with asyncio.timeout(10):
+        while reader.version < storage.version:
+            for line in msgspec.json.Decoder().decode_lines(await anext(lines)):
+                reader.take(line)
+    await lines.aclose()
+    assert reader.copies == there
