@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import sys
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from ..errors import DraError, SettingsError, describe
 from ..host import Host
 from ..kube import ApiConfig, load_config
 from ..settings import Settings, load
-from .inspect import look
+from .inspect import look, without_log
 from .options import given
 from .style import Style
 
@@ -30,6 +29,11 @@ _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}
 
 
 def doctor(args: argparse.Namespace) -> int:
+    with without_log("dra_kubeletplugin"):  # what is worth saying is a finding
+        return _doctor(args)
+
+
+def _doctor(args: argparse.Namespace) -> int:
     if args.output == "table":
         return asyncio.run(_told(_examination(args)))
     findings = asyncio.run(_all(_examination(args)))
@@ -44,6 +48,11 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def gathered(args: argparse.Namespace) -> int:
+    with without_log("dra_kubeletplugin"):
+        return _gathered(args)
+
+
+def _gathered(args: argparse.Namespace) -> int:
     what = _examination(args)
     path = Path(args.file or time.strftime("dra-%Y%m%d-%H%M%S.tar.gz"))
     try:
@@ -75,7 +84,6 @@ def gathered(args: argparse.Namespace) -> int:
 
 def _examination(args: argparse.Namespace) -> Examination:
     settings = load(given(args))
-    logging.getLogger("dra_kubeletplugin").setLevel(logging.CRITICAL)  # what is worth saying is a finding
     in_pod = not settings.kubeconfig
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()

@@ -134,12 +134,17 @@ def inspect(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def without_log(name: str) -> Iterator[None]:
+    """Nothing of a logger, and of those below it, is told meanwhile."""
     logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
+
+    handler = logging.NullHandler()
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
