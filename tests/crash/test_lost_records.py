@@ -219,7 +219,7 @@ async def test_an_instance_that_slept_while_the_file_was_written_again_never_put
 
 
 async def test_instances_of_one_generation_need_not_wait_for_each_other(tmp_path: Path) -> None:
-    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
+    async with instance(tmp_path) as first, instance(tmp_path) as second:
         stores = [first, second]
         for i in range(6):
             await asyncio.gather(first.all(), second.all())

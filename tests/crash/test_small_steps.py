@@ -14,7 +14,8 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimRef, Record, State, engine, offline, rows
+from dra_kubeletplugin.claims import ClaimRef, Record, State, engine, keeper, offline, rows
+from dra_kubeletplugin.claims.judge import RECOVER
 from dra_kubeletplugin.claims.record import Fence, Unreadable
 from dra_kubeletplugin.claims.salvage import Findings, fill, from_files
 from dra_kubeletplugin.claims.store import Mode
@@ -22,7 +23,7 @@ from dra_kubeletplugin.claims.verify import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube import Resource
 from tests.crash.rooms import Api, Room, room
-from tests.crash.stores import DRIVER, a_record, in_memory, instance, open_store, with_file
+from tests.crash.stores import DRIVER, a_record, add, in_memory, instance, open_store, with_file
 
 
 class Plain(Driver):
@@ -349,3 +350,55 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
     holder.close()
     await asyncio.gather(reading, adding)
     store.keeper.process.release()
+
+
+# --- a note and no record ----------------------------------------------------------------------------------
+
+
+async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_asked(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await store.look()
+        await add(store, with_file(tmp_path, "kept", "d-0"))
+        await add(store, with_file(tmp_path, "lost", "d-1"))
+        await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "lost")))
+    async with instance(tmp_path) as store:
+        assert {r.uid for r in await store.all()} == {"kept", "lost"}
+        assert store.keeper.report == ["1 records were lost and rebuilt from CDI files: lost"]
+        assert await store.recovering()
+
+
+async def test_a_claim_that_ends_while_its_note_is_looked_at_was_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        await store.look()
+        await add(store, with_file(tmp_path, "ended", "d-0"))
+        await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "ended")))
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    transaction = keeper.transaction
+
+    def ended(db: sqlite3.Connection) -> Any:
+        specs.remove("ended")
+        specs.remove_note("ended")
+        return transaction(db)
+
+    monkeypatch.setattr(keeper, "transaction", ended)
+    async with instance(tmp_path) as store:
+        assert await store.all() == []
+        assert specs.uids() == []
+        assert store.keeper.report == []
+        assert not await store.recovering()
+
+
+async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_not_come_back(tmp_path: Path) -> None:
+    api = Api()
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        claims, specs = one.claims, one.claims.files.specs
+        record = await claims.store.get("a")
+        assert isinstance(record, Record)
+        await claims.store.do(lambda db: rows.forget(db, "a"))
+        specs.path("a").write_text("{}")  # so that there is something to mend
+        assert not await claims.engine.undoing.mend(record)
+        assert not specs.path("a").exists()
+        assert not specs.note_path("a").exists()

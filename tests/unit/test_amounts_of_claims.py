@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device
+from dra_kubeletplugin.claims import Record, State, rows
 from dra_kubeletplugin.claims.amounts import (
     Hold,
     Shortage,
@@ -20,7 +21,7 @@ from dra_kubeletplugin.claims.amounts import (
     shortage,
     takes_json,
 )
-from dra_kubeletplugin.resources.quantity import Quantity
+from dra_kubeletplugin.resources.quantity import Format, Quantity
 
 N = 10**9
 
@@ -237,3 +238,25 @@ def test_an_amount_below_zero_gives_nobody_more() -> None:
 def test_an_amount_that_is_nested_without_end_is_not_known() -> None:
     assert read_takes('{"x":' + "[" * 200_000) is None
     assert read_takes('{"counters":' + '{"a":' * 200_000) is None
+
+
+@pytest.mark.parametrize(
+    ("holders", "shown"),
+    [
+        (0, None),
+        (1, " by claim ns/c-0 (UID u-0): it"),
+        (4, " by claims ns/c-0 (UID u-0), ns/c-1 (UID u-1), ns/c-2 (UID u-2), ns/c-3 (UID u-3): it"),
+        (6, " by claims ns/c-0 (UID u-0), ns/c-1 (UID u-1), ns/c-2 (UID u-2), ns/c-3 (UID u-3) and 2 more: it"),
+    ],
+)
+def test_of_those_who_hold_what_is_missing_a_message_names_four(holders: int, shown: str | None) -> None:
+    who = [Record(f"u-{i}", "ns", f"c-{i}", State.PREPARED, "boot", "", {}) for i in range(holders)]
+    missing = Shortage(
+        "counter c", ["d-0"], 2 * N, N, N if who else 0, Format.DECIMAL, frozenset(r.uid for r in who), frozenset()
+    )
+    told = str(rows.OverdrawnByError(missing, who))
+    assert told.startswith("device d-0: 2 of counter c are asked for and there are 1")
+    if shown:
+        assert f"of which 1 are held{shown} is free when their pods have stopped" in told
+    else:
+        assert told.endswith("there are 1")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +32,19 @@ def no_leak(tmp_path: Path) -> Iterator[None]:
     assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
 
 
+def a_clock(seconds: Iterator[float]) -> SimpleNamespace:
+    """Of a host that is up for so long at each look; there is no other."""
+
+    def clock_gettime(clock: int) -> float:
+        assert clock == time.CLOCK_BOOTTIME
+        return next(seconds)
+
+    return SimpleNamespace(CLOCK_BOOTTIME=time.CLOCK_BOOTTIME, clock_gettime=clock_gettime, sleep=lambda s: None)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    seconds = itertools.count(100)
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: float(next(seconds)), sleep=lambda s: None))
+    monkeypatch.setattr(module, "time", a_clock(float(s) for s in itertools.count(100)))
     return tmp_path / "a" / "processes"
 
 
@@ -106,10 +116,25 @@ def test_others_are_told_with_what_they_have(folder: Path) -> None:
 
 
 def test_of_two_that_start_in_one_moment_one_is_the_newest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 5.0))
+    monkeypatch.setattr(module, "time", a_clock(itertools.repeat(5.0)))
     with living(folder) as first, living(folder) as second:
         newest = max(first, second, key=lambda p: p.id)
         assert [p.is_newest() for p in (first, second)] == [p is newest for p in (first, second)]
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_between_two_starts_makes_no_older_one_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    now = time.time()
+    with living(tmp_path) as first:
+        monkeypatch.setattr(time, "time", lambda: now + step)
+        before = time.clock_gettime(time.CLOCK_BOOTTIME)
+        with living(tmp_path) as second:
+            (seen,) = first.others()
+            assert before <= seen.since <= time.clock_gettime(time.CLOCK_BOOTTIME)
+            assert [p.is_newest() for p in (first, second)] == [False, True]
+        assert first.is_newest()
 
 
 def test_notes_before_the_mark_write_nothing(folder: Path) -> None:

@@ -19,6 +19,7 @@ from dra_kubeletplugin.claims.schema import (
     is_busy,
     is_damage,
     is_header_odd,
+    is_sound,
     make_tables,
     migrate,
     rollback,
@@ -351,3 +352,20 @@ def test_headers_that_none_has(path: Path, at: int | None, value: int, odd: bool
 
 def test_a_file_that_is_not_there_has_no_odd_header(tmp_path: Path) -> None:
     assert not is_header_odd(tmp_path / "none")
+
+
+def test_a_database_is_sound_where_all_of_it_can_be_read_and_fits_together(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert is_sound(db) is True
+        db.execute("INSERT INTO holds (driver, pool, device, uid) VALUES ('d', 'p', 'd-0', 'nobody')")
+        assert is_sound(db) is False
+        db.execute("DELETE FROM holds")
+        assert is_sound(db) is True
+        root, size = (one(db, q) for q in ("SELECT max(rootpage) FROM sqlite_master", "PRAGMA page_size"))
+    assert isinstance(root, int)
+    assert isinstance(size, int)
+    whole = path.read_bytes()
+    for damaged in (whole[: (root - 1) * size] + b"x" * size + whole[root * size :], b"garbage" * 1000):
+        path.write_bytes(damaged)
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            assert is_sound(db) is False

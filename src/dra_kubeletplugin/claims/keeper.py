@@ -136,7 +136,10 @@ class Keeper:
         )
 
     def _open_now(self, fault: Exception | None, old: Connection | None) -> Connection | Instance | None:
-        """Answers who has to write the file again, where that is another instance; None where it was removed once more."""
+        """Answers who has to write the file again, where that is another instance; None where it was lost once more.
+
+        What it is written from is let go of only when the new one is open, so the next try has all of it again.
+        """
         named, others = inodes_of(self.path), self._others()
         if named[0] is not None and not (old and is_torn(old.inodes, named)):
             if torn := _torn(others, named):
@@ -144,19 +147,24 @@ class Keeper:
             with contextlib.suppress(FileNotFoundError):
                 if found := self._connect_or_set_aside(others, fault):
                     return found
+        with contextlib.suppress(FileNotFoundError):
+            return self._write_anew(old, others)
+        return None
+
+    def _write_anew(self, old: Connection | None, others: Mapping[Instance, Opened]) -> Connection | Instance | None:
+        """From ``old``, which is open; else from what was set aside and from the CDI files. Answers as :meth:`_open_now` does."""
         unread = self.folder.unread()
         newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
         if newer:
             return newer
         generation = _next(others, old)
-        with contextlib.suppress(FileNotFoundError):  # removed at this moment
-            if old and old.inodes[0] not in unread and self._write_again(old, generation):
-                if found := self._connect_or_set_aside(others):
-                    return found
-            self.folder.finish_setting_aside()
-            self._make(generation)
-            return self._connect(others)
-        return None
+        if old and old.inodes[0] not in unread and self._write_again(old, generation):
+            found = self._connect_or_set_aside(others)
+            if found or is_sound(old):  # a copy of what is sound is not damaged: something else came in its place
+                return found
+        self.folder.finish_setting_aside()
+        self._make(generation)
+        return self._connect_or_set_aside(others)
 
     def _connect_or_set_aside(
         self, others: Mapping[Instance, Opened], fault: Exception | None = None
@@ -274,7 +282,6 @@ class Keeper:
             self._tell(f"{len(findings.rows)} records were read from the damaged file")
         if files:
             self._tell(f"{len(files)} records were rebuilt from CDI files: {', '.join(r.uid for r in files)}")
-        self.folder.retire(aside)
 
     def _merge(self, db: Connection) -> None:
         """What was set aside and not read goes into the database that there is."""

@@ -43,7 +43,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class _Content(msgspec.Struct):
-    since: float = 0.0  # unix seconds
+    since: float = 0.0  # seconds since boot
     opened: Opened | None = None
     left: list[Opened] = []
     sockets: list[Owned] = []
@@ -51,7 +51,7 @@ class _Content(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Instance:
-    """A living instance, as its file tells. ``since`` is unix seconds; ``opened`` is None where it has no database open."""
+    """A living instance, as its file tells. ``since`` is seconds since boot; ``opened`` is None where it has no database open."""
 
     id: str
     since: float
@@ -88,7 +88,9 @@ class ProcessLock:
                 os.close(fd)
                 raise
             self._fd = fd
-        self._content.since = time.time()
+        # Of all clocks the one that nobody sets back and that goes on through a suspend, one for all containers of the host. Who
+        # lives was started in this boot, so its times compare. Source: clock_gettime(2)
+        self._content.since = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._write()
 
     def note_records(self, opened: Opened | None) -> None:

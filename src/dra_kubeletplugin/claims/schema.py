@@ -155,8 +155,10 @@ def _connect(path: Path, wait: float) -> Connection:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
+    """Whether all of it can be read and fits together."""
     try:
-        return bool(db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
+        whole = db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
+        return whole and db.execute("PRAGMA foreign_key_check").fetchone() is None
     except sqlite3.DatabaseError:
         return False
 
