@@ -236,8 +236,8 @@ def _laid_over_as(info: Any, value: JSON) -> Any:
     infos = apart([info])
     structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
     if tagged := [i for i in structs if i.tag_field is not None]:
-        known = (i for i in tagged if value.get(i.tag_field) == i.tag)
-        return next(known, None) if tagged[0].tag_field in value else _LATER
+        given = value.get(tagged[0].tag_field or "", _LATER)  # one union has one tag field
+        return _LATER if given is _LATER else next((i for i in tagged if i.tag == given), None)
     maps = [i for i in infos if isinstance(i, msgspec.inspect.DictType) and _laid_over_as(i.value_type, {}) is not None]
     return next(iter((*structs, *maps)), None)
 

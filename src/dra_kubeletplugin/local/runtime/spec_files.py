@@ -98,9 +98,9 @@ def _as_yaml(text: str) -> Any:
     try:
         loader = _Strict(text)
         try:
-            if not loader.check_node():
+            node = loader.get_node() if loader.check_node() else None
+            if node is None:
                 return None
-            node = loader.get_node()
             _check_aliases(node)
             return loader.construct_document(node)
         finally:
