@@ -132,7 +132,7 @@ def _schema(source: Source) -> dict[str, object]:
     properties: dict[str, object] = {}
     for p in source.parameters.values():
         if isinstance(p.default, int):
-            properties[p.name] = {"type": "integer", "description": p.help}
+            properties[p.name] = {"type": "integer", "minimum": 1, "maximum": p.most, "description": p.help}
         else:
             empty = "" if p.default is not None else "|^$"
             properties[p.name] = {"type": "string", "pattern": f"^({p.pattern})${empty}", "description": p.help}

@@ -35,6 +35,11 @@ class Parameter:
     default: str | int | None = None
     pattern: str = ""
 
+    @property
+    def most(self) -> int:
+        """Of a number, which is a port or counts replicas."""
+        return 65535 if self.name.endswith("Port") else 100
+
 
 @dataclass(frozen=True)
 class Feature:

@@ -11,6 +11,9 @@ from .source import JSON, Parameter, Source, SourceError
 
 OTHERS = ("features", "options", "deviceClasses")
 OPTION = "[A-Za-z_][A-Za-z0-9_]*"
+_OTHER_TYPES = re.compile(
+    r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
+)
 EXCLUSIVE = ("hostNetwork", "probes", "rollingUpdate")
 EXCLUSIVE_BECAUSE = (
     "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
@@ -90,7 +93,10 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
 
 def _fault(parameter: Parameter, value: Any) -> str:
     if isinstance(parameter.default, int):
-        return "" if isinstance(value, int) and not isinstance(value, bool) else f"{value!r} is no number"
+        fits = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= parameter.most
+        return "" if fits else f"{value!r} is no number from 1 to {parameter.most}"
     if not isinstance(value, str):
         return f"{value!r} is no text: write it in quotes"
+    if _OTHER_TYPES.fullmatch(value):
+        return f"{value!r} is no text to kustomize, which writes it without quotes: give another"
     return "" if re.fullmatch(parameter.pattern, value) else f"{value!r} does not match {parameter.pattern}"

@@ -2,7 +2,8 @@
 
 The same fault of the same object is one Event, whose count grows: its name is made of what it says, so that neither another try nor
 another process makes a second one. What is written is limited as client-go limits its own writers, for each object and in all. A
-server that forbids Events is left alone for an hour.
+server that forbids Events of a namespace is left alone with them for an hour: permissions, a quota, or a namespace that is being
+deleted, and so one namespace never silences another.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class Subject(NamedTuple):
     uid: str
     namespace: str = ""
     api_version: str = "v1"
+
+    @property
+    def written_to(self) -> str:
+        """The namespace of its Events."""
+        return self.namespace or "default"
 
     def json(self) -> JSON:
         found = {"apiVersion": self.api_version, "kind": self.kind, "namespace": self.namespace}
@@ -116,7 +122,7 @@ class Events:
         self._budgets: dict[Subject, _Budget] = {}
         self._all = _Budget(_BURST_OF_ALL, _EACH_OF_ALL)
         self._wake = asyncio.Event()
-        self._forbidden_until = 0.0
+        self._forbidden: dict[str, float] = {}  # until when, by namespace
         self._fault = ""
 
     def tell(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
@@ -156,7 +162,7 @@ class Events:
     # --- what is to be told ---------------------------------------------------------------------
 
     def _take(self, about: Subject, reason: str, message: str, related: Subject | None, *, consumers: bool) -> None:
-        if time.monotonic() < self._forbidden_until:
+        if self._is_forbidden(about):
             return
         fresh = self._entry(about, reason, message, related, consumers=consumers)
         key = self._name(fresh)
@@ -186,7 +192,7 @@ class Events:
 
     async def _write(self, told: _Told) -> bool:
         times = told.times
-        if time.monotonic() < self._forbidden_until:
+        if self._is_forbidden(told.about):
             told.written = times  # nobody wants to know
             return False
         if not self._may(told):
@@ -216,20 +222,28 @@ class Events:
         budget.left, self._all.left = budget.left - 1, self._all.left - 1
         return True
 
+    def _is_forbidden(self, about: Subject) -> bool:
+        return time.monotonic() < self._forbidden.get(about.written_to, 0.0)
+
     def _failed(self, told: _Told, e: ApiError) -> None:
         self._metrics.inc("events_total", result="forbidden" if e.status == 403 else "failed")
         if e.status == 403:
-            self._forbidden_until = time.monotonic() + _FORBIDDEN
-            self._told.clear()
+            namespace = told.about.written_to
+            self._forbidden.pop(namespace, None)
+            self._forbidden[namespace] = time.monotonic() + _FORBIDDEN
+            while len(self._forbidden) > _MOST:
+                del self._forbidden[next(iter(self._forbidden))]
+            self._told = {k: t for k, t in self._told.items() if t.about.written_to != namespace}
         if e.status in {403, 404} or (400 <= e.status < 500 and e.status not in {409, 429}):
             told.written = told.times  # no further try makes it better
-        hint = "; none is tried for an hour (see docs/deploy.md)" if e.status == 403 else ""
+        shown = told.about.written_to
+        hint = f"; none is tried in namespace {shown} for an hour (see docs/deploy.md)" if e.status == 403 else ""
         if str(e) != self._fault:
             log.warning("an Event cannot be written%s: %s", hint, e)
         self._fault = str(e)
 
     async def _send(self, told: _Told, times: int) -> None:
-        name, namespace = self._name(told), told.about.namespace or "default"
+        name, namespace = self._name(told), told.about.written_to
         news: JSON = {"lastTimestamp": told.last}
         if told.ours:
             news["count"] = times

@@ -77,7 +77,7 @@ class Webhook:
         try:
             review = msgspec.json.decode(body)
             answer = self.review(review)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
             text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
             return Response(400, text.encode(), "text/plain")
         return Response(200, msgspec.json.encode(answer))
@@ -93,7 +93,7 @@ class Webhook:
         response: dict[str, Any] = {"uid": uid, "allowed": not found}
         if found:
             self.refused += 1
-            kind = (request.get("kind") or {}).get("kind")
+            kind = request["object"]["kind"]
             log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
             response["status"] = {
                 "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": "; ".join(found)

@@ -165,6 +165,24 @@ class Killed(BaseException):
 CALLS = ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "close", "fchmod")
 
 
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_half_written_file_of_a_later_claim_keeps_its_inode_when_the_older_one_goes(place: Place, cut: int) -> None:
+    """Its containers have it mounted: what is written to another inode they never see."""
+    uids = ["11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"]
+    records = [prepared(claim_of(device(), uid=uid), place.specs) for uid in uids]
+    for record in records:
+        place.metadata.put(record)
+    (file,) = place.metadata.root.glob("*/*/metadata.json")
+    inode, whole = file.stat().st_ino, file.read_bytes()
+    with file.open("r+b") as f:  # as a kill in the one write leaves it
+        f.write(b"x" * cut)
+    place.metadata.remove(uids[0])
+    place.metadata.put(records[1])
+    assert (file.stat().st_ino, file.read_bytes()) == (inode, whole)
+    place.metadata.remove(uids[1])
+    assert not list(place.metadata.root.glob("*/*"))
+
+
 def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, fault: type[BaseException]) -> list[int]:
     """The process ends (or a call fails) at the ``number``-th call that touches the disk; answers whether it came to that."""
     counter = itertools.count()

@@ -171,6 +171,12 @@ def test_no_overlay_patches_by_place() -> None:
         ({"features": ["probes"]}, "features: no map of names and values"),
         ({"deviceClasses": {"a": None}}, "deviceClasses.a: None is no spec of a DeviceClass"),
         ({"httpPort": "8080"}, "httpPort: '8080' is no number"),
+        ({"httpPort": 70000}, "httpPort: 70000 is no number from 1 to 65535"),
+        *(
+            ({"namespace": text}, f"namespace: '{text}' is no text to kustomize")
+            for text in ("123", "0x1f", "1e3", "null", "on")
+        ),
+        ({"name": "true"}, "name: 'true' is no text to kustomize"),
         ({"logLevel": 5}, "logLevel: 5 is no text"),
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
     ],

@@ -123,7 +123,8 @@ async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"no json", b"[]", b"{}", b'{"request": 1}', b'{"apiVersion": "admission.k8s.io/v1beta1", "request": {}}', b"\xff"]
+    "body", [b"", b"no json", b"[]", b"{}", b'{"request": 1}', b'{"apiVersion": "admission.k8s.io/v1beta1", "request": {}}', b"\xff",
+             b"[" * 100_000 + b"]" * 100_000]
 )  # fmt: skip
 async def test_what_is_no_review_is_answered_with_400_and_what_it_lacks(tmp_path: Path, body: bytes) -> None:
     async with serving(tmp_path) as (webhook, ca):
@@ -144,6 +145,9 @@ async def test_odd_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> N
         ):
             obj = {"kind": "ResourceClaim", "spec": spec}
             assert webhook.review(review(obj))["response"]["allowed"]
+        odd = review(claim(parameters(no_such_field=1)))
+        odd["request"]["kind"] = "ResourceClaim"
+        assert not webhook.review(odd)["response"]["allowed"]
 
 
 async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import jsonschema
 import msgspec
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Capacity, Config, Driver, Quantity, Version
+from dra_kubeletplugin import Capacity, Claim, Config, Device, Driver, PreparedDevice, Quantity, Version
 from dra_kubeletplugin.driver.config_schema import json_schema
 from dra_kubeletplugin.driver.making import check
 from dra_kubeletplugin.driver.parameters import decode, judge, resolve
@@ -197,3 +197,93 @@ def test_a_schema_has_defaults_descriptions_and_what_belongs_to_the_kind() -> No
     assert schema["required"] == ["apiVersion", "kind"]
     assert schema["$defs"]["Inner"]["properties"]["size"]["default"] == "1Gi"
     assert json_schema(Layered)["required"] == []
+
+
+class One(Config, tag="one"):
+    size: int
+    unit: str = ""
+
+
+class Two(Config, tag="two"):
+    size: int
+
+
+class Layers(Config):
+    LAYERED = True
+    inner: Inner
+    either: One | Two
+    named: Mapping[str, One] = msgspec.field(default_factory=dict)
+    several: Sequence[Two] = ()
+
+
+FROM_CLASS = {"inner": {"label": "a"}, "either": {"type": "one", "size": 1}, "named": {"k": {"type": "one", "size": 1}}}
+
+
+def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
+    above = {"either": {"unit": "x"}, "named": {"k": {"unit": "y"}}}
+    given = [entry(FROM_CLASS, "FromClass"), entry(above)]
+    config, _ = resolve(given, [Layers], "gpu.example.com", "r")
+    assert isinstance(config, Layers)
+    assert config.either == One(size=1, unit="x") and config.named == {"k": One(size=1, unit="y")}
+    assert not list(jsonschema.Draft202012Validator(json_schema(Layers)).iter_errors(above))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"either": {"type": "three"}}, "parameters.either.type: Invalid value 'three'"),
+        ({"either": {"type": "one", "size": "x"}}, "parameters.either.size: Expected `int`, got `str`"),
+        ({"named": {"k": {"type": "one", "siz": 1}}}, "unknown field 'siz', did you mean 'size'?"),
+        ({"named": {"k": 7}}, "Expected `object`, got `int`"),
+        ({"several": [{"type": "two"}]}, "parameters.several[0]: Object missing required field `size`"),
+    ],
+)
+def test_what_is_wrong_within_a_layer_is_told_with_its_path(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        judge(given, [Layers], "gpu.example.com", "x")
+    assert says in e.value.message
+
+
+T = TypeVar("T")
+
+
+class Box(msgspec.Struct, Generic[T]):
+    value: T
+
+
+class Boxes(Config):
+    number: Box[int]
+    text: Box[str]
+    either: One | Two
+
+
+def test_types_of_one_name_have_a_schema_each_and_a_tag_is_a_part_of_it() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema(Boxes))
+    right = {"number": {"value": 1}, "text": {"value": "x"}, "either": {"type": "two", "size": 1}}
+    assert decode(right, [Boxes], "gpu.example.com", "x") and not list(validator.iter_errors(right))
+    for wrong in ({"text": {"value": 1}}, {"either": {"size": 1}}, {"either": {"type": "three", "size": 1}}):
+        assert list(validator.iter_errors(right | wrong))
+        with pytest.raises(ConfigError):
+            decode(right | wrong, [Boxes], "gpu.example.com", "x")
+
+
+@pytest.mark.parametrize("method", ["check", "convert_from"])
+def test_a_check_that_nobody_would_wait_for_is_told_at_the_start(method: str) -> None:
+    async def late(*_: Any) -> None: ...
+
+    kind = type(
+        "Late", (Config,), {method: classmethod(late) if method == "convert_from" else late, "__module__": __name__}
+    )
+
+    class Npu(Driver):
+        name = "npu.example.com"
+        config = kind
+
+        def devices(self) -> list[Device]:
+            return []
+
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return []
+
+    with pytest.raises(DriverError, match=rf"Late.{method}\(\) is async"):
+        check(Npu)

@@ -206,14 +206,16 @@ class MetadataFiles:
         """
         link = self.root / _CLAIMS / uid
         try:
-            folder = self.root / _CLAIMS / link.readlink()
+            target = link.readlink()
         except FileNotFoundError:
             return
+        folder = self.root / _CLAIMS / target
         prefix = f"{self._prefix}{uid}_"
         for path in self.specs.root.glob(f"{prefix}*.json"):
             path.unlink(missing_ok=True)
         for request in _folders(folder):
-            if _uid_of(request / _FILE) in {uid, ""}:
+            owner = _uid_of(request / _FILE)
+            if owner == uid or (not owner and self._last(uid, target)):
                 for path in list(request.iterdir()):
                     path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
@@ -221,6 +223,14 @@ class MetadataFiles:
         with contextlib.suppress(OSError):  # of a later claim
             folder.rmdir()
         link.unlink(missing_ok=True)
+
+    def _last(self, uid: str, target: Path) -> bool:
+        """Whether no other claim has that folder: what is half written there, its containers may have mounted."""
+        for other in self.uids():
+            with contextlib.suppress(FileNotFoundError):
+                if other != uid and (self.root / _CLAIMS / other).readlink() == target:
+                    return False
+        return True
 
     def uids(self) -> list[str]:
         """The claims that have files. Raises ``OSError``."""

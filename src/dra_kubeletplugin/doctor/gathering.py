@@ -13,10 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..cdi.directory import content_of
 from ..claims.offline import read_rows
 from ..claims.record import Record
 from ..errors import ApiError, DraError, describe
 from ..kube import KubeClient, Resource
+from ..local.runtime.spec_files import SpecFileError, parse
 from .examination import Examination
 from .findings import Finding
 from .published import every
@@ -69,7 +71,7 @@ async def gather(what: Examination, findings: Sequence[Finding], archive: Archiv
         told("CDI specs and records")
         _host(what, archive)
     if isinstance(what.api, str):
-        archive.add("cluster.error", what.api)
+        archive.add("cluster.error", text(what.api))
         return
     async with KubeClient(what.api, what.timeout) as client:
         for plural in _KINDS:
@@ -89,7 +91,7 @@ async def _listed(archive: Archive, name: str, resource: Any, client: KubeClient
     try:
         archive.add_json(f"cluster/{name}.json", [obj async for obj in every(client, await resource)])
     except ApiError as e:
-        archive.add(f"cluster/{name}.error", e.message)
+        archive.add(f"cluster/{name}.error", text(e.message))
 
 
 async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callable[[str], None]) -> None:
@@ -97,7 +99,7 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callab
     try:
         pods = [p async for p in every(client, _PODS) if not node or _at(p) in ("", node)]
     except ApiError as e:
-        archive.add("cluster/pods.error", e.message)
+        archive.add("cluster/pods.error", text(e.message))
         return
     archive.add_json(
         "cluster/pods.json", [p for p in pods if (p.get("spec") or {}).get("resourceClaims") or is_driver(p)]
@@ -139,35 +141,32 @@ async def _logs(client: KubeClient, pod: JSON) -> AsyncIterator[tuple[str, str]]
                 answer = await client.raw(path, query)
                 yield f"{name}.log", text(answer.body.decode(errors="replace"))
             except ApiError as e:
-                yield f"{name}.error", e.message
+                yield f"{name}.error", text(e.message)
 
 
 def _host(what: Examination, archive: Archive) -> None:
     for folder in (what.host_root / "etc/cdi", what.cdi_root):
         for path in sorted(folder.glob("*.json")) + sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
+            name = f"cdi/{str(path).lstrip('/').replace('/', '_')}"
             try:
-                raw = path.read_text(errors="replace")
-                archive.add(f"cdi/{str(path).lstrip('/').replace('/', '_')}", _spec(raw))
-            except OSError as e:
-                archive.add(f"cdi/{path.name}.error", describe(e))
+                archive.add(name, _spec(content_of(str(path)).decode(errors="replace")))
+            except (OSError, ValueError) as e:
+                archive.add(f"{name}.error", describe(e))
     for path in sorted((what.kubelet_root / "plugins").glob("*/records.db")):
         name = path.parent.name
         try:
             rows = read_rows(path, _WAIT)
         except DraError as e:
-            archive.add(f"records/{name}.error", e.message)
+            archive.add(f"records/{name}.error", text(e.message))
             continue
         archive.add_json(f"records/{name}.json", [_row(r) for r in rows])
 
 
 def _spec(raw: str) -> str:
-    import yaml
-
     try:
-        found = yaml.safe_load(raw)
-    except yaml.YAMLError:
+        return json.dumps(tidy(parse(raw)), indent=1, default=str)
+    except (SpecFileError, RecursionError):
         return text(raw)
-    return json.dumps(tidy(found), indent=1, default=str)
 
 
 def _row(row: Any) -> JSON:

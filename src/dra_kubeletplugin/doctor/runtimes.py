@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import printable
 from .findings import Finding, denied, failure, ok, unknown, warning
 from .processes import Process
 
@@ -66,6 +67,9 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
         yield failure("runtime", f"{path} is no TOML: {e}", "containerd will not start with it")
         return
     version = config.get("version", 1)
+    if not isinstance(version, int):
+        yield failure("runtime", f"{path} has version {printable(version)}", "containerd will not start with it")
+        return
     plugins = _table(config, "plugins")
     section: Mapping[str, Any] = {}
     for name in _SECTIONS.get(version, ("cri",)):
@@ -75,7 +79,7 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
         return
     folders = section.get("cdi_spec_dirs")
     enabled = section.get("enable_cdi", version == 3)
-    setting = _Setting(enabled is True, tuple(map(Path, folders)) if isinstance(folders, list) else DEFAULT_FOLDERS)
+    setting = _Setting(enabled is True, _folders(folders))
     yield _told(setting, f"containerd ({path})", cdi_root)
 
 
@@ -86,9 +90,12 @@ def _of_crio(paths: Sequence[Path]) -> _Setting:
             runtime = _table(_table(tomllib.loads(path.read_text(errors="replace")), "crio"), "runtime")
         except tomllib.TOMLDecodeError:
             continue
-        if isinstance(given := runtime.get("cdi_spec_dirs"), list):
-            folders = tuple(map(Path, given))
+        folders = _folders(runtime.get("cdi_spec_dirs"), folders)
     return _Setting(enabled=True, folders=folders)
+
+
+def _folders(given: object, otherwise: tuple[Path, ...] = DEFAULT_FOLDERS) -> tuple[Path, ...]:
+    return tuple(Path(str(g)) for g in given) if isinstance(given, list) else otherwise
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -103,12 +110,14 @@ def _told(setting: _Setting, name: str, cdi_root: Path) -> Finding:
             f"{name} has CDI off: containers get no devices",
             "set enable_cdi = true in its CRI plugin and restart it",
         )
-    listed = ", ".join(map(str, setting.folders))
+    listed = ", ".join(map(str, setting.folders)) or "no folder"
     if _plain(cdi_root) not in {_plain(f) for f in setting.folders}:
         return warning(
             "runtime",
             f"{name} reads CDI specs in {listed}, and drivers write to {cdi_root}",
-            f"use --cdi-root {setting.folders[-1]} (CDI_ROOT)",
+            f"use --cdi-root {setting.folders[-1]} (CDI_ROOT)"
+            if setting.folders
+            else f"add {cdi_root} to its cdi_spec_dirs",
         )
     return ok("runtime", f"{name} reads CDI specs in {listed}")
 

@@ -33,13 +33,14 @@ def _at(cls: type[Config], path: Sequence[str]) -> list[Any]:
     for part in path:
         name, *items = part.replace("]", "").split("[")
         infos = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == name]
-        infos = _apart(infos)
+        infos = apart(infos)
         for _ in items:
-            infos = _apart([t for i in infos for t in _items_of(i)])
+            infos = apart([t for i in infos for t in _items_of(i)])
     return infos
 
 
-def _apart(infos: Sequence[Any]) -> list[Any]:
+def apart(infos: Sequence[Any]) -> list[Any]:
+    """The types of unions one by one."""
     return [t for i in infos for t in (i.types if isinstance(i, msgspec.inspect.UnionType) else (i,))]
 
 

@@ -6,6 +6,7 @@ Source: JSON Schema 2020-12. msgspec's own generator stops at a default that is 
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import Any
 
 import msgspec
@@ -64,12 +65,11 @@ def json_schema(kind: type[Config]) -> JSON:
 
     Where the kind is layered no field is required, because the rest may stand in the class.
     """
-    walk = _Walk()
+    walk = _Walk(partial=kind.LAYERED)
     schema = walk.struct(inspect.type_info(kind))
     head = {k: v for k, v in {"apiVersion": kind.API_VERSION, "kind": kind.KIND}.items() if v}
-    required = [] if kind.LAYERED else schema["required"]
     schema["properties"] = {k: {"const": v} for k, v in head.items()} | schema["properties"]
-    schema["required"] = [*head, *required]
+    schema["required"] = [*head, *schema["required"]]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -78,17 +78,23 @@ def json_schema(kind: type[Config]) -> JSON:
 
 
 class _Walk:
-    """``definitions`` are the structs within, by their class's name."""
+    """``definitions`` are the structs within, by their class's name, and a number where two classes have one name.
 
-    def __init__(self) -> None:
+    ``partial`` is for objects of which another has the rest.
+    """
+
+    def __init__(self, *, partial: bool) -> None:
+        self.partial = partial
         self.definitions: dict[str, JSON] = {}
+        self._names: dict[int, str] = {}  # by the identity of msgspec's description, which is one for each type
 
     def struct(self, info: Any) -> JSON:
         out: JSON = {"title": info.cls.__name__, "type": "object"}
         if own := vars(info.cls).get("__doc__"):
             out["description"] = " ".join(own.split("\n\n")[0].split())
-        out["properties"] = {f.encode_name: self.of(f.type) | _default(f) for f in info.fields}
-        out["required"] = [f.encode_name for f in info.fields if f.required]
+        tag = {info.tag_field: {"const": info.tag}} if getattr(info, "tag_field", None) else {}
+        out["properties"] = tag | {f.encode_name: self.of(f.type) | _default(f) for f in info.fields}
+        out["required"] = [] if self.partial else [*tag, *(f.encode_name for f in info.fields if f.required)]
         if getattr(info, "forbid_unknown_fields", False):
             out["additionalProperties"] = False
         return out
@@ -131,12 +137,18 @@ class _Walk:
         return {}
 
     def _form(self, cls: type) -> JSON:
-        self.definitions |= {c.__name__: _FORMS[c] for c in (cls, *_WITHIN.get(cls, ()))}
+        self.definitions |= {
+            c.__name__: _FORMS[c] for c in (cls, *_WITHIN.get(cls, ()))
+        }  # their names are theirs alone
         return {"$ref": f"#/$defs/{cls.__name__}"}
 
     def _reference(self, info: Any) -> JSON:
-        name = info.cls.__name__
-        if name not in self.definitions:
+        name = self._names.get(id(info))
+        if name is None:
+            own = info.cls.__name__
+            taken = self.definitions.keys() | {c.__name__ for c in _FORMS}
+            name = next(n for n in chain((own,), (f"{own}{i}" for i in count(2))) if n not in taken)
+            self._names[id(info)] = name
             self.definitions[name] = {}  # one that holds itself ends here
             self.definitions[name] = self.struct(info)
         return {"$ref": f"#/$defs/{name}"}

@@ -120,6 +120,11 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
 
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
+    for method in ("check", "convert_from"):
+        if inspect.iscoroutinefunction(getattr(kind, method)):  # nobody would wait for it, and everything would pass
+            raise DriverError(
+                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
+            )
     if kind.OLDER and kind.convert_from.__func__ is Config.convert_from.__func__:  # type: ignore[attr-defined]
         raise DriverError(
             f"{kind.__name__} names older versions in OLDER and has no convert_from(cls, older): write it"

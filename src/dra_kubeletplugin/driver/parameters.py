@@ -6,14 +6,14 @@ Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
 from .config import Config, checked, converted, read_form
-from .config_faults import explained
+from .config_faults import apart, explained
 from .data import plain_json
 
 JSON = Mapping[str, Any]
@@ -192,11 +192,66 @@ def _laid_over(below: JSON, above: JSON) -> JSON:
 
 
 def _check_partial(given: JSON, cls: type[Config], where: str) -> None:
-    """The fields that are given, by name and type; what is missing may come from elsewhere."""
-    fields = [(f.name, f.type | msgspec.UnsetType, msgspec.UNSET) for f in msgspec.structs.fields(cls)]
-    names = {f.name: f.encode_name for f in msgspec.structs.fields(cls)}
-    partial = msgspec.defstruct(cls.__name__, fields, rename=names, forbid_unknown_fields=True, kw_only=True)
+    """The fields that are given, by name and type, in objects within too; what is missing may come from elsewhere."""
     try:
-        msgspec.convert(_laid_over({}, given), partial, dec_hook=read_form)
+        _check_given(_laid_over({}, given), msgspec.inspect.type_info(cls), "$")
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {explained(printable(e), cls)}") from None
+
+
+def _check_given(given: JSON, info: Any, path: str) -> None:
+    """Raises ``msgspec.ValidationError`` with the path from the top. ``info`` is of a struct."""
+    types = {f.encode_name: f.type for f in info.fields}
+    rest = _besides_objects(given, types.get, lambda key: f"{path}.{key}")
+    try:
+        msgspec.convert(rest, _partial(info), dec_hook=read_form)
+    except msgspec.ValidationError as e:
+        text, _, below = str(e).partition(" - at `$")
+        at = path + below.rstrip("`")
+        raise msgspec.ValidationError(text if at == "$" else f"{text} - at `{at}`") from None
+
+
+def _besides_objects(given: JSON, type_of: Callable[[str], Any], path_of: Callable[[str], str]) -> dict[str, Any]:
+    """What is left of ``given`` when the objects within that are laid over others have been checked."""
+    rest: dict[str, Any] = {}
+    for key, value in given.items():
+        found = _laid_over_as(type_of(key), value) if isinstance(value, Mapping) else None
+        if found is None:
+            rest[key] = value
+        elif isinstance(found, msgspec.inspect.StructType):
+            _check_given(value, found, path_of(key))
+        elif isinstance(found, msgspec.inspect.DictType):
+            at, inner = f"{path_of(key)}[...]", found.value_type
+            if left := _besides_objects(value, lambda _, inner=inner: inner, lambda _, at=at: at):  # type: ignore[misc]
+                rest[key] = left
+    return rest
+
+
+_LATER = object()
+
+
+def _laid_over_as(info: Any, value: JSON) -> Any:
+    """The struct, or mapping of objects, that an object is a part of at this place; ``_LATER`` where its tag comes from elsewhere;
+    None for what is no such place."""
+    infos = apart([info])
+    structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
+    if tagged := [i for i in structs if i.tag_field is not None]:
+        given = value.get(tagged[0].tag_field or "", _LATER)  # one union has one tag field
+        return _LATER if given is _LATER else next((i for i in tagged if i.tag == given), None)
+    maps = [i for i in infos if isinstance(i, msgspec.inspect.DictType) and _laid_over_as(i.value_type, {}) is not None]
+    return next(iter((*structs, *maps)), None)
+
+
+def _partial(info: Any) -> type:
+    """A struct like the one that ``info`` tells of, of which no field is required."""
+    fields = [(f.name, f.type | msgspec.UnsetType, msgspec.UNSET) for f in msgspec.structs.fields(info.cls)]
+    names = {f.name: f.encode_name for f in info.fields}
+    return msgspec.defstruct(
+        info.cls.__name__,
+        fields,
+        rename=names,
+        forbid_unknown_fields=info.forbid_unknown_fields,
+        kw_only=True,
+        tag=info.tag,
+        tag_field=info.tag_field,
+    )

@@ -14,9 +14,11 @@ from typing import Any
 
 import yaml
 
+from ...cdi.directory import content_of
 from ...cdi.spec import SPEC_SHAPE
 
 JSON = dict[str, Any]
+_MOST, _MULTIPLE = 100_000, 10  # values of a document; above, aliases may repeat what is written so many times
 
 
 class SpecFileError(ValueError):
@@ -58,17 +60,26 @@ def read_spec(path: Path) -> JSON:
 
     Raises :class:`SpecFileError` where there is none, and ``OSError``.
     """
-    text = path.read_text(errors="replace")
     try:
-        found = _as_json(text)
-    except ValueError:
-        found = _as_yaml(text)
+        found = parse(content_of(str(path)).decode(errors="replace"))
+    except SpecFileError:
+        raise
+    except ValueError as e:
+        raise SpecFileError(str(e)) from None
     if found is None:
         raise SpecFileError("no Spec data")
     if not isinstance(found, dict):
         raise SpecFileError(f"error unmarshaling JSON: cannot unmarshal {type(found).__name__} into a spec")
     named: JSON = _named(found, SPEC_SHAPE)
     return named
+
+
+def parse(text: str) -> Any:
+    """What a file says, whatever that is. Raises :class:`SpecFileError`."""
+    try:
+        return _as_json(text)
+    except (ValueError, RecursionError):
+        return _as_yaml(text)
 
 
 def _as_json(text: str) -> Any:
@@ -87,7 +98,11 @@ def _as_yaml(text: str) -> Any:
     try:
         loader = _Strict(text)
         try:
-            return loader.get_data()
+            node = loader.get_node() if loader.check_node() else None
+            if node is None:
+                return None
+            _check_aliases(node)
+            return loader.construct_document(node)
         finally:
             loader.dispose()
     except SpecFileError:
@@ -97,6 +112,24 @@ def _as_yaml(text: str) -> Any:
         raise SpecFileError(f"error converting YAML to JSON: yaml: {line}{e.problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as e:
         raise SpecFileError(f"error converting YAML to JSON: yaml: {e}") from None
+
+
+def _check_aliases(node: yaml.Node) -> None:
+    """Few lines of aliases can stand for more than any memory holds, or for themselves. Raises :class:`SpecFileError`."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # until it is known: one that is met within itself has none
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        elif not sizes[id(node)]:
+            raise SpecFileError("error converting YAML to JSON: yaml: an anchor's value contains itself")
+        return sizes[id(node)]
+
+    if size(node) > _MOST and len(sizes) * _MULTIPLE < sizes[id(node)]:
+        raise SpecFileError("error converting YAML to JSON: yaml: document contains excessive aliasing")
 
 
 def _named(value: Any, shape: Any) -> Any:
