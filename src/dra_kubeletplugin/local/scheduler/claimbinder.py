@@ -293,14 +293,13 @@ class PodBinding:
         """Takes back what was reserved and written, for the pod's PodGroup too with ``group``. Never raises but for
         cancellation."""
         self.forget()
-        for index, claim in enumerate(self._claims):
+        for index, (claim, consumer) in enumerate(zip(self._claims, self._consumers, strict=True)):
             if index == self._extended:
                 if not extended.is_draft(claim):
                     with contextlib.suppress(ApiError):
                         await self._binder.delete(claim)
-            elif group or not podgroups.is_group(consumer := self._consumers[index]):
-                if is_allocated(claim) and _is_reserved(claim, consumer):
-                    await self._binder.unreserve(claim, consumer)
+            elif is_allocated(claim) and _is_reserved(claim, consumer) and (group or not podgroups.is_group(consumer)):
+                await self._binder.unreserve(claim, consumer)
 
 
 def _is_reserved(claim: JSON, consumer: JSON) -> bool:
