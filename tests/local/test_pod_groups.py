@@ -186,6 +186,13 @@ def test_gates_that_do_not_go_together_are_told(release: str, gates: dict[str, b
         Features.of(release, gates)
 
 
+async def test_a_workload_is_refused_with_what_to_do_instead() -> None:
+    async with room() as r:
+        body = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "Workload", "metadata": {"name": "w"}, "spec": {}}
+        with pytest.raises(ApiError, match="make the PodGroups"):
+            await r.cluster.client.create(Resource("scheduling.k8s.io", "v1alpha2", "workloads", True), body, "default")
+
+
 # --- the claim controller ---------------------------------------------------------------------------
 
 
@@ -310,9 +317,7 @@ async def test_the_claim_of_a_group_outlives_its_pods_and_goes_with_the_group() 
         await r.runs("q")
         await r.delete("p", grace=0)
         await r.gone("p")
-        await r.until(
-            "the claim that p alone used to be unprepared", lambda: plugin.count("unprepare") == 1
-        )
+        await r.until("the claim that p alone used to be unprepared", lambda: plugin.count("unprepare") == 1)
         await r.delete("q", grace=0)
         await r.gone("q")
         await r.until("the other to be unprepared", lambda: plugin.count("unprepare") == 2)

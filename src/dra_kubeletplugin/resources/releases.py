@@ -107,9 +107,9 @@ class KubeletWays:
             pause whatever the plugin answers; otherwise ``Unimplemented`` is the end of it.
         unprepares_in_use: a pod that goes takes a claim with it that it was never allowed to use, and one other pod does.
         joins_unprepare: a pod that comes while its claim is being unprepared is given the claim as it was, and starts.
-        shares_groups: a pod may use what was made or reserved for its PodGroup.
         prepares_again: once a call failed for one claim of a pod, a retry is for all of its claims, and what the driver answers
             is added to what it answered before: the runtime is given each CDI device twice.
+        shares_groups: a pod may use what was made or reserved for its PodGroup.
     """
 
     health: tuple[str, ...]

@@ -101,6 +101,7 @@ _WITHOUT_GENERATION = frozenset(
 )  # fmt: skip
 _DRA = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
+_GROUPS = ("v1beta1", "v1alpha2")  # of which a release has one, with its gate
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
@@ -172,7 +173,11 @@ KINDS = (
     Kind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
     Kind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
     Kind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
-    Kind(podgroups.GROUP, ("v1beta1", "v1alpha2"), podgroups.KIND, podgroups.RESOURCE, True, (), True),
+    Kind(podgroups.GROUP, _GROUPS, podgroups.KIND, podgroups.RESOURCE, True, (), True),
+    Kind(
+        podgroups.GROUP, _GROUPS, "Workload", "workloads", True,
+        refused="the local cluster has no controller that makes PodGroups of a Workload: make the PodGroups",
+    ),
     Kind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
     Kind(
         "apiextensions.k8s.io", _V1, "CustomResourceDefinition", "customresourcedefinitions", False, ("crd", "crds"), True,
@@ -240,7 +245,7 @@ def _as_of(kind: Kind, features: Features) -> Kind:
         return replace(kind, versions=features.taint_rules)
     if kind.group == GROUP and kind.kind == "ResourceSlice":
         return replace(kind, selectable=features.slice_fields)
-    if kind.group == podgroups.GROUP and kind.kind == podgroups.KIND:
+    if kind.versions == _GROUPS:
         return replace(kind, versions=(features.pod_groups,) if features.pod_groups else ())
     return kind
 
