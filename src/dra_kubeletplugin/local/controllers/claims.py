@@ -144,7 +144,7 @@ class ClaimController(Controller):
         elif not obj["metadata"].get("deletionTimestamp"):
             await self._make_claims(obj, self._of_groups)
 
-    # --- pods and groups -----------------------------------------------------------------------------------
+    # --- pods and groups ------------------------------------------------------------------------
 
     async def _look_at_pod(self, pod: JSON) -> None:
         if pod["metadata"].get("deletionTimestamp") or is_finished(pod):
@@ -166,9 +166,8 @@ class ClaimController(Controller):
                 else:
                     name = await self._claim_for(owner, resource, entry)
             except _Refused as e:
-                text = (
-                    f"{kind}ResourceClaim {entry['name']}: {e}"  # a group's event is worded like a pod's: none was seen
-                )
+                # Of a group's event no real one was seen: it is worded like a pod's.
+                text = f"{kind}ResourceClaim {entry['name']}: {e}"
                 self.events.event(owner, kind, "Warning", "FailedResourceClaimCreation", text, resource.api_version)
                 raise
             if name:
@@ -240,8 +239,8 @@ class ClaimController(Controller):
 
     async def _reserve(self, pod: JSON) -> None:
         """What the scheduler would have done: reserves allocated claims for a pod that somebody bound by hand."""
-        group, names = self._group_of(pod), pod_claim_names(pod)
-        entries = pod["spec"].get("resourceClaims") or []
+        entries, names = pod["spec"].get("resourceClaims") or [], pod_claim_names(pod)
+        group = self._group_of(pod) if entries else None
         shared = {names[e["name"]] for e in entries if podgroups.shares(group, e)}
         for namespace, name in _claims_of(pod):
             claim = self.informers.find(CLAIMS, name, namespace)

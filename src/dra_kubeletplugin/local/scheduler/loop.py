@@ -56,15 +56,8 @@ class Scheduler:
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
         self._rules = informer.taint_rules(features)
         self._groups = informer.pod_groups(features)
-        followed = (
-            PODS,
-            CLAIMS,
-            CLASSES,
-            NODES,
-            SLICES,
-            informer.NAMESPACES,
-            *filter(None, (self._rules, self._groups)),
-        )
+        core = (PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES)
+        followed = (*core, *filter(None, (self._rules, self._groups)))
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
