@@ -246,19 +246,6 @@ async def test_a_template_that_is_missing_is_told_about_the_group_and_comes_late
         await r.claim_of()
 
 
-async def test_a_groups_claim_that_somebody_deletes_is_made_again() -> None:
-    async with room() as r:
-        await r.cluster.apply(group("g", FROM_TEMPLATE))
-        first = await r.claim_of()
-        await r.cluster.client.delete(CLAIMS, first["metadata"]["name"], "default")
-
-        async def another() -> bool:
-            one = await r.claim_of()
-            return bool(one["metadata"]["uid"] != first["metadata"]["uid"])
-
-        await r.until("another claim", another)
-
-
 async def test_a_pod_whose_group_is_missing_waits_with_a_sentence_and_is_scheduled_when_it_comes() -> None:
     async with with_devices() as (r, _):
         await r.cluster.apply(member("alone"), member("p", templates=["t"]))

@@ -111,9 +111,6 @@ class ClaimController(Controller):
         if change.gone:
             self._freed.discard(meta["uid"])
             self._wrote.pop(meta["uid"], None)
-            entry = (meta.get("annotations") or {}).get(POD_CLAIM_NAME, "")
-            for owner in _owners_of(claim):
-                self._made.pop((owner, entry), None)
         reserved, before = _reserved(claim), _reserved(change.before or {})
         if change.gone or reserved or not _is_allocated(claim):
             self._unreserved.pop(meta["uid"], None)
