@@ -16,7 +16,7 @@ from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.informer import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.scheduler.claimbinder import ClaimBinder
-from dra_kubeletplugin.scheduling import nodeinfo, podinfo, unsupported
+from dra_kubeletplugin.scheduling import nodeinfo, podgroups, podinfo, unsupported
 from dra_kubeletplugin.scheduling.cache import Cache
 from dra_kubeletplugin.scheduling.claimstore import ClaimStore
 from dra_kubeletplugin.scheduling.cycle import Cycle
@@ -259,7 +259,7 @@ async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_told_and_allocate
     store.observe(await cluster.client.update(CLAIMS, {**stale, "status": status}, "status"))
     binder = ClaimBinder(cluster.client, store, 1.0)
     with pytest.raises(SchedulerError, match="claim default/c got deallocated elsewhere in the meantime"):
-        await binder.write(stale, podinfo.read(made), None)
+        await binder.write(stale, podgroups.pod_reference(made), None)
 
 
 async def test_a_binding_that_loses_a_race_is_tried_again_and_keeps_no_device(cluster: LocalCluster) -> None:

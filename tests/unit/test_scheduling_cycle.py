@@ -244,13 +244,29 @@ def test_reasons_are_counted_and_sorted_as_text() -> None:
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]}, "volume v of kind persistentVolumeClaim"),
         ({"runtimeClassName": "gvisor"}, "runtimeClassName gvisor"),
         ({"resourceClaims": [{"name": "c", "podGroupResourceClaim": "x"}]}, "podGroupResourceClaim of resource claim c"),
-        ({"schedulingGroup": {"podGroupName": "g"}}, "schedulingGroup: groups of pods (gates GenericWorkload, DRAWorkloadResourceClaims: off by default)"),
+        ({"workloadRef": {"name": "w"}}, "workloadRef: a pod is of a PodGroup by its schedulingGroup (gate GenericWorkload)"),
         ({"topologySpreadConstraints": [{"topologyKey": "z", "new": 1}]}, "new of a topology spread constraint"),
         ({"tolerations": [{"key": "a", "operator": "Gt"}]}, "operator Gt of a toleration"),
     ],
 )  # fmt: skip
 def test_what_is_not_implemented_is_told(spec: JSON, what: str) -> None:
     assert unsupported.reasons(pod("p", **spec)) == [f"not supported by the local cluster: {what}"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        ({"schedulingPolicy": {"gang": {"minCount": 2}}}, ["schedulingPolicy gang of PodGroup g: pods are placed one by one, so ask for basic"]),
+        ({"schedulingPolicy": {"basic": {}}, "priority": 3}, ["priority of PodGroup g"]),
+        ({"schedulingPolicy": {"basic": {}}, "disruptionMode": {"all": {}}}, ["disruptionMode of PodGroup g"]),
+        ({"schedulingPolicy": {"basic": {}}, "disruptionMode": {"single": {}}, "resourceClaims": []}, []),
+        ({"schedulingPolicy": {"basic": {}}, "disruptionMode": "Pod", "podGroupTemplateRef": {}}, []),
+    ],
+)  # fmt: skip
+def test_what_a_group_of_pods_asks_for_and_nobody_does_is_told(spec: JSON, what: list[str]) -> None:
+    group = {"metadata": {"name": "g"}, "spec": spec}
+    told = unsupported.reasons(pod("p", schedulingGroup={"podGroupName": "g"}), group)
+    assert told == [f"not supported by the local cluster: {w}" for w in what]
 
 
 def test_what_every_pod_has_is_implemented() -> None:

@@ -71,6 +71,8 @@ def not_looked_at(pod: PodInfo) -> Iterator[str]:
     """What a pod asks for that is not judged here, such as volumes."""
     for why in unsupported.reasons(pod):
         yield why.replace(unsupported.PREFIX, "not looked at: ")
+    if pod.group:
+        yield f"not looked at: schedulingPolicy of PodGroup {pod.group}"
 
 
 @dataclass

@@ -13,6 +13,7 @@ from ..errors import ApiError
 from ..kube import KubeClient, Reflector, Resource
 from ..resources.convert import GROUP
 from ..resources.releases import Features
+from ..scheduling import podgroups
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -31,6 +32,14 @@ def taint_rules(features: Features) -> Resource | None:
     """DeviceTaintRules, where the release follows them."""
     version = features.followed_rules
     return Resource(GROUP, version, "devicetaintrules") if version else None
+
+
+POD_GROUPS = {v: Resource(podgroups.GROUP, v, podgroups.RESOURCE, namespaced=True) for v in ("v1alpha2", "v1beta1")}
+
+
+def pod_groups(features: Features) -> Resource | None:
+    """PodGroups, where the release has them."""
+    return POD_GROUPS.get(features.pod_groups)
 
 
 FINALIZER = "resource.kubernetes.io/delete-protection"

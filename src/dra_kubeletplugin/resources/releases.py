@@ -54,6 +54,7 @@ _TABLE = """
     DRANodeAllocatableResources                  -    -    a    a      KEP-5517
     DRAResourcePoolStatus                        -    -    a    a      KEP-5677
     DRAPartitionableDevicesType                  -    -    -    a      KEP-5677
+    GenericWorkload                              -    a    a    b      KEP-4671
     DRAWorkloadResourceClaims                    -    -    a    b      KEP-5729
     DRAOptionalNodeOperations                    -    -    -    a      KEP-5945
     DRADerivedAttributes                         -    -    -    a      KEP-6080
@@ -69,20 +70,25 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "DRADeviceCompatibilityGroups": ("DRAPartitionableDevices",),
     "DRAPartitionableDevicesType": ("DRAPartitionableDevices",),
     "DRAFractionalCapacityRange": ("DRAConsumableCapacity",),
+    "DRAWorkloadResourceClaims": ("GenericWorkload",),
 }
 """Gates without which a gate does nothing."""
 
 NOT_HERE: Mapping[str, str] = {
     "DRANodeAllocatableResources": "its scheduler does not count devices among a node's cpu and memory",
     "DRAResourcePoolStatus": "it has no controller that answers a ResourcePoolStatusRequest",
-    "DRAWorkloadResourceClaims": "it has no PodGroups, for which a claim could be made",
     "DRADerivedAttributes": "its allocator evaluates selectors only",
 }
 """Gates that the local cluster does not implement, and so refuses to switch on."""
+_NOT_YET_HERE: Mapping[tuple[str, str], str] = {
+    ("GenericWorkload", "1.35"): "its groups of pods are those of 1.36, and 1.35 has them within Workloads"
+}
+"""Gates that it implements, but not as a release has them."""
 
 _VERSIONS = {"1.34": "v1.34.3", "1.35": "v1.35.1", "1.36": "v1.36.2", "1.37": "v1.37.0"}
 _STABLE_VERSION = "v1"
 API_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")  # of resource.k8s.io, best first
+_POD_GROUPS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
 _TAINT_RULES: Mapping[str, tuple[str, ...]] = {
     "1.34": ("v1alpha3",),
     "1.35": ("v1alpha3",),
@@ -103,6 +109,7 @@ class KubeletWays:
         joins_unprepare: a pod that comes while its claim is being unprepared is given the claim as it was, and starts.
         prepares_again: once a call failed for one claim of a pod, a retry is for all of its claims, and what the driver answers
             is added to what it answered before: the runtime is given each CDI device twice.
+        shares_groups: a pod may use what was made or reserved for its PodGroup.
     """
 
     health: tuple[str, ...]
@@ -110,6 +117,7 @@ class KubeletWays:
     unprepares_in_use: bool
     joins_unprepare: bool
     prepares_again: bool
+    shares_groups: bool
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,11 @@ class Features:
         return next((v for v in self.taint_rules if v in self.served), "")
 
     @property
+    def pod_groups(self) -> str:
+        """The version of scheduling.k8s.io in which there are PodGroups; empty where there are none."""
+        return _POD_GROUPS.get(self.release, "") if self.has("GenericWorkload") else ""
+
+    @property
     def slice_fields(self) -> tuple[str, ...]:
         """What ResourceSlices can be selected by, beside their name."""
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
@@ -201,7 +214,8 @@ class Features:
         mended = self.is_at_least("1.37")
         known = (("v1.DRAResourceHealth",) if mended else ()) + ("v1alpha1.DRAResourceHealth",)
         on = self.has("ResourceHealthStatus")
-        return KubeletWays(known if on else (), on and not mended, not mended, not mended, not mended)
+        shares = self.has("DRAWorkloadResourceClaims")
+        return KubeletWays(known if on else (), on and not mended, not mended, not mended, not mended, shares)
 
 
 def stage(gate: str, release: str) -> Stage:
@@ -243,8 +257,8 @@ def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
         return f"Kubernetes {release} has no feature gate {name}: it came with {since}" if wanted else ""
     if found is Stage.STABLE and not wanted:
         return f"feature gate {name} cannot be switched off in Kubernetes {release}: it is stable there"
-    if wanted and name in NOT_HERE:
-        return f"feature gate {name} cannot be switched on in the local cluster: {NOT_HERE[name]}"
+    if wanted and (why := NOT_HERE.get(name) or _NOT_YET_HERE.get((name, release))):
+        return f"feature gate {name} cannot be switched on in the local cluster: {why}"
     return ""
 
 

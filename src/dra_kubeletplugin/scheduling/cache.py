@@ -73,6 +73,12 @@ class Cache:
             self._homeless[name].pop(uid, None)
         return True
 
+    def has_another_of(self, pod: PodInfo) -> bool:
+        """Whether another pod of its PodGroup is on a node, or is going to be."""
+        nodes = (*(n.pods for n in self._nodes.values()), *self._homeless.values())
+        mine = (pod.namespace, pod.group)
+        return any((p.namespace, p.group) == mine and p.uid != pod.uid for pods in nodes for p in pods.values())
+
     def is_placed(self, uid: str) -> bool:
         return uid in self._placed
 

@@ -32,6 +32,7 @@ class Kind(Enum):
     CLASS = auto()
     SLICE = auto()
     NAMESPACE = auto()
+    POD_GROUP = auto()  # one that is new: it does not change
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,8 @@ _OTHER_PODS = frozenset({Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE})
 _OWN = frozenset({Kind.OWN})
 _HELPS: Mapping[Plugin, frozenset[Kind]] = {
     Plugin.GATES: _OWN,
-    Plugin.UNSUPPORTED: _OWN,
+    Plugin.UNSUPPORTED: _OWN | {Kind.POD_GROUP},
+    Plugin.POD_GROUP: frozenset({Kind.POD_GROUP}),
     Plugin.NODE_NAME: frozenset({Kind.NODE_ADDED}),
     Plugin.NODE_UNSCHEDULABLE: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
     Plugin.TAINTS: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},

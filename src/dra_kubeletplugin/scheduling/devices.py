@@ -13,7 +13,7 @@ from typing import Any
 from ..allocation.faults import AllocationError, AllocationTimeout, NodeFault
 from ..allocation.results import JSON as Frozen
 from ..resources import node_selection
-from . import extended
+from . import extended, podgroups
 from .binding import Readiness, state_of
 from .claimstore import ClaimStore, is_allocated
 from .nodeallocation import Allocations, fingerprint
@@ -35,6 +35,11 @@ class MissingClaim(Exception):
 
 def claims_of(pod: PodInfo, store: ClaimStore) -> list[JSON]:
     """The claims that a pod names, in order. Raises :class:`MissingClaim`."""
+    return [claim for _, claim in _entries(pod, store)]
+
+
+def _entries(pod: PodInfo, store: ClaimStore) -> list[tuple[JSON, JSON]]:
+    """What a pod asks for in ``resourceClaims``, with the claim."""
     made = {s["name"]: s for s in (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []}
     out = []
     for entry in pod.spec.get("resourceClaims") or []:
@@ -51,15 +56,10 @@ def claims_of(pod: PodInfo, store: ClaimStore) -> list[JSON]:
         meta = claim["metadata"]
         if meta.get("deletionTimestamp"):
             raise MissingClaim(f'resourceclaim "{meta["name"]}" is being deleted')
-        if not name and not _made_for(claim, pod):
+        if not name and not podgroups.made_for(claim, pod.pod):
             raise MissingClaim(f"ResourceClaim {meta['name']} was not created for pod {pod.key}")
-        out.append(claim)
+        out.append((entry, claim))
     return out
-
-
-def _made_for(claim: JSON, pod: PodInfo) -> bool:
-    owners = claim["metadata"].get("ownerReferences") or []
-    return any(o.get("controller") and o["uid"] == pod.uid for o in owners)
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,15 @@ class Offer:
 
 @dataclass
 class PodClaims:
-    """Claims of a pod, the one for its extended resources last. ``unusable`` are those that a node could not use."""
+    """Claims of a pod, the one for its extended resources last. ``unusable`` are those that a node could not use; ``consumers``
+    for whom each of them is reserved, in the same order: the pod, or its PodGroup."""
 
     claims: list[JSON] = field(default_factory=list)
     extended: JSON | None = None
     by_class: Mapping[str, str] = field(default_factory=dict)  # extended resource → class
     unusable: list[int] = field(default_factory=list)
     offers: dict[str, Offer] = field(default_factory=dict)
+    consumers: list[JSON] = field(default_factory=list)
     timeout: float = 0.0  # for binding conditions, seconds
 
     @cached_property
@@ -177,15 +179,21 @@ def read(
     classes: Mapping[str, Frozen],
     explicit: Mapping[str, str] | None,
     binding_timeout: float,
+    group: JSON | None = None,
 ) -> PodClaims | Rejection:
     """The pod's claims, or why they keep it from every node.
 
+    ``group``: the pod's, where claims can be its own (gate DRAWorkloadResourceClaims).
     ``explicit``: extended resource name → class; None where no class provides extended resources (gate DRAExtendedResource).
     """
     try:
-        claims = claims_of(pod, store)
+        entries = _entries(pod, store)
     except MissingClaim as e:
         return rejected(str(e))
+    claims, alone = [claim for _, claim in entries], podgroups.pod_reference(pod.pod)
+    consumers = [
+        podgroups.group_reference(group) if group and podgroups.shares(group, e) else alone for e, _ in entries
+    ]
     by_class = extended.wanted(pod, explicit, classes) if explicit is not None else {}
     special = None
     if by_class:
@@ -199,8 +207,8 @@ def read(
         if fault := _unknown_class(claim, classes):
             return rejected(fault)
     if special is not None:
-        claims = [*claims, special]
-    return PodClaims(claims, special, by_class, timeout=binding_timeout)
+        claims, consumers = [*claims, special], [*consumers, alone]
+    return PodClaims(claims, special, by_class, consumers=consumers, timeout=binding_timeout)
 
 
 def _unknown_class(claim: JSON, classes: Collection[str]) -> str:

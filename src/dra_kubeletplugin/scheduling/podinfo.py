@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..resources.quantity import parse
+from . import podgroups
 
 JSON = dict[str, Any]
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -52,6 +53,11 @@ class PodInfo:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def group(self) -> str:
+        """The name of its PodGroup; empty for a pod alone."""
+        return podgroups.name_of(self.pod)
 
     @property
     def terminating(self) -> bool:

@@ -12,13 +12,25 @@ JSON = Mapping[str, Any]
 PREFIX = "not supported by the local cluster: "
 _VOLUMES = {"persistentVolumeClaim", "ephemeral", "csi"}
 _CLAIM_FIELDS = {"name", "resourceClaimName", "resourceClaimTemplateName"}
-_GROUPS = ("schedulingGroup", "workloadRef", "podGroupName")
+_GROUPS = ("workloadRef", "podGroupName")  # as 1.35 has them
+_GROUP_FIELDS = {"schedulingPolicy", "resourceClaims", "podGroupTemplateRef", "workloadRef"}
+_EACH_ALONE: tuple[Any, ...] = ("Pod", {"single": {}})  # the usual disruption mode, as 1.36 and 1.37 have it
 _TOLERATIONS = {"", "Equal", "Exists"}
 
 
-def reasons(pod: PodInfo) -> list[str]:
-    """One sentence for each thing; empty where all is known."""
-    return [PREFIX + what for what in _found(pod.spec)]
+def reasons(pod: PodInfo, group: JSON | None = None) -> list[str]:
+    """One sentence for each thing; empty where all is known. ``group``: the pod's."""
+    found = [*_found(pod.spec), *(_of_group(group) if group is not None else ())]
+    return [PREFIX + what for what in found]
+
+
+def _of_group(group: JSON) -> Iterable[str]:
+    name, spec = group["metadata"]["name"], group["spec"]
+    if (spec.get("schedulingPolicy") or {}).get("gang") is not None:
+        yield f"schedulingPolicy gang of PodGroup {name}: pods are placed one by one, so ask for basic"
+    for unknown in sorted(spec.keys() - _GROUP_FIELDS):
+        if unknown != "disruptionMode" or spec[unknown] not in _EACH_ALONE:
+            yield f"{unknown} of PodGroup {name}"
 
 
 def _found(spec: JSON) -> Iterable[str]:
@@ -31,7 +43,7 @@ def _found(spec: JSON) -> Iterable[str]:
         yield f"priorityClassName {spec['priorityClassName']}, for which the API server set no priority"
     for group in _GROUPS:
         if spec.get(group):
-            yield f"{group}: groups of pods (gates GenericWorkload, DRAWorkloadResourceClaims: off by default)"
+            yield f"{group}: a pod is of a PodGroup by its schedulingGroup (gate GenericWorkload)"
     for claim in spec.get("resourceClaims") or []:
         for unknown in sorted(claim.keys() - _CLAIM_FIELDS):
             yield f"{unknown} of resource claim {claim.get('name')}"

@@ -71,12 +71,24 @@ _GATED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         gate: tuple(p.replace("spec.", "spec.spec.", 1) for p in paths if p.startswith("spec."))
         for gate, paths in _CLAIM.items()
     },
+    "PodGroup": {"DRAWorkloadResourceClaims": ("spec.resourceClaims", "status.resourceClaimStatuses")},
     "DeviceClass": {"DRAExtendedResource": ("spec.extendedResourceName",)},
     "Pod": {
         "DRAExtendedResource": ("status.extendedResourceClaimStatus",),
+        "GenericWorkload": ("spec.schedulingGroup",),
         "ResourceHealthStatus": tuple(f"status.{c}[].allocatedResourcesStatus" for c in _CONTAINERS),
     },
 }
+_ALWAYS_OFF: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("PodGroup", "1.36"): tuple(
+        f"spec.{f}" for f in ("schedulingConstraints", "disruptionMode", "priorityClassName", "priority")
+    ),
+    ("PodGroup", "1.37"): tuple(
+        f"spec.{f}" for f in ("schedulingConstraints", "preemptionPolicy", "parentCompositePodGroupName")
+    ),
+}
+"""What depends on gates of scheduling, which are off by default and not among those that can be switched here:
+TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy, CompositePodGroup."""
 _SINCE: Mapping[str, str] = {
     "DRAListTypeAttributes": "1.36",
     "DRANodeAllocatableResources": "1.36",
@@ -120,8 +132,9 @@ def _knows(features: Features, gate: str, path: str) -> bool:
 
 def drop(kind: Kind, obj: JSON, old: JSON | None, features: Features) -> None:
     """Takes away what depends on a gate that is off, unless the object used it before."""
-    said = set(_said(obj, [p for g, p in _paths(kind) if not features.has(g)]))
-    for paths in _GATED.get(kind.kind, {}).values():
+    off = _ALWAYS_OFF.get((kind.kind, features.release), ())
+    said = set(_said(obj, [*off, *(p for g, p in _paths(kind) if not features.has(g))]))
+    for paths in (*_GATED.get(kind.kind, {}).values(), *((p,) for p in off)):
         if said.isdisjoint(paths) or (old is not None and any(_is_used(old, p) for p in paths)):
             continue
         for path in said.intersection(paths):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...resources.convert import GROUP
 from ...resources.releases import Features
+from ...scheduling import podgroups
 from . import columns
 from .columns import Column
 
@@ -95,10 +96,12 @@ _WITHOUT_GENERATION = frozenset(
     {
         "namespaces", "nodes", "events", "serviceaccounts", "configmaps", "secrets", "services", "resourcequotas", "limitranges",
         "leases.coordination.k8s.io", "resourceclaims.resource.k8s.io", "resourceclaimtemplates.resource.k8s.io",
+        "podgroups.scheduling.k8s.io",
     }
 )  # fmt: skip
 _DRA = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
+_GROUPS = ("v1beta1", "v1alpha2")  # of which a release has one, with its gate
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
@@ -170,6 +173,11 @@ KINDS = (
     Kind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
     Kind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
     Kind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
+    Kind(podgroups.GROUP, _GROUPS, podgroups.KIND, podgroups.RESOURCE, True, (), True),
+    Kind(
+        podgroups.GROUP, _GROUPS, "Workload", "workloads", True,
+        refused="the local cluster has no controller that makes PodGroups of a Workload: make the PodGroups",
+    ),
     Kind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
     Kind(
         "apiextensions.k8s.io", _V1, "CustomResourceDefinition", "customresourcedefinitions", False, ("crd", "crds"), True,
@@ -196,7 +204,7 @@ class Registry:
     """The kinds of one server: those above as its release has them, and what its CustomResourceDefinitions add."""
 
     def __init__(self, features: Features) -> None:
-        self._own = [_as_of(kind, features) for kind in KINDS]
+        self._own = [k for kind in KINDS if (k := _as_of(kind, features)).versions]
         self._by_plural = {(k.group, v, k.plural): k for k in self._own for v in k.versions}
         self._by_key = {k.key: k for k in self._own}
         self._custom: dict[str, Kind] = {}  # by the definition's name
@@ -232,10 +240,13 @@ class Registry:
 
 
 def _as_of(kind: Kind, features: Features) -> Kind:
+    """A kind as a release has it; without versions where it has none."""
     if kind.group == GROUP and kind.kind == "DeviceTaintRule":
         return replace(kind, versions=features.taint_rules)
     if kind.group == GROUP and kind.kind == "ResourceSlice":
         return replace(kind, selectable=features.slice_fields)
+    if kind.versions == _GROUPS:
+        return replace(kind, versions=(features.pod_groups,) if features.pod_groups else ())
     return kind
 
 

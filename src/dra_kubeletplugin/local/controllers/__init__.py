@@ -6,12 +6,13 @@ import asyncio
 
 from ...kube import KubeClient
 from ...resources.releases import Features
-from ..informer import CLAIMS, NODES, PODS, SLICES, TEMPLATES, Informers, taint_rules
+from ..informer import CLAIMS, NODES, PODS, SLICES, TEMPLATES, Informers, pod_groups, taint_rules
 from .base import Controller
 from .claims import ClaimController
 from .daemonsets import DaemonSetController
 from .deployments import DeploymentController
 from .garbage import GarbageCollector
+from .group_protection import PodGroupProtection
 from .jobs import JobController
 from .node_lifecycle import NodeLifecycle
 from .replicasets import ReplicaSetController
@@ -26,21 +27,26 @@ class ControllerManager:
         core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES)
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
         rules = taint_rules(features)
-        followed = (*core, *workloads, *((rules,) if rules else ()))
+        groups = pod_groups(features)
+        followed = (*core, *workloads, *filter(None, (rules, groups)))
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         for resource in (PODS, REPLICA_SETS):
             self.informers.index(resource, "controller", controller_uids)
         kinds = (
-            ClaimController,
             DeploymentController,
             ReplicaSetController,
             DaemonSetController,
             JobController,
-            GarbageCollector,
             NodeLifecycle,
         )
-        eviction = DeviceTaintEviction(client, self.informers, rules)
-        self.controllers: tuple[Controller, ...] = (*(kind(client, self.informers) for kind in kinds), eviction)
+        shared = groups if features.has("DRAWorkloadResourceClaims") else None
+        self.controllers: tuple[Controller, ...] = (
+            ClaimController(client, self.informers, shared),
+            *(kind(client, self.informers) for kind in kinds),
+            GarbageCollector(client, self.informers, groups),
+            DeviceTaintEviction(client, self.informers, rules),
+            *((PodGroupProtection(client, self.informers, groups),) if groups else ()),
+        )
 
     async def run(self) -> None:
         """Never returns."""

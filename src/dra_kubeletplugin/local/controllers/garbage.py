@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...scheduling import podgroups
 from ..informer import CLAIMS, PODS, Change, Informers
 from .base import Controller, Key, key_of
 from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
@@ -27,12 +28,14 @@ class GarbageCollector(Controller):
 
     name = "garbage-collector"
 
-    def __init__(self, client: KubeClient, informers: Informers) -> None:
+    def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None) -> None:
         super().__init__(client, informers, _DEPENDENTS)
+        more = {(groups.api_version, podgroups.KIND): groups} if groups else {}
+        self._owners = {**_OWNERS, **more}
         for resource in _DEPENDENTS:
             informers.index(resource, "owners", _owners_of)
             self.watch(resource, self._on(resource))
-        for owner in _OWNERS.values():
+        for owner in self._owners.values():
             self.watch(owner, self._owner_changed)
 
     def _on(self, resource: Resource) -> Any:
@@ -65,7 +68,7 @@ class GarbageCollector(Controller):
 
     async def _is_gone(self, owner: JSON, namespace: str) -> bool:
         """Of an owner of another kind nothing is known: it is taken to be there."""
-        resource = _OWNERS.get((owner["apiVersion"], owner["kind"]))
+        resource = self._owners.get((owner["apiVersion"], owner["kind"]))
         if resource is None:
             return False
         found = self.informers.find(resource, owner["name"], namespace)

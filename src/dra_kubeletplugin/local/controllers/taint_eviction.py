@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...resources.defaults import now
+from ...scheduling import podgroups
 from ...scheduling.taint_rules import taints_of
-from ..informer import CLAIMS, PODS, SLICES, Change, Informers, is_finished
-from .base import Controller, Key
+from ..informer import CLAIMS, PODS, SLICES, Change, Informers, is_finished, pod_claim_names
+from .base import Controller, Key, key_of
 
 JSON = dict[str, Any]
 Device = tuple[str, str, str]  # driver, pool, device
@@ -36,6 +37,7 @@ class DeviceTaintEviction(Controller):
         self._seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was seen first
         informers.index(CLAIMS, "devices", _devices_of)
         informers.index(CLAIMS, "consumers", _consumers_of)
+        informers.index(PODS, "group", podgroups.key_of)
         informers.index(SLICES, "pool", _pool_of)
         self.watch(PODS)
         self.watch(CLAIMS, self._claim_changed)
@@ -59,9 +61,13 @@ class DeviceTaintEviction(Controller):
             self._look_at_consumers(claim)
 
     def _look_at_consumers(self, claim: JSON) -> None:
+        namespace = claim["metadata"]["namespace"]
         for reserved in (claim.get("status") or {}).get("reservedFor") or []:
             if reserved["resource"] == "pods":
-                self.queue.add(Key(PODS, claim["metadata"]["namespace"], reserved["name"]))
+                self.queue.add(Key(PODS, namespace, reserved["name"]))
+            elif podgroups.is_group(reserved):
+                for pod in self.informers.by(PODS, "group", (namespace, reserved["name"])):
+                    self.queue.add(key_of(PODS, pod))
 
     async def reconcile(self, key: Key) -> None:
         pod = self.informers.find(PODS, key.name, key.namespace)
@@ -70,7 +76,7 @@ class DeviceTaintEviction(Controller):
                 self._due.pop(pod["metadata"]["uid"], None)
             return
         uid = pod["metadata"]["uid"]
-        due = min(self._times(uid), default=None)
+        due = min(self._times(pod), default=None)
         if due is None:
             if self._due.pop(uid, None) is not None:
                 self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Cancelling deletion")
@@ -86,9 +92,16 @@ class DeviceTaintEviction(Controller):
         await self._evict(pod)
         self._due.pop(uid, None)
 
-    def _times(self, pod_uid: str) -> Iterable[float]:
+    def _claims(self, pod: JSON) -> Iterable[JSON]:
+        """Those that are reserved for the pod, and those of its group that it names."""
+        yield from self.informers.by(CLAIMS, "consumers", pod["metadata"]["uid"])
+        named = set(pod_claim_names(pod).values())
+        for group in podgroups.key_of(pod):
+            yield from (c for c in self.informers.by(CLAIMS, "consumers", group) if c["metadata"]["name"] in named)
+
+    def _times(self, pod: JSON) -> Iterable[float]:
         """When the pod has to go, for each taint of each device that it uses."""
-        for claim in self.informers.by(CLAIMS, "consumers", pod_uid):
+        for claim in self._claims(pod):
             for result in claim["status"]["allocation"]["devices"].get("results") or []:
                 device = (result["driver"], result["pool"], result["device"])
                 for taint in self._taints(device):
@@ -162,11 +175,13 @@ def _devices_of(claim: JSON) -> Iterable[Device]:
         yield result["driver"], result["pool"], result["device"]
 
 
-def _consumers_of(claim: JSON) -> Iterable[str]:
+def _consumers_of(claim: JSON) -> Iterable[str | tuple[str, str]]:
+    """UIDs of pods; namespace and name of groups."""
     status = claim.get("status") or {}
     if status.get("allocation") is None:
         return []
-    return [r["uid"] for r in status.get("reservedFor") or []]
+    namespace = claim["metadata"]["namespace"]
+    return [(namespace, r["name"]) if podgroups.is_group(r) else r["uid"] for r in status.get("reservedFor") or []]
 
 
 def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:

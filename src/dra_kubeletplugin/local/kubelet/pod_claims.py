@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...scheduling import podgroups
 from ..informer import CLAIMS, words_of
 from .claims import PrepareError
 
@@ -31,14 +32,17 @@ def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -
     return out
 
 
-async def usable_claims(client: KubeClient, pod: JSON, statuses: Iterable[Mapping[str, Any]]) -> list[JSON]:
-    """The pod's claims, allocated and reserved for it. Raises :class:`PrepareError`."""
+async def usable_claims(
+    client: KubeClient, pod: JSON, statuses: Iterable[Mapping[str, Any]], *, groups: bool
+) -> list[JSON]:
+    """The pod's claims, allocated and reserved for it, or with ``groups`` for its PodGroup. Raises :class:`PrepareError`."""
     statuses = list(statuses)
     names = list(claim_names(pod, statuses).values())
     if special := ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName"):
         names.append(special)
     templates = {s.get("resourceClaimName") for s in statuses}
-    return [await _usable(client, pod, name, from_template=name in templates) for name in names]
+    alone = pod if groups else {**pod, "spec": {k: v for k, v in pod["spec"].items() if k != "schedulingGroup"}}
+    return [await _usable(client, alone, name, from_template=name in templates) for name in names]
 
 
 async def _usable(client: KubeClient, pod: JSON, name: str, *, from_template: bool) -> JSON:
@@ -47,14 +51,13 @@ async def _usable(client: KubeClient, pod: JSON, name: str, *, from_template: bo
         claim = await client.get(CLAIMS, name, meta["namespace"])
     except ApiError as e:
         raise PrepareError(f"fetch ResourceClaim {name}: {words_of(e)}") from None
-    owner = next((o for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")), None)
-    if from_template and (owner is None or owner["uid"] != meta["uid"]):
-        where = f"{meta['namespace']}/{name}"
-        raise PrepareError(
-            f"ResourceClaim {where} was not created for pod {meta['namespace']}/{meta['name']} (pod is not owner)"
-        )
+    if from_template and not podgroups.made_for(claim, pod):
+        group = podgroups.name_of(pod)
+        why = f"neither Pod nor PodGroup {group} is the owner" if group else "pod is not owner"
+        where, who = f"{meta['namespace']}/{name}", f"{'Pod' if group else 'pod'} {meta['namespace']}/{meta['name']}"
+        raise PrepareError(f"ResourceClaim {where} was not created for {who} ({why})")
     status = claim.get("status") or {}
-    if not any(r["uid"] == meta["uid"] for r in status.get("reservedFor") or []):
+    if not any(podgroups.is_for(r, pod) for r in status.get("reservedFor") or []):
         uid = claim["metadata"]["uid"]
         raise PrepareError(f"pod {meta['name']} ({meta['uid']}) is not allowed to use ResourceClaim {name} ({uid})")
     if status.get("allocation") is None:

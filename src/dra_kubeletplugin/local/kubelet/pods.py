@@ -143,11 +143,15 @@ class PodSync:
     async def _prepare(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
         try:
-            await self.parts.manager.prepare(uid, await usable_claims(self.parts.client, pod, state.claims))
+            await self.parts.manager.prepare(uid, await self._claims(pod, state))
         except PrepareError as e:
             text = f"Failed to prepare dynamic resources: prepare dynamic resources: {e}"
             await self._hold(pod, state, "FailedPrepareDynamicResources", text)
         state.prepared = True
+
+    async def _claims(self, pod: JSON, state: PodState) -> list[JSON]:
+        groups = self.parts.manager.ways.shares_groups
+        return await usable_claims(self.parts.client, pod, state.claims, groups=groups)
 
     async def _make_volumes(self, pod: JSON, state: PodState) -> None:
         try:

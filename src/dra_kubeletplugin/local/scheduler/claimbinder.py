@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resources.defaults import now
-from ...scheduling import extended
+from ...scheduling import extended, podgroups
 from ...scheduling.binding import Readiness, state_of
 from ...scheduling.claimstore import ClaimStore, is_allocated, reserved_for, results_of
 from ...scheduling.devices import Offer, PodClaims
@@ -56,23 +56,22 @@ class ClaimBinder:
 
     # --- writes ---------------------------------------------------------------------------------
 
-    async def write(self, claim: JSON, pod: PodInfo, allocation: JSON | None) -> JSON:
-        """The claim with a reservation for ``pod``, and with ``allocation`` where there is one. Raises :class:`SchedulerError`.
+    async def write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
+        """The claim with a reservation for ``consumer``, and with ``allocation`` where there is one. Raises :class:`SchedulerError`.
 
         Pods that share a claim write it in turn, each what the one before has left: together all but one would be in conflict.
         """
         turn = self._turns.setdefault(claim["metadata"]["uid"], asyncio.Lock())
         async with turn:
-            return await self._write(self._newest(claim), pod, allocation)
+            return await self._write(self._newest(claim), consumer, allocation)
 
     def _newest(self, claim: JSON) -> JSON:
         meta = claim["metadata"]
         known = self.store.get(meta["namespace"], meta["name"])
         return known if known is not None and known["metadata"]["uid"] == meta["uid"] else claim
 
-    async def _write(self, claim: JSON, pod: PodInfo, allocation: JSON | None) -> JSON:
+    async def _write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-        consumer = {"resource": "pods", "name": pod.name, "uid": pod.uid}
         lost = ""
         for attempt in range(_TRIES):
             try:
@@ -81,6 +80,8 @@ class ClaimBinder:
                     claim = await self._fresh(meta["name"], meta["namespace"], name)
                 if claim["metadata"].get("deletionTimestamp"):
                     raise SchedulerError(f"claim {name} got deleted in the meantime")
+                if allocation is None and podgroups.is_group(consumer) and _is_reserved(claim, consumer):
+                    return claim  # another pod of the group was faster
                 if allocation is not None:
                     if is_allocated(claim):
                         raise SchedulerError(f"claim {name} got allocated elsewhere in the meantime")
@@ -140,16 +141,16 @@ class ClaimBinder:
         except ApiError as e:
             raise SchedulerError(f"update pod {pod.key} ExtendedResourceClaimStatus: {words_of(e)}") from None
 
-    async def unreserve(self, claim: JSON, pod: PodInfo) -> None:
+    async def unreserve(self, claim: JSON, consumer: JSON) -> None:
         meta = claim["metadata"]
-        entry = {"$patch": "delete", "uid": pod.uid}
+        entry = {"$patch": "delete", "uid": consumer["uid"]}
         patch = {"metadata": {"uid": meta["uid"]}, "status": {"reservedFor": [entry]}}
         try:
             path = CLAIMS.path(meta["namespace"], meta["name"], "status")
             self.store.wrote(await self.client.call("PATCH", path, patch, content_type=STRATEGIC))
         except ApiError as e:
             log.debug(
-                "the reservation of %s for %s stays: %s", meta["name"], pod.key, e
+                "the reservation of %s for %s stays: %s", meta["name"], consumer["name"], e
             )  # the claim controller takes it
 
     async def delete(self, claim: JSON) -> None:
@@ -226,6 +227,7 @@ class PodBinding:
     def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: Offer | None) -> None:
         self._binder = binder
         self._claims = list(claims.claims)
+        self._consumers = claims.consumers
         self._extended = next((i for i in range(len(self._claims)) if claims.is_extended(i)), -1)
         self._offer = offer
         self._allocations: dict[int, JSON] = {}
@@ -243,7 +245,7 @@ class PodBinding:
         """Allocates and reserves. Raises :class:`SchedulerError`."""
         try:
             for index, claim in enumerate(self._claims):
-                if any(r["uid"] == pod.uid for r in reserved_for(claim)):
+                if _is_reserved(claim, self._consumers[index]):
                     continue
                 allocation = self._allocations.get(index)
                 if index == self._extended and allocation is None:
@@ -258,7 +260,7 @@ class PodBinding:
         try:
             if index == self._extended and extended.is_draft(claim):
                 claim = self._claims[index] = await self._binder.create(claim, pod)
-            claim = self._claims[index] = await self._binder.write(claim, pod, allocation)
+            claim = self._claims[index] = await self._binder.write(claim, self._consumers[index], allocation)
         finally:
             if allocation is not None:
                 self._binder.store.release(pending)
@@ -287,13 +289,18 @@ class PodBinding:
         for uid in self._reserved:
             self._binder.store.release(uid)
 
-    async def undo(self, pod: PodInfo) -> None:
-        """Takes back what was reserved and written. Never raises but for cancellation."""
+    async def undo(self, *, group: bool) -> None:
+        """Takes back what was reserved and written, for the pod's PodGroup too with ``group``. Never raises but for
+        cancellation."""
         self.forget()
-        for index, claim in enumerate(self._claims):
+        for index, (claim, consumer) in enumerate(zip(self._claims, self._consumers, strict=True)):
             if index == self._extended:
                 if not extended.is_draft(claim):
                     with contextlib.suppress(ApiError):
                         await self._binder.delete(claim)
-            elif is_allocated(claim) and any(r["uid"] == pod.uid for r in reserved_for(claim)):
-                await self._binder.unreserve(claim, pod)
+            elif is_allocated(claim) and _is_reserved(claim, consumer) and (group or not podgroups.is_group(consumer)):
+                await self._binder.unreserve(claim, consumer)
+
+
+def _is_reserved(claim: JSON, consumer: JSON) -> bool:
+    return any(r["uid"] == consumer["uid"] for r in reserved_for(claim))

@@ -55,7 +55,9 @@ class Scheduler:
         self.reporter = Reporter(client, self.events)
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
         self._rules = informer.taint_rules(features)
-        followed = (PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES, *((self._rules,) if self._rules else ()))
+        self._groups = informer.pod_groups(features)
+        core = (PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES)
+        followed = (*core, *filter(None, (self._rules, self._groups)))
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
@@ -71,6 +73,8 @@ class Scheduler:
         self.informers.on(SLICES, lambda c: self._slice(c.object, gone=c.gone))
         if self._rules:
             self.informers.on(self._rules, lambda _: self._rules_changed())
+        if self._groups:
+            self.informers.on(self._groups, self._group)
         self.informers.on(
             informer.NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone))
         )
@@ -114,6 +118,10 @@ class Scheduler:
     def _rules_changed(self) -> None:
         for obj in self.informers.all(SLICES):
             self._slice(obj)
+
+    def _group(self, change: informer.Change) -> None:
+        if change.before is None:
+            self.queue.move(Change(Kind.POD_GROUP))
 
     def _claim(self, change: informer.Change) -> None:
         if change.gone:
@@ -239,11 +247,15 @@ class Scheduler:
             self._search = None
 
     def _prefilter(self, pod: PodInfo) -> PodClaims | Rejection:
-        if reasons := unsupported.reasons(pod):
+        group = self.informers.find(self._groups, pod.group, pod.namespace) if self._groups and pod.group else None
+        if self._groups and pod.group and group is None:
+            return Rejection.of(Plugin.POD_GROUP, f'podgroup.scheduling.k8s.io "{pod.group}" not found')
+        if reasons := unsupported.reasons(pod, group):
             return Rejection(Plugin.UNSUPPORTED, tuple(reasons))
         cache = self.cache
         explicit = cache.extended if self.features.has("DRAExtendedResource") else None
-        return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout)
+        shared = group if self.features.has("DRAWorkloadResourceClaims") else None
+        return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout, shared)
 
     async def _no_node(self, entry: Entry, cycle: Cycle) -> None:
         """PostFilter."""
@@ -331,7 +343,7 @@ class Scheduler:
         pod = entry.info
         if self.cache.displace(pod.uid):
             self.queue.move(Change(Kind.POD_GONE, pod=pod.uid))
-        await binding.undo(pod)
+        await binding.undo(group=not self.cache.has_another_of(pod))
         await self._failed(entry, error)
 
 

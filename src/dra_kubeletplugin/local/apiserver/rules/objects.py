@@ -12,6 +12,7 @@ from ....resources.quantity import Quantity, QuantityError
 from ..kinds import Kind
 from . import policies
 from .label_selectors import label_selector
+from .pod_groups import validate_group, validate_group_status
 from .pods import validate_pod, validate_template, validate_update
 
 JSON = Mapping[str, Any]
@@ -19,6 +20,7 @@ _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _MAX_DATA = 1024 * 1024
 _RBAC_GROUP = "rbac.authorization.k8s.io"
+_POD_GROUPS = "podgroups.scheduling.k8s.io"
 _IMMUTABLE = "field is immutable"
 
 
@@ -26,7 +28,7 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> list[F
     """Every fault of an object of a kind that is not of structured parameters."""
     out = _metadata(kind, obj, old)
     if status:
-        return out
+        return out + (validate_group_status(obj, old) if kind.storage == _POD_GROUPS else [])
     if found := _RULES.get(kind.storage):
         out += found(obj, old)
     return out
@@ -325,6 +327,7 @@ _RULES: Mapping[str, Callable[[JSON, JSON | None], list[FieldError]]] = {
     f"rolebindings.{_RBAC_GROUP}": _role_binding,
     f"clusterrolebindings.{_RBAC_GROUP}": _role_binding,
     "priorityclasses.scheduling.k8s.io": _priority,
+    _POD_GROUPS: validate_group,
     "poddisruptionbudgets.policy": _budget,
     "validatingadmissionpolicies.admissionregistration.k8s.io": policies.policy,
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": policies.policy_binding,

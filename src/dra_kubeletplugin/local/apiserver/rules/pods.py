@@ -14,6 +14,7 @@ from ....resources.fields import FieldError, duplicate, forbidden, invalid, inva
 from .container_resources import validate_whole
 from .containers import RESTART_POLICIES, choice, validate_containers, validate_host_ports
 from .label_selectors import label_selector
+from .pod_groups import validate_membership
 from .pod_security import validate_security
 from .pod_spread import validate_spread
 from .pod_volumes import validate_volumes
@@ -77,6 +78,7 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
     out += _names(spec, path)
     out += _tolerations(spec.get("tolerations") or [], f"{path}.tolerations")
     out += _gates(spec.get("schedulingGates") or [], f"{path}.schedulingGates")
+    out += validate_membership(spec, path)
     out += validate_security(spec, path) + validate_whole(spec, f"{path}.resources")
     if spec.get("dnsPolicy") == "None" and not (spec.get("dnsConfig") or {}).get("nameservers"):
         rule = "must provide at least one DNS nameserver when `dnsPolicy` is None"

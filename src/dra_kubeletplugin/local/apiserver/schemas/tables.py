@@ -1,4 +1,4 @@
-"""The schemas of a Kubernetes 1.36.2 server with what 1.37 added, read when they are first needed.
+"""The schemas of a Kubernetes 1.36.2 server with what 1.37 added and the alpha kind PodGroup, read when they are first needed.
 
 ``types.json`` is made by ``tests/tools/server_types.py``; its docstring says what is in it.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from . import newer
+from . import groups, newer
 
 Schema = Mapping[str, Any]
 
@@ -19,7 +19,8 @@ Schema = Mapping[str, Any]
 @functools.cache
 def _tables() -> tuple[Mapping[str, str], Mapping[str, Schema]]:
     found = json.loads(resources.files(__package__).joinpath("types.json").read_text())
-    return newer.extended(found["kinds"], found["types"])
+    kinds, types = groups.kinds_and_types()
+    return newer.extended(found["kinds"] | kinds, found["types"] | types)
 
 
 def named(name: str) -> Schema:
