@@ -63,7 +63,8 @@ docs: $(STAMP) ## regenerate the pages that come from the code
 	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
 
 deploy: $(STAMP) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
-	@$(BIN)/python -m deploy.render
+	@$(BIN)/dra deploy --shared deploy
+	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
 
 site: ## the documentation as pages in site/; a broken link or reference fails it
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
