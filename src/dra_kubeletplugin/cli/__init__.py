@@ -64,7 +64,17 @@ def parser() -> Parser:
     )
     cleanup.add_argument("--force", action="store_true", help="also when claims are still prepared")
     add_settings(
-        cleanup, only=("driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "api_timeout", "lock_wait")
+        cleanup,
+        only=(
+            "driver_name",
+            "node_name",
+            "kubeconfig",
+            "service_account",
+            "kubelet_root",
+            "cdi_root",
+            "api_timeout",
+            "lock_wait",
+        ),
     )
     inspect = commands.add_parser(
         "inspect",
@@ -173,8 +183,12 @@ def _add_own_package(commands: Any) -> None:
         "What is left out is asked for on a terminal. Never overwrites.",
     )
     new.add_argument("name", metavar="NAME", help="of the folder, the package and the image: acme-fpga")
-    new.add_argument("--kind", choices=KINDS, help="where its devices come from: PCI functions, device files, or a vendor's library")
-    new.add_argument("--driver-name", metavar="NAME", help="of the driver in Kubernetes; NAME.example.com when left out")
+    new.add_argument(
+        "--kind", choices=KINDS, help="where its devices come from: PCI functions, device files, or a vendor's library"
+    )
+    new.add_argument(
+        "--driver-name", metavar="NAME", help="of the driver in Kubernetes; NAME.example.com when left out"
+    )
     new.add_argument("--vendor-id", metavar="ID", help="of --kind pci: the vendor's PCI id, four hex digits")
     new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help="where to make the folder (.)")
     deploy = commands.add_parser(

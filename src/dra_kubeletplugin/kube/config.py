@@ -28,7 +28,9 @@ class ApiConfig:
     namespace: str = ""
 
 
-def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path = Settings.service_account) -> ApiConfig:
+def load_config(
+    kubeconfig: str = "", context: str = "", *, service_account: Path = Settings.service_account
+) -> ApiConfig:
     """From a kubeconfig where one is named (or several, as in KUBECONFIG), else from a folder with a service account, as a pod has it.
 
     No request is sent and no exec plugin is run yet: what those lack is an :class:`ApiError` of the first request.
