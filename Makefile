@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 BASE    = $(VENV)/.base
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs deploy site clean
+.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -68,6 +68,9 @@ docs: $(STAMP) ## regenerate the pages that come from the code
 	@$(BIN)/python -c 'from dra_kubeletplugin import errors; print(errors.page(), end="")' > docs/errors.md
 	@$(BIN)/python -c 'from dra_kubeletplugin import settings; print(settings.page(), end="")' > docs/settings.md
 	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
+
+picture: $(STAMP) ## draw docs/demo.svg anew, from what the demo prints here
+	@$(BIN)/python docs/picture.py
 
 deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
 	@$(BIN)/dra deploy --shared deploy
