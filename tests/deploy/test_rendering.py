@@ -103,7 +103,10 @@ def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
     assert main(["deploy", "--shared", str(tmp_path / "deploy")]) == 0
     for name in DRIVERS:
         values = f"drivers/{name}/deploy"
-        assert main(["deploy", str(ROOT / values), "-o", str(tmp_path / values), "--base", "../../../deploy/kustomize"]) == 0
+        assert (
+            main(["deploy", str(ROOT / values), "-o", str(tmp_path / values), "--base", "../../../deploy/kustomize"])
+            == 0
+        )
     fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
     committed = {
         p.relative_to(ROOT): p.read_text()
