@@ -93,12 +93,11 @@ class Settings:
         "",
         "Path of a kubeconfig, or several as kubectl takes them; without it the service account is used. Needs the extra `kubeconfig`.",
     )
-    service_account: Path = _option(
+    service_account: str = _option(
         "--service-account",
         "SERVICE_ACCOUNT",
-        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
-        "Folder with the service account's `token` and `ca.crt`, for the server at KUBERNETES_SERVICE_HOST.",
-        Path,
+        "",
+        "Folder with a service account's `token` and `ca.crt`, for the server at KUBERNETES_SERVICE_HOST; the pod's own when empty.",
     )
     kubelet_root: Path = _option(
         "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path
@@ -284,7 +283,7 @@ class Settings:
         out = []
         kubelet, cdi = "--kubelet-root (KUBELET_ROOT)", "--cdi-root (CDI_ROOT)"
         # A laptop's containers may have no mounts at all, and who says where the API server is knows where things are.
-        told = self.local_cluster or self.kubeconfig or self.service_account != Settings.service_account
+        told = self.local_cluster or self.kubeconfig or self.service_account
         inside = not told and in_container()
         plugins = self.kubelet_root / "plugins"
         missing = [p.name for p in (self.registry_dir, plugins) if not p.is_dir()]

@@ -159,11 +159,12 @@ def test_what_cannot_be_is_told_in_a_sentence_and_nothing_is_made(
 @pytest.mark.parametrize("there", ["folder", "file", "link to nowhere"])
 def test_what_exists_is_never_overwritten(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "acme"
-    {
-        "folder": target.mkdir,
-        "file": lambda: target.write_text("mine"),
-        "link to nowhere": lambda: target.symlink_to("gone"),
-    }[there]()
+    if there == "folder":
+        target.mkdir()
+    elif there == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to("gone")
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
     assert "exists already, and nothing is overwritten" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["acme"]

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ApiError, SettingsError
-from ..settings import Settings
 from .credentials import Credentials, TokenFile
 from .proxy import Proxy, proxy_of
 from .tls import Tls, TlsFiles
 from .transport import split_server
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,14 @@ class ApiConfig:
     namespace: str = ""
 
 
-def load_config(
-    kubeconfig: str = "", context: str = "", *, service_account: Path = Settings.service_account
-) -> ApiConfig:
+def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | str = "") -> ApiConfig:
     """From a kubeconfig where one is named (or several, as in KUBECONFIG), else from a folder with a service account, as a pod has it.
 
     No request is sent and no exec plugin is run yet: what those lack is an :class:`ApiError` of the first request.
     Raises :class:`SettingsError` with what is missing and how to give it.
     """
     if not kubeconfig:
-        return _in_cluster(service_account)
+        return _in_cluster(Path(service_account or SERVICE_ACCOUNT))
     from .kubeconfig import Kubeconfig
 
     loaded = Kubeconfig(kubeconfig, context)
