@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from .. import __version__
+from .._version import __version__
 from . import driver, helm, kustomize
 from .source import JSON, Source, SourceError
 from .values import Values, merged, read

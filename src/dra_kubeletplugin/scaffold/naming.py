@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import __version__
+from .._version import __version__
 from ..errors import SettingsError
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME
 
