@@ -23,6 +23,7 @@ INSTALLED = {"python3 -m venv tools", "tools/bin/pip install dra-kubeletplugin"}
 STAYS, ENGINE, CLUSTER = "make dev", "make image", "kubectl apply"
 
 
+@pytest.mark.timeout(600)
 def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_path: Path) -> None:
     here = tmp_path / "home"
     here.mkdir()
