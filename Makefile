@@ -2,25 +2,32 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+BASE    = $(VENV)/.base
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs deploy site clean
+.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml
+# What a driver needs at run time: enough for the demo. What develops it comes with the first `make test`.
+$(BASE): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
+	@touch $(BASE)
+
+$(STAMP): $(BASE)
+	@echo "installing what tests and lint need into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## the whole story on this machine's own hardware
+demo: $(BASE) ## the whole story on this machine's own hardware
 	@$(BIN)/python drivers/pci/demo.py
 
 examples: $(STAMP) ## each manifest of examples/ on the local cluster
 	@$(BIN)/python -m pytest -v --no-header examples
 
-dev: $(STAMP) ## the local cluster with the PCI driver, until Ctrl-C
+dev: $(BASE) ## the local cluster with the PCI driver, until Ctrl-C
 	@$(BIN)/dra dev drivers/pci/driver.py
 
 test: $(STAMP) ## every test
@@ -62,8 +69,12 @@ docs: $(STAMP) ## regenerate the pages that come from the code
 	@$(BIN)/python -c 'from dra_kubeletplugin import settings; print(settings.page(), end="")' > docs/settings.md
 	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
 
-deploy: $(STAMP) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
-	@$(BIN)/python -m deploy.render
+picture: $(STAMP) ## draw docs/demo.svg anew, from what the demo prints here
+	@$(BIN)/python docs/picture.py
+
+deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
+	@$(BIN)/dra deploy --shared deploy
+	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
 
 site: ## the documentation as pages in site/; a broken link or reference fails it
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs

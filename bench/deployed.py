@@ -114,7 +114,7 @@ async def deployed(target: str, api: Api, state: Path, python: str = sys.executa
         loop = asyncio.get_running_loop()
         started = loop.time()
         process = await asyncio.create_subprocess_exec(
-            python, *("-m", "bench.pod", str(api.folder), "run", target), env=options, cwd=ROOT
+            python, *("-m", "dra_kubeletplugin", "run", target), env=options, cwd=ROOT
         )
         try:
             async with asyncio.timeout(START):

@@ -140,7 +140,7 @@ def test_the_slices_are_those_of_the_proposal() -> None:
     }
 
 
-@pytest.mark.parametrize("file", ["claim.yaml", "tpu.yaml"])
+@pytest.mark.parametrize("file", ["examples/claim.yaml", "examples/tpu.yaml"])
 async def test_the_manifests_of_this_folder_run(fabric: Any, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES[:2]))
     async with running(2) as api, controller_on(api.cluster, Fabric):

@@ -62,7 +62,7 @@ async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_
 
 async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_and_destroyed() -> None:
     async with server() as node:
-        await node.api.apply_file(HERE / "pod.yaml")
+        await node.api.apply_file(HERE / "examples/pod.yaml")
         pod = await node.api.wait_running("mig-demo")
         names = await node.allocated("mig-demo")
         gpu = names[0].partition("-mig-")[0]

@@ -23,7 +23,7 @@ from dra_kubeletplugin.testing import plugin_on
 
 HERE = Path(__file__).parent
 STYLE = Style.of(sys.stdout)
-LAST_LINE = b"that is all\n"  # of the container, see pod.yaml
+LAST_LINE = b"that is all\n"  # of the container, see examples/pod.yaml
 
 
 def say(number: int, text: str) -> None:
@@ -110,7 +110,7 @@ class Story:
 
     async def claim(self) -> None:
         say(3, "A DeviceClass, a ResourceClaimTemplate and a Pod, as a user gives them to kubectl")
-        for name in ("deviceclass.yaml", "claimtemplate.yaml", "pod.yaml"):
+        for name in ("deploy/deviceclass.yaml", "examples/claimtemplate.yaml", "examples/pod.yaml"):
             for obj in await self.cluster.apply_file(HERE / name):
                 show(f"{obj['kind'].lower()}/{obj['metadata']['name']} created from drivers/pci/{name}")
         await self.cluster.wait_running("pci-demo")

@@ -3,6 +3,7 @@
 About ten names are enough for a first driver; the docstrings of :class:`Driver` are the contract.
 """
 
+from ._version import __version__
 from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
 from .driver import (
     AllocatedDevice,
@@ -29,8 +30,6 @@ from .resources.pools import Nodes, Pool
 from .resources.quantity import Quantity
 from .resources.types import CounterSet, Device, Taint
 from .resources.version import Version
-
-__version__ = "0.1.0"
 
 
 def run(driver: type[Driver]) -> None:
@@ -80,6 +79,7 @@ __all__ = [
     "Role",
     "Taint",
     "Version",
+    "__version__",
     "partitions",
     "run",
 ]

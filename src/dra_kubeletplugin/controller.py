@@ -60,7 +60,9 @@ class Controller:
             self._look_again,
         )
         self.calls = Calls()
-        self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
+        self.client = KubeClient(
+            api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
+        )
         name = settings.driver_name
         self.identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)

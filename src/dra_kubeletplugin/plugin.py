@@ -63,7 +63,9 @@ class Plugin:
         self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
         driver.attach(self.host, settings, Role.NODE, self._look_again, self._update_metadata)
         self.calls = Calls()
-        self.client = KubeClient(api or load_config(settings.kubeconfig), settings.api_timeout)
+        self.client = KubeClient(
+            api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
+        )
         # A device that may be tainted one day needs a slice that may have taints: none has to move then.
         full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
         policy = HealthPolicy(

@@ -91,7 +91,13 @@ class Settings:
         "--kubeconfig",
         "KUBECONFIG",
         "",
-        "Path of a kubeconfig, or several as kubectl takes them; without it the pod's service account is used.",
+        "Path of a kubeconfig, or several as kubectl takes them; without it the service account is used. Needs the extra `kubeconfig`.",
+    )
+    service_account: str = _option(
+        "--service-account",
+        "SERVICE_ACCOUNT",
+        "",
+        "Folder with a service account's `token` and `ca.crt`, for the server at KUBERNETES_SERVICE_HOST; the pod's own when empty.",
     )
     kubelet_root: Path = _option(
         "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path
@@ -276,8 +282,9 @@ class Settings:
         """Only the driver's own folder is made: a folder that is missing is a mount that is missing."""
         out = []
         kubelet, cdi = "--kubelet-root (KUBELET_ROOT)", "--cdi-root (CDI_ROOT)"
-        # A laptop's containers may have no mounts at all, and with a kubeconfig somebody knows where things are.
-        inside = not self.local_cluster and not self.kubeconfig and in_container()
+        # A laptop's containers may have no mounts at all, and who says where the API server is knows where things are.
+        told = self.local_cluster or self.kubeconfig or self.service_account
+        inside = not told and in_container()
         plugins = self.kubelet_root / "plugins"
         missing = [p.name for p in (self.registry_dir, plugins) if not p.is_dir()]
         if missing:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from deploy.render import driver
-from deploy.render.source import PARAMETER, load
-from deploy.render.values import Values, merged, read
+from dra_kubeletplugin.deploying import driver
+from dra_kubeletplugin.deploying.source import PARAMETER, load
+from dra_kubeletplugin.deploying.values import Values, merged, read
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]

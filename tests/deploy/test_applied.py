@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.render.values import merged
+from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.local.cluster import LocalCluster
 
 from .rendering import DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features

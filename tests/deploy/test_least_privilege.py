@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from deploy.render.values import merged
 from dra_kubeletplugin import (
     BoundClaim,
     Claim,
@@ -24,6 +23,7 @@ from dra_kubeletplugin import (
     PreparedDevice,
 )
 from dra_kubeletplugin.controller import Controller
+from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.driver import Role, make
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource

@@ -8,7 +8,7 @@ import pytest
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional
 
-from deploy.render.values import merged
+from dra_kubeletplugin.deploying.values import merged
 
 from .rendering import JSON, LEAST, plain
 

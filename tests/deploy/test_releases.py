@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.render.values import merged
+from dra_kubeletplugin.deploying.values import merged
 
 from .rendering import DRIVERS, JSON, SOURCE, container, one, plain, values_of, with_features
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.render.__main__ import main, render_all
-from deploy.render.patching import patch
-from deploy.render.replacing import places
-from deploy.render.source import Distribution, Manifest, SourceError
-from deploy.render.values import merged
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.deploying.patching import patch
+from dra_kubeletplugin.deploying.replacing import places
+from dra_kubeletplugin.deploying.source import Distribution, Manifest, SourceError
+from dra_kubeletplugin.deploying.values import merged
 
 from .rendering import (
     CHART,
@@ -100,7 +100,13 @@ def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_p
 
 
 def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
-    render_all(SOURCE, tmp_path)
+    assert main(["deploy", "--shared", str(tmp_path / "deploy")]) == 0
+    for name in DRIVERS:
+        values = f"drivers/{name}/deploy"
+        assert (
+            main(["deploy", str(ROOT / values), "-o", str(tmp_path / values), "--base", "../../../deploy/kustomize"])
+            == 0
+        )
     fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
     committed = {
         p.relative_to(ROOT): p.read_text()
@@ -185,7 +191,7 @@ def test_wrong_values_are_told_in_a_sentence(
     given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None}))
-    assert main([str(tmp_path), "--base", "../x"]) == 2
+    assert main(["deploy", str(tmp_path), "--base", "../x"]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert not (tmp_path / "kustomization.yaml").exists()

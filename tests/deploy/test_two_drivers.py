@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deploy.render.values import merged
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
+from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.local.cluster import LocalCluster, resource_of
 from dra_kubeletplugin.local.informer import PODS

@@ -258,7 +258,11 @@ async def test_kubectl_applies_gets_describes_watches_and_deletes(tmp_path: Path
             assert run.returncode == 0, run.stderr
             return run.stdout
 
-        files = [a for name in ("deviceclass", "claimtemplate", "pod") for a in ("-f", str(folder / f"{name}.yaml"))]
+        files = [
+            a
+            for name in ("deploy/deviceclass", "examples/claimtemplate", "examples/pod")
+            for a in ("-f", str(folder / f"{name}.yaml"))
+        ]
         assert (await kubectl("apply", *files)).count("created") == 3
         # The defaults of the template make kubectl send a patch, which changes nothing.
         before = cluster.api.storage.get("resourceclaimtemplates.resource.k8s.io", "default", "one-pci-function")

@@ -437,3 +437,11 @@ def test_no_proxy_is_read_as_go_reads_it(rules: str, host: str, bypassed: bool) 
 def test_a_proxy_that_is_none_is_a_settings_error(url: str) -> None:
     with pytest.raises(SettingsError, match="HTTPS_PROXY"):
         parse_proxy(url, "HTTPS_PROXY")
+
+
+def test_without_the_client_a_kubeconfig_is_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes.config.kube_config", None)  # as if it were not installed
+    with pytest.raises(SettingsError, match=r"pip install 'dra-kubeletplugin\[kubeconfig\]'"):
+        load_config(written(tmp_path, config_of({})))

@@ -20,8 +20,9 @@ DEV_VERBS = (
     "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
     "serve", "conflict", "throttle", "slow", "away", "end", "stop",
 )  # fmt: skip
-DEV_PLACES = frozenset({"kubeconfig", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
+DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` decides itself."""
+KINDS = ("pci", "chardev", "sdk")
 HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
 
 
@@ -63,7 +64,17 @@ def parser() -> Parser:
     )
     cleanup.add_argument("--force", action="store_true", help="also when claims are still prepared")
     add_settings(
-        cleanup, only=("driver_name", "node_name", "kubeconfig", "kubelet_root", "cdi_root", "api_timeout", "lock_wait")
+        cleanup,
+        only=(
+            "driver_name",
+            "node_name",
+            "kubeconfig",
+            "service_account",
+            "kubelet_root",
+            "cdi_root",
+            "api_timeout",
+            "lock_wait",
+        ),
     )
     inspect = commands.add_parser(
         "inspect",
@@ -85,6 +96,7 @@ def parser() -> Parser:
     )  # fmt: skip
     _add_parameters(commands)
     _add_doctor(commands)
+    _add_own_package(commands)
     _add_completion(commands)
     add_explain(commands.add_parser("explain", help="why a pod or a claim waits, and what would have to change"))
     add_simulate(commands.add_parser("simulate", help="whether and where pods would fit, and how many more"))
@@ -156,10 +168,47 @@ def _add_doctor(commands: Any) -> None:
         add_settings(
             command,
             only=(
-                "driver_name", "node_name", "kubeconfig", "kubelet_root", "cdi_root", "sysfs_root", "dev_root", "api_timeout",
+                "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "sysfs_root", "dev_root",
+                "api_timeout",
                 "scan_timeout", "start_timeout", "list_attributes",
             ),
         )  # fmt: skip
+
+
+def _add_own_package(commands: Any) -> None:
+    new = commands.add_parser(
+        "new",
+        help="make a driver's package, with tests, image, manifests and CI",
+        description="Makes a folder with a driver's package that works as it is: `cd NAME && make test && make dev`. "
+        "What is left out is asked for on a terminal. Never overwrites.",
+    )
+    new.add_argument("name", metavar="NAME", help="of the folder, the package and the image: acme-fpga")
+    new.add_argument(
+        "--kind", choices=KINDS, help="where its devices come from: PCI functions, device files, or a vendor's library"
+    )
+    new.add_argument(
+        "--driver-name", metavar="NAME", help="of the driver in Kubernetes; NAME.example.com when left out"
+    )
+    new.add_argument("--vendor-id", metavar="ID", help="of --kind pci: the vendor's PCI id, four hex digits")
+    new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help="where to make the folder (.)")
+    deploy = commands.add_parser(
+        "deploy",
+        help="render a driver's manifests from its values",
+        description="Writes kustomization.yaml, deviceclass.yaml and what they refer to beside VALUES. docs/deploy.md has the values.",
+    )
+    deploy.add_argument("values", metavar="VALUES", nargs="?", help="a driver's values.yaml, or its folder")
+    deploy.add_argument(
+        "-f", "--values", dest="above", metavar="FILE", action="append", default=[],
+        help="values on top, as Helm takes them; may be repeated",
+    )  # fmt: skip
+    deploy.add_argument("-o", "--out", metavar="FOLDER", help="write there instead")
+    deploy.add_argument(
+        "--base", metavar="PLACE", default="",
+        help="refer to a folder `kustomize` there, a path from FOLDER or a URL, and write none",
+    )  # fmt: skip
+    deploy.add_argument(
+        "--shared", metavar="FOLDER", help="write what all drivers share: all kustomize components, and the Helm chart"
+    )
 
 
 def _add_completion(commands: Any) -> None:
@@ -271,6 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 # Commands that take their arguments whole: module and function, imported when one is run.
 _WHOLE = {
     "dev": ("dev", "dev"),
+    "new": ("new", "new"),
+    "deploy": ("deploy", "deploy"),
     "cleanup": ("cleanup", "cleanup"),
     "claims": ("claims", "claims"),
     "doctor": ("doctor", "doctor"),

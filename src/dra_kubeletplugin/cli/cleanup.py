@@ -84,7 +84,7 @@ def _held(settings: Settings) -> list[str]:
 
 
 async def _delete_slices(settings: Settings) -> int:
-    async with KubeClient(load_config(settings.kubeconfig)) as client:
+    async with KubeClient(load_config(settings.kubeconfig, service_account=settings.service_account)) as client:
         resource = await client.dra("resourceslices")
         fields = f"spec.driver={settings.driver_name},spec.nodeName={settings.node_name}"
         listed = (await client.list(resource, fields=fields)).get("items") or []

@@ -104,7 +104,7 @@ def _examination(args: argparse.Namespace) -> Examination:
 
 def _api(settings: Settings) -> ApiConfig | str:
     try:
-        return load_config(settings.kubeconfig)
+        return load_config(settings.kubeconfig, service_account=settings.service_account)
     except DraError as e:
         return e.message
 

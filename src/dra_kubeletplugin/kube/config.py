@@ -12,7 +12,7 @@ from .proxy import Proxy, proxy_of
 from .tls import Tls, TlsFiles
 from .transport import split_server
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class ApiConfig:
     namespace: str = ""
 
 
-def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | None = None) -> ApiConfig:
-    """From a kubeconfig where one is named (or several, as in KUBECONFIG), else from the pod's service account.
+def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | str = "") -> ApiConfig:
+    """From a kubeconfig where one is named (or several, as in KUBECONFIG), else from a folder with a service account, as a pod has it.
 
     No request is sent and no exec plugin is run yet: what those lack is an :class:`ApiError` of the first request.
     Raises :class:`SettingsError` with what is missing and how to give it.
     """
     if not kubeconfig:
-        return _in_cluster(service_account or SERVICE_ACCOUNT)
+        return _in_cluster(Path(service_account or SERVICE_ACCOUNT))
     from .kubeconfig import Kubeconfig
 
     loaded = Kubeconfig(kubeconfig, context)

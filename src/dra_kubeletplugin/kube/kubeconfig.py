@@ -43,6 +43,16 @@ def remove_files() -> None:
         shutil.rmtree(_FOLDER.pop(), ignore_errors=True)
 
 
+def _loader() -> Any:
+    try:
+        return importlib.import_module("kubernetes.config.kube_config")
+    except ModuleNotFoundError:
+        raise SettingsError(
+            "--kubeconfig (KUBECONFIG) is read by the client `kubernetes`, which is not installed: "
+            "pip install 'dra-kubeletplugin[kubeconfig]'"
+        ) from None
+
+
 def _folder() -> str:
     """One for the process, as the loader remembers its files for as long."""
     if not _FOLDER:
@@ -176,7 +186,7 @@ class _Chosen:
     """A context with its cluster and user, checked as far as that goes without running anything."""
 
     def __init__(self, paths: str, context: str, where: str) -> None:
-        self.loader: Any = importlib.import_module("kubernetes.config.kube_config")
+        self.loader: Any = _loader()
         self.paths, self.where = paths, where
         self.content = _content(paths)
         self.merged = self.loader.KubeConfigMerger(paths)

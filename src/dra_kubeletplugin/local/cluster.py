@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import ApiError
 from ..host import described
@@ -153,6 +154,9 @@ class LocalCluster:
         stack.push_async_callback(self.api.close)
         self.kubeconfig = self.state / "kubeconfig"
         _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
+        self._account.mkdir(exist_ok=True, mode=0o700)
+        _write_private(self._account / "token", self.api.token)
+        _write_private(self._account / "ca.crt", self._certificate[0].read_text())
         self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
 
     def _server(self, address: str, *, own: bool) -> ApiServer:
@@ -196,6 +200,23 @@ class LocalCluster:
         if self._api is None:
             raise RuntimeError(f"the API server of {self._given} is in use: it is reached through `client` only")
         return self._api
+
+    @property
+    def _account(self) -> Path:
+        return self.state / "serviceaccount"
+
+    @property
+    def access(self) -> Mapping[str, str]:
+        """What leads a driver's process to the API server, as environment variables: those of a pod, or the kubeconfig given."""
+        if self._given:
+            return {"KUBECONFIG": str(self._given)}
+        at = urlsplit(self.api.public_url)
+        return {
+            "KUBECONFIG": "",  # the user's own leads elsewhere
+            "KUBERNETES_SERVICE_HOST": str(at.hostname),
+            "KUBERNETES_SERVICE_PORT": str(at.port),
+            "SERVICE_ACCOUNT": str(self._account),
+        }
 
     @property
     def has_own_api(self) -> bool:

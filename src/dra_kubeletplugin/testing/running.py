@@ -104,7 +104,7 @@ class OwnProcess:
         self._target = _target(driver)
         self._address = f"127.0.0.1:{_free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
-        given = {"KUBECONFIG": str(cluster.kubeconfig), "HTTP_ADDRESS": self._address}
+        given = {**cluster.access, "HTTP_ADDRESS": self._address}
         path = os.pathsep.join(p for p in sys.path if p)
         self._environment = {**os.environ, **_environment(settings), **given, "PYTHONPATH": path}
         self._process: asyncio.subprocess.Process | None = None

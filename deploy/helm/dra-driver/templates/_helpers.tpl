@@ -1,4 +1,4 @@
-{{- /* Made by `make deploy` from deploy/source: change that. */}}
+{{- /* Made by `dra deploy`: a change here is lost. */}}
 {{- define "dra.name" }}{{ .Values.name | default .Release.Name }}{{ end }}
 {{- define "dra.namespace" }}{{ .Release.Namespace }}{{ end }}
 {{- define "dra.driverName" }}{{ required "driverName: The driver's name, as ResourceSlices and DeviceClasses have it." .Values.driverName }}{{ end }}

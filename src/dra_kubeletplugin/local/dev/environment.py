@@ -166,7 +166,7 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
         "NODE_NAME": node.name,
         "KUBELET_ROOT": str(node.kubelet_root),
         "CDI_ROOT": str(node.cdi_root),
-        "KUBECONFIG": str(made.cluster.kubeconfig),
+        **made.cluster.access,
         "SYSFS_ROOT": str(host.sysfs),
         "LOCAL_CLUSTER": "1",
         "DRA_DEV_HEALTH": str(made.health / f"{node.name}-{program.driver}.json"),
@@ -177,7 +177,7 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
 
 
 def _controller(made: Environment, program: Program) -> DriverProcess:
-    env = {"KUBECONFIG": str(made.cluster.kubeconfig), "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent"}
+    env = {**made.cluster.access, "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent"}
     place = "controller"
     return DriverProcess(
         program, place, env, made.health, lambda line: made.around.log(f"{place} {program.driver}", line)

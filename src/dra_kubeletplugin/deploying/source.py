@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 JSON = dict[str, Any]
-SOURCE = Path(__file__).parents[1] / "source"
+SOURCE = Path(__file__).parent / "source"
 HELM = "helm"
 """A mark for lines that kustomize does otherwise."""
 PARAMETER = re.compile(r"\$\{(\w+)\}")

@@ -93,7 +93,7 @@ def _with_values(line: str, source: Source) -> str:
 
 
 def _helpers(source: Source) -> str:
-    out = ["{{- /* Made by `make deploy` from deploy/source: change that. */}}"]
+    out = ["{{- /* Made by `dra deploy`: a change here is lost. */}}"]
     for p in source.parameters.values():
         out.append(f'{{{{- define "dra.{p.name}" }}}}{_value(p)}{{{{ end }}}}')
     return "\n".join(out) + "\n"

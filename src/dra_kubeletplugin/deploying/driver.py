@@ -10,7 +10,7 @@ from .kustomize import OPTIONS, PARAMETERS, kebab
 from .source import Source
 from .values import Values
 
-HEADER = "# Made by `make deploy` from values.yaml: change that.\n"
+HEADER = "# Made by `dra deploy` from values.yaml: change that.\n"
 
 
 def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
@@ -39,16 +39,19 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
         )
 
 
+def components(source: Source, values: Values) -> list[str]:
+    """Those that the driver's kustomization lists, in order."""
+    adding = {m.feature for m in source.all}
+    wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
+    out = [kebab(name) for name in wanted]  # what changes objects comes after what adds them
+    if (version := values.parameters["resourceAPI"]) != "v1":  # a class has fewer fields then
+        out.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
+    return [*out, PARAMETERS]
+
+
 def _kustomization(source: Source, values: Values, base: str) -> dict[str, object]:
     root, _, ref = base.partition("?")
     at = f"?{ref}" if ref else ""
-    adding = {m.feature for m in source.all}
-    wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
-    components = [kebab(name) for name in wanted]  # what changes objects comes after what adds them
-    if (version := values.parameters["resourceAPI"]) != "v1":  # a class has fewer fields then
-        components.insert(
-            0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version)
-        )
     options = OPTIONS.replace("${name}", "NAME")
     local = {"config.kubernetes.io/local-config": "true"}  # it is not applied
     return {
@@ -67,5 +70,5 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
                 "literals": [f"{name}={value}" for name, value in values.options.items()],
             },
         ],
-        "components": [f"{root}/components/{name}{at}" for name in (*components, PARAMETERS)],
+        "components": [f"{root}/components/{name}{at}" for name in components(source, values)],
     }

@@ -13,7 +13,7 @@ from .patching import patch
 from .replacing import Place, places
 from .source import JSON, PARAMETER, Manifest, Source
 
-HEADER = "# Made by `make deploy` from deploy/source: change that.\n"
+HEADER = "# Made by `dra deploy`: a change here is lost.\n"
 PARAMETERS = "parameters"
 OPTIONS = "${name}-options"
 

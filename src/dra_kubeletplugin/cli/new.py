@@ -1,0 +1,63 @@
+"""``dra new``: a driver's package; what was not said is asked for on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from ..errors import SettingsError
+from ..scaffold.making import make
+from ..scaffold.naming import Names, check_driver_name, check_name, check_vendor
+from . import KINDS
+
+_NEXT = """its tests on a local cluster, then that cluster with a pod on it:
+
+  cd {folder}
+  make test
+  make dev"""
+_KINDS = "pci (PCI functions), chardev (device files), sdk (a vendor's library)"
+
+
+def new(args: argparse.Namespace) -> int:
+    """Raises :class:`SettingsError` with what is wrong with the names or the folder."""
+    name = check_name(args.name)
+    kind = _said(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
+    if args.vendor_id is not None and kind != "pci":
+        raise SettingsError(f"--vendor-id is of --kind pci, and this is --kind {kind}")
+    vendor = (
+        _said(args.vendor_id, "--vendor-id", "The vendor's PCI id, such as 10ee:", check_vendor)
+        if kind == "pci"
+        else ""
+    )
+    driver = _said(
+        args.driver_name, "--driver-name", "The driver's name in Kubernetes", check_driver_name, f"{name}.example.com"
+    )
+    folder = make(Names(kind, name, driver, vendor), args.directory)
+    print(f"{folder} is made: {_NEXT.format(folder=folder)}")
+    return 0
+
+
+def _kind(text: str) -> str:
+    if text not in KINDS:
+        raise SettingsError(f"--kind {text!r} is none of {', '.join(KINDS)}")
+    return text
+
+
+def _said(given: str | None, flag: str, question: str, check: Callable[[str], str], default: str = "") -> str:
+    """What was given, or else answered. Raises :class:`SettingsError` where it is neither, or wrong."""
+    if given is not None:
+        return check(given)
+    if not sys.stdin.isatty():
+        if not default:
+            raise SettingsError(f"{flag} is needed where nobody can be asked: see dra new --help")
+        return check(default)
+    while True:
+        try:
+            answer = input(f"{question}{f' ({default}):' if default else ''} ").strip() or default
+        except EOFError:
+            raise SettingsError(f"{flag} is needed") from None
+        try:
+            return check(answer)
+        except SettingsError as e:
+            print(e.message)

@@ -1,0 +1,1 @@
+"""A driver's package from templates: what `dra new` makes."""

@@ -1,0 +1,85 @@
+"""Writes a driver's package, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import string
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from ..deploying.source import load
+from ..deploying.writing import values_of, write_driver
+from ..errors import SettingsError, describe
+from .naming import Names
+
+_COMMON = {
+    "pyproject.toml": "pyproject.toml",
+    "Makefile": "Makefile",
+    "Dockerfile": "Dockerfile",
+    "dockerignore": ".dockerignore",
+    "gitignore": ".gitignore",
+    "ci.yaml": ".github/workflows/ci.yaml",
+    "README.md": "README.md",
+    "init.py": "src/%%{module}/__init__.py",
+    "py.typed": "src/%%{module}/py.typed",
+    "pod.yaml": "examples/pod.yaml",
+    "values.yaml": "deploy/values.yaml",
+}
+_OF_KIND = {
+    "driver.py": "src/%%{module}/driver.py",
+    "sdk.py": "src/%%{module}/sdk.py",
+    "host.yaml": "hosts/two-cards.yaml",
+    "test_driver.py": "tests/test_driver.py",
+}
+
+
+class _Template(string.Template):
+    """Not with ``$``, which belongs to make, to the shell and to GitHub."""
+
+    delimiter = "%%"
+
+
+def make(names: Names, directory: Path) -> Path:
+    """The new package's folder in ``directory``.
+
+    Raises :class:`SettingsError` where it exists already or cannot be written; nothing is left then.
+    """
+    folder = directory / names.name
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise SettingsError(
+            f"{folder} exists already, and nothing is overwritten: give another NAME or --directory"
+        ) from None
+    except OSError as e:
+        raise SettingsError(f"{folder} cannot be made: {describe(e)}") from None
+    try:
+        for path, text in files(names):
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        source = load()
+        write_driver(source, values_of(source, [folder / "deploy/values.yaml"]), folder / "deploy")
+    except BaseException as e:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(e, OSError):
+            raise SettingsError(f"{folder} cannot be written: {describe(e)}") from None
+        raise
+    return folder
+
+
+def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    """Path in the package, and content."""
+    words = names.words()
+    yield from _filled("common", _COMMON, words)
+    yield from _filled(names.kind, _OF_KIND, words)
+
+
+def _filled(kind: str, targets: Mapping[str, str], words: Mapping[str, str]) -> Iterator[tuple[PurePosixPath, str]]:
+    for template in resources.files(__package__).joinpath("templates", kind).iterdir():
+        target = targets[template.name.removesuffix(".tmpl")]
+        yield (
+            PurePosixPath(_Template(target).substitute(words)),
+            _Template(template.read_text(encoding="utf-8")).substitute(words),
+        )

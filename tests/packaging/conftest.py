@@ -1,0 +1,32 @@
+"""The wheel, and an environment outside this tree in which it is installed."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from .installing import Environment, build
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist of this tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Environment:
+    """The wheel in an environment of its own; what it depends on is lent by that of the tests, so that no index is asked."""
+    environment = Environment.make(tmp_path / "environment", lent=Path(sysconfig.get_path("purelib")))
+    environment.install(wheel)
+    return environment

@@ -1,0 +1,60 @@
+"""Building this tree, and installing what comes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EPOCH = "1767225600"  # of the files in what is built
+
+
+def build(folder: Path, source: Path = ROOT) -> None:
+    """Wheel and sdist."""
+    run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source, SOURCE_DATE_EPOCH=EPOCH)
+
+
+def run(*argv: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
+    """What it printed. Nothing of this tree is on its path but what ``environment`` says."""
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "KUBECONFIG"}
+    }
+    done = subprocess.run(
+        argv, cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=timeout, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment. ``pip`` is that of the tests."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path, lent: Path | None = None) -> Environment:
+        run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=ROOT)
+        out = cls(folder)
+        if lent is not None:
+            (out.packages / "lent.pth").write_text(f"{lent}\n")
+        return out
+
+    @property
+    def packages(self) -> Path:
+        (found,) = self.folder.glob("lib/python*/site-packages")
+        return found
+
+    def install(self, *what: Path) -> None:
+        """From files, without what they depend on."""
+        options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+        run(
+            sys.executable, "-m", "pip", "--python", self.path("python"), "install", *options, *map(str, what), cwd=ROOT
+        )
+
+    def path(self, command: str) -> str:
+        return str(self.folder / "bin" / command)
