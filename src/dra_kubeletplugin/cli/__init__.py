@@ -17,7 +17,7 @@ from .options import Parser, add_settings, given
 from .questions import add_explain, add_simulate, add_top
 
 DEV_VERBS = (
-    "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
+    "status", "page", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
     "serve", "conflict", "throttle", "slow", "away", "end", "stop",
 )  # fmt: skip
 DEV_PLACES = frozenset({"kubeconfig", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..errors import printable
 from ..kube import KubeClient
 from ..overview.rows import Overview
+from ..overview.tally import Tallier
 from .following import Follower
 from .overview import overview
 from .reasons import Reasons
@@ -28,6 +29,7 @@ class Live:
         self.follower = Follower(client, namespace)
         self.reasons = Reasons(self.follower)
         self._node = node
+        self._tallier = Tallier()
         self._made: Overview | None = None
         self._of = (-1, -1)  # the versions that it was made of
         self._next = 0.0  # monotonic
@@ -53,7 +55,7 @@ class Live:
         now = time.monotonic()
         versions = (self.follower.version, self.reasons.version)
         if self._made is None or (versions != self._of and now >= self._next):
-            found = overview(self.follower.snapshot(), self._node, self.reasons.lines)
+            found = overview(self.follower.snapshot(), self._node, self.reasons.lines, self._tallier)
             self._made = replace(found, notes=(*found.notes, *self.follower.notes), at=time.time())
             self._of, self._next = versions, now + EVERY
         away, since = self.follower.away

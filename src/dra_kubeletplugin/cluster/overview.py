@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import clip, describe
 from ..overview.rows import Count, CounterSet, DeviceRow, Health, Holder, Meter, NodeRow, Overview, PodRow, Use, counted
-from ..overview.tally import tally
+from ..overview.tally import Reaches, Tallier
 from ..resources import node_selection
 from ..scheduling import podinfo
 from ..scheduling.extended import class_names, wanted
@@ -20,16 +20,20 @@ _WAITS = {"", "Pending"}
 _AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreachable": "unreachable"}
 
 
-def overview(snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None) -> Overview:
+def overview(
+    snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, tallier: Tallier | None = None
+) -> Overview:
     """The rows of a cluster, or of one node: devices that reach it, and pods that wait for it or for any node.
 
     Args:
         node: its name; one that does not exist has no devices, which a note says.
         reasons: what :func:`explain` said of pods in one line, by UID.
+        tallier: of the one before, where there are many of the same cluster.
     """
     by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
-    found = tally(snapshot.slices, snapshot.claims, (lambda sl, d: _reaches(one, sl, d)) if node else None)
+    reaches: Reaches | None = (lambda sl, d: _reaches(one, sl, d)) if node else None
+    found = (tallier or Tallier()).tally(snapshot.slices, snapshot.claims, reaches)
     notes = list(found.notes)
     if node and node not in by_name and snapshot.gap(NODES) is None:
         notes.append(f"there is no node {node}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from ..errors import clip, describe
 from ..resources.quantity import Quantity, QuantityError
 from .rows import CounterSet, DeviceRow, Health, Holder, Meter, Use
 
+T = TypeVar("T")
 JSON = Mapping[str, Any]
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 PoolKey = tuple[str, str]  # driver, pool
@@ -21,6 +22,9 @@ _NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
 _EFFECTLESS = "None"
 
 
+Draws = Mapping[str, Mapping[str, Quantity]]  # counter set → counter → amount
+
+
 @dataclass(frozen=True)
 class Tally:
     devices: tuple[DeviceRow, ...]
@@ -28,77 +32,137 @@ class Tally:
     notes: tuple[str, ...]
 
 
-@dataclass
-class _Pool:
-    """A pool's newest generation."""
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What a slice alone says. ``row`` is the device as if nobody had it."""
 
-    driver: str
-    name: str
+    row: DeviceRow
+    draws: Draws
+    shared: bool
+    json: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    pool: PoolKey
     generation: int
-    wanted: int  # slices that it should have
-    slices: list[JSON] = field(default_factory=list)
-    left: dict[str, dict[str, Quantity]] = field(default_factory=dict)  # counter set → counter → what is not held
-    draws: dict[str, dict[str, dict[str, Quantity]]] = field(default_factory=dict)  # device → set → counter → amount
+    wanted: int  # slices that its pool should have
+    node: str
+    devices: Sequence[_Device]
+    sets: Draws  # what there is
+    json: JSON
 
-    def devices(self) -> Iterator[tuple[JSON, JSON]]:
-        """With their slices, each name once: what a scheduler would not trust is shown all the same."""
-        seen = set()
-        for sl in self.slices:
-            for device in sl["spec"].get("devices") or []:
-                if device["name"] not in seen:
-                    seen.add(device["name"])
-                    yield sl, device
 
-    def totals(self) -> Iterator[tuple[JSON, JSON]]:
-        return ((sl, s) for sl in self.slices for s in sl["spec"].get("sharedCounters") or [])
+class Memo(Generic[T]):
+    """What was made of objects, kept while they are the same ones: a watch replaces what changes, and nothing else."""
+
+    def __init__(self, make: Callable[[JSON], T]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[JSON, T]] = {}
+
+    def of(self, objects: Iterable[JSON]) -> list[T]:
+        fresh = {}
+        for obj in objects:
+            known = self._made.get(id(obj))
+            fresh[id(obj)] = known if known is not None else (obj, self._make(obj))
+        self._made = fresh
+        return [made for _, made in fresh.values()]
+
+
+class Tallier:
+    """Makes tallies of the same cluster again and again, each at the cost of what changed."""
+
+    def __init__(self) -> None:
+        self._slices = Memo(_told(_slice, "a slice"))
+        self._claims = Memo(_told(lambda claim: tuple(_holders(claim)), "a claim"))
+        self._rows: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
+
+    def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> Tally:
+        """Rows in the order of nodes, drivers, pools and slices; devices that only claims know of come last.
+
+        Args:
+            reaches: whether a device of a slice is wanted; all are without it, and then what only claims know of is too.
+
+        An object that has not its kind's form is left out, and named in the notes.
+        """
+        notes: list[str] = []
+        held = _held(self._claims.of(claims), notes)
+        rows: list[DeviceRow] = []
+        sets: list[CounterSet] = []
+        kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
+        known: set[DeviceKey] = set()
+        for key, pool in _pools(self._slices.of(slices), notes).items():
+            devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
+            left = _left(key, pool, [d for _, d in devices.values()], held)
+            drawn: set[str] = set()
+            for name in reversed(devices):
+                sl, device = devices[name]
+                known.add((*key, name))
+                if reaches is None or reaches(sl.json, device.json):
+                    drawn.update(device.draws)
+                    holders = tuple(held.get((*key, name), ()))
+                    rows.append(self._row((*key, name), device, holders, left, kept))
+            for sl in pool:
+                wanted = [n for n in sl.sets if reaches is None or n in drawn]
+                sets += [_set(key, n, sl, left[n], [d.row for _, d in devices.values()]) for n in wanted]
+        if reaches is None:
+            rows += [_gone(key, holders) for key, holders in held.items() if key not in known]
+        self._rows = kept
+        rows.sort(key=lambda r: (r.node, r.driver, r.pool))
+        return Tally(tuple(rows), tuple(sets), tuple(notes))
+
+    def _row(
+        self,
+        key: DeviceKey,
+        device: _Device,
+        holders: tuple[Holder, ...],
+        left: Draws,
+        kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]],
+    ) -> DeviceRow:
+        use = _use(device, holders, left)
+        before = self._rows.get(key)
+        if before is not None and before[0] is device and before[1] == holders and before[2].use is use:
+            kept[key] = before
+            return before[2]
+        row = device.row
+        if holders or use is not Use.FREE:
+            row = replace(row, use=use, holders=holders)
+        if device.shared:
+            meters = tuple(_meter(n, _consumed(n, holders), Quantity(v)) for n, v in row.capacity.items())
+            row = replace(row, meters=meters)
+        kept[key] = (device, holders, row)
+        return row
 
 
 def tally(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> Tally:
-    """Rows in the order of nodes, drivers, pools and slices; devices that only claims know of come last.
+    """:meth:`Tallier.tally`, once."""
+    return Tallier().tally(slices, claims, reaches)
 
-    Args:
-        reaches: whether a device of a slice is wanted; all are without it, and then what only claims know of is too.
 
-    An object that has not its kind's form is left out, and named in the notes.
-    """
-    notes: list[str] = []
-    held = _held(claims, notes)
-    rows: list[DeviceRow] = []
-    sets: list[CounterSet] = []
-    known: set[DeviceKey] = set()
-    for pool in _pools(slices, notes):
+def _told(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
+    """In place of what cannot be made, a sentence that says so."""
+
+    def tried(obj: JSON) -> T | str:
         try:
-            _draw(pool, held)
-            found = [
-                _row(pool, sl, d, held.get((pool.driver, pool.name, d["name"]), ()))
-                for sl, d in pool.devices()
-                if reaches is None or reaches(sl, d)
-            ]
-            drawn = {name for row in found for name in row.sets}
-            sets += [_set(pool, sl, s) for sl, s in pool.totals() if reaches is None or s["name"] in drawn]
+            return make(obj)
         except _ODD as e:
-            notes.append(f"pool {pool.driver}/{pool.name} cannot be read, and is left out: {describe(e)}")
-            continue
-        rows += found
-        known.update((pool.driver, pool.name, d["name"]) for _, d in pool.devices())
-    if reaches is None:
-        rows += [_gone(key, holders) for key, holders in held.items() if key not in known]
-    rows.sort(key=lambda r: (r.node, r.driver, r.pool))
-    return Tally(tuple(rows), tuple(sets), tuple(notes))
+            meta = obj.get("metadata")
+            name = clip(meta.get("name")) if isinstance(meta, Mapping) else "?"
+            return f"{what}, {name}, cannot be read, and is left out: {describe(e)}"
+
+    return tried
 
 
 # --- claims ---------------------------------------------------------------------------------------
 
 
-def _held(claims: Iterable[JSON], notes: list[str]) -> dict[DeviceKey, list[Holder]]:
+def _held(found: Iterable[Sequence[tuple[DeviceKey, Holder]] | str], notes: list[str]) -> dict[DeviceKey, list[Holder]]:
     out: dict[DeviceKey, list[Holder]] = {}
-    for claim in claims:
-        try:
-            found = list(_holders(claim))
-        except _ODD as e:
-            notes.append(f"a claim cannot be read, and is left out: {describe(e)}")
+    for holders in found:
+        if isinstance(holders, str):
+            notes.append(holders)
             continue
-        for key, holder in found:
+        for key, holder in holders:
             out.setdefault(key, []).append(holder)
     return out
 
@@ -150,83 +214,87 @@ def _network(data: JSON) -> str:
 # --- slices ---------------------------------------------------------------------------------------
 
 
-def _pools(slices: Iterable[JSON], notes: list[str]) -> Iterable[_Pool]:
-    out: dict[PoolKey, _Pool] = {}
+def _pools(slices: Iterable[_Slice | str], notes: list[str]) -> dict[PoolKey, list[_Slice]]:
+    """The slices of each pool's newest generation."""
+    out: dict[PoolKey, list[_Slice]] = {}
     for sl in slices:
-        try:
-            spec, pool = sl["spec"], sl["spec"]["pool"]
-            key = (str(spec["driver"]), str(pool["name"]))
-            generation, wanted = int(pool.get("generation") or 0), int(pool["resourceSliceCount"])
-        except _ODD as e:
-            notes.append(f"a slice cannot be read, and is left out: {describe(e)}")
+        if isinstance(sl, str):
+            notes.append(sl)
             continue
-        found = out.get(key)
-        if found is None or generation > found.generation:
-            found = out[key] = _Pool(*key, generation, wanted)
-        if generation == found.generation:
-            found.slices.append(sl)
-    for found in out.values():
-        if len(found.slices) != found.wanted:
+        found = out.setdefault(sl.pool, [])
+        if found and sl.generation > found[0].generation:
+            found.clear()
+        if not found or sl.generation == found[0].generation:
+            found.append(sl)
+    for (driver, name), found in out.items():
+        if len(found) != found[0].wanted:
             notes.append(
-                f"pool {found.driver}/{found.name} has {len(found.slices)} of {found.wanted} slices: "
+                f"pool {driver}/{name} has {len(found)} of {found[0].wanted} slices: "
                 "no device of it is allocated until it is complete"
             )
-    return out.values()
+    return out
 
 
-def _draw(pool: _Pool, held: Mapping[DeviceKey, Iterable[Holder]]) -> None:
-    """A device draws once, however many share it; one that is looked at by admin access alone does not."""
-    for _, counter_set in pool.totals():
-        pool.left[counter_set["name"]] = {n: Quantity(c["value"]) for n, c in counter_set["counters"].items()}
-    for _, device in pool.devices():
-        draws = {
-            c["counterSet"]: {n: Quantity(v["value"]) for n, v in c["counters"].items()}
-            for c in device.get("consumesCounters") or []
-        }
-        if not draws:
-            continue
-        pool.draws[device["name"]] = draws
-        if any(not h.admin for h in held.get((pool.driver, pool.name, device["name"]), ())):
-            for name, counters in draws.items():
-                left = pool.left.setdefault(name, {})
-                for counter, amount in counters.items():
-                    left[counter] = left.get(counter, _NOTHING) - amount
+def _slice(sl: JSON) -> _Slice:
+    spec, pool = sl["spec"], sl["spec"]["pool"]
+    key = (str(spec["driver"]), str(pool["name"]))
+    sets = {
+        str(s["name"]): {str(n): Quantity(c["value"]) for n, c in s["counters"].items()}
+        for s in spec.get("sharedCounters") or []
+    }
+    devices = [_device(key, spec, d) for d in spec.get("devices") or []]
+    wanted, generation = int(pool["resourceSliceCount"]), int(pool.get("generation") or 0)
+    return _Slice(key, generation, wanted, str(spec.get("nodeName") or ""), devices, sets, sl)
 
 
-def _row(pool: _Pool, sl: JSON, device: JSON, holders: Iterable[Holder]) -> DeviceRow:
-    spec, holders = sl["spec"], tuple(holders)
+def _device(pool: PoolKey, spec: JSON, device: JSON) -> _Device:
     attributes = {str(n): _value(v) for n, v in (device.get("attributes") or {}).items()}
-    capacity = {str(n): str(c["value"]) for n, c in (device.get("capacity") or {}).items()}
-    taints = tuple(_taint(t) for t in device.get("taints") or [])
-    bad = any(t.get("effect") != _EFFECTLESS for t in device.get("taints") or [])
+    capacity = {str(n): str(Quantity(c["value"])) for n, c in (device.get("capacity") or {}).items()}
+    taints = device.get("taints") or []
+    bad = any(t.get("effect") != _EFFECTLESS for t in taints)
     owner = device if spec.get("perDeviceNodeSelection") else spec
-    shared = bool(device.get("allowMultipleAllocations"))
-    draws = pool.draws.get(device["name"], {})
-    return DeviceRow(
+    draws = {
+        str(c["counterSet"]): {str(n): Quantity(v["value"]) for n, v in c["counters"].items()}
+        for c in device.get("consumesCounters") or []
+    }
+    row = DeviceRow(
         node=str(owner.get("nodeName") or ""),
-        driver=pool.driver,
-        pool=pool.name,
+        driver=pool[0],
+        pool=pool[1],
         name=str(device["name"]),
-        use=_use(pool, draws, holders, shared=shared),
+        use=Use.FREE,
         health=Health.TAINTED if bad else Health.UNSAID,
         reach="" if owner.get("nodeName") else "all nodes" if owner.get("allNodes") else "nodes by label",
         root=_first(attributes, _ROOTS),
         numa=_first(attributes, _NUMA),
         sets=tuple(draws),
-        taints=taints,
-        meters=tuple(_meter(n, _consumed(n, holders), Quantity(v)) for n, v in capacity.items()) if shared else (),
-        holders=holders,
+        taints=tuple(_taint(t) for t in taints),
         attributes=attributes,
         capacity=capacity,
     )
+    return _Device(row, draws, bool(device.get("allowMultipleAllocations")), device)
 
 
-def _use(pool: _Pool, draws: Mapping[str, Mapping[str, Quantity]], holders: tuple[Holder, ...], *, shared: bool) -> Use:
+def _left(
+    key: PoolKey, pool: Iterable[_Slice], devices: Iterable[_Device], held: Mapping[DeviceKey, Iterable[Holder]]
+) -> dict[str, dict[str, Quantity]]:
+    """Of each counter, what nobody has. A device draws once, however many share it; admin access draws nothing."""
+    left = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
+    for device in devices:
+        if device.draws and any(not h.admin for h in held.get((*key, device.row.name), ())):
+            for name, counters in device.draws.items():
+                of = left.setdefault(name, {})
+                for counter, amount in counters.items():
+                    of[counter] = of.get(counter, _NOTHING) - amount
+    return left
+
+
+def _use(device: _Device, holders: tuple[Holder, ...], left: Draws) -> Use:
     if any(not h.admin for h in holders):
-        return Use.SHARED if shared else Use.HELD
-    for name, counters in draws.items():
-        left = pool.left.get(name, {})
-        if any(amount > left.get(counter, _NOTHING) for counter, amount in counters.items()):
+        return Use.SHARED if device.shared else Use.HELD
+    for name, counters in device.draws.items():
+        of = left.get(name, {})
+        if any(amount > of.get(counter, _NOTHING) for counter, amount in counters.items()):
             return Use.BLOCKED
     return Use.FREE
 
@@ -235,20 +303,14 @@ def _gone(key: DeviceKey, holders: Iterable[Holder]) -> DeviceRow:
     return DeviceRow("", *key, Use.GONE, Health.UNSAID, holders=tuple(holders), message="no slice has it any more")
 
 
-def _set(pool: _Pool, sl: JSON, counter_set: JSON) -> CounterSet:
-    name = str(counter_set["name"])
-    left = pool.left[name]
-    totals = {n: Quantity(c["value"]) for n, c in counter_set["counters"].items()}
-    meters = tuple(_meter(n, total - left[n], total) for n, total in totals.items())
-    node = str(sl["spec"].get("nodeName") or "")
-    if not node:  # counters have a slice of their own: they belong where the devices are that draw from them
-        nodes = {_node(of, d) for of, d in pool.devices() if name in pool.draws.get(d["name"], {})}
-        node = nodes.pop() if len(nodes) == 1 else ""
-    return CounterSet(pool.driver, pool.name, name, node, meters)
-
-
-def _node(sl: JSON, device: JSON) -> str:
-    return str((device if sl["spec"].get("perDeviceNodeSelection") else sl["spec"]).get("nodeName") or "")
+def _set(
+    pool: PoolKey, name: str, sl: _Slice, left: Mapping[str, Quantity], devices: Iterable[DeviceRow]
+) -> CounterSet:
+    meters = tuple(_meter(n, total - left[n], total) for n, total in sl.sets[name].items())
+    # Counters have a slice of their own: they belong where the devices are that draw from them.
+    nodes = {d.node for d in devices if name in d.sets}
+    node = sl.node or (nodes.pop() if len(nodes) == 1 else "")
+    return CounterSet(*pool, name, node, meters)
 
 
 # --- words and amounts ----------------------------------------------------------------------------
@@ -301,7 +363,7 @@ def _first(attributes: Mapping[str, str], names: Iterable[str]) -> str:
 def _taint(taint: JSON) -> str:
     """As people write one: ``key=value:NoExecute``."""
     value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
+    return clip(f"{taint['key']}{value}:{taint['effect']}")
 
 
-__all__ = ["Tally", "tally"]
+__all__ = ["Tallier", "Tally", "tally"]
