@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,6 +70,10 @@ class Follower:
     def snapshot(self) -> Snapshot:
         found = {k.resource.plural: tuple(k.objects.values()) for k in self._kinds}
         return Snapshot.by_plural(found, self._gaps(), live=True)
+
+    def objects(self, resource: Resource) -> Mapping[str, JSON]:
+        """Of one kind, by UID, as they are now."""
+        return next(k.objects for k in self._kinds if k.resource.plural == resource.plural)
 
     @property
     def notes(self) -> tuple[str, ...]:

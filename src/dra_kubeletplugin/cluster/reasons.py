@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import ApiError, QuestionError
+import msgspec
+
+from ..errors import ApiError, QuestionError, clip
 from ..overview.rows import PodRow
+from ..scheduling import podinfo
+from ..scheduling.claimstore import is_allocated
 from .answers import Explanation
 from .explaining import explain
 from .following import Follower
+from .objects import CLAIMS, PODS
 from .reading import with_events
+from .standing import claim_name, entries
 
+JSON = Mapping[str, Any]
 _REST = 4.0  # for a second of explaining so many seconds of rest: at most a fifth of one core
 _PAUSE = 0.2  # seconds, at least
 _OLD = 5.0  # seconds after which what changed meanwhile is looked at again
+_MOST = 1000  # reasons that are kept
+_NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
 
 @dataclass(frozen=True)
@@ -34,21 +44,25 @@ class Reasons:
         self.version = 0
         """Grows with each change of ``lines``."""
         self._follower = follower
-        self._found: dict[str, _Found] = {}
+        self._found: dict[str, _Found] = {}  # by likeness
         self._shown: tuple[PodRow, ...] = ()
+        self._claims: Mapping[tuple[str, str], JSON] = {}
+        self._claims_of = -1  # the version of the cluster
         self._turn = asyncio.Lock()
 
     def show(self, pods: Iterable[PodRow]) -> None:
-        """These are on the screen; what was said of others is forgotten once they are no longer there."""
+        """These are on the screen."""
         self._shown = tuple(pods)
 
     async def run(self) -> None:
         """Never ends."""
         while True:
             started = time.monotonic()
-            pod = self._next(started)
+            likes = {pod.uid: self._likeness(pod) for pod in self._shown}
+            pod = self._next(likes, started)
             if pod is not None:
-                await self._look(pod)
+                await self._look(pod, likes[pod.uid])
+            self._tell(likes)
             await asyncio.sleep(max(_PAUSE, _REST * (time.monotonic() - started)))
 
     async def whole(self, pod: PodRow) -> Explanation:
@@ -62,32 +76,77 @@ class Reasons:
                     pass
             return await asyncio.to_thread(explain, snapshot, f"pod/{pod.name}", pod.namespace)
 
-    def _next(self, now: float) -> PodRow | None:
+    def _next(self, likes: Mapping[str, str], now: float) -> PodRow | None:
         """Whom nothing was said of yet; else the one whose reason is oldest, where the cluster has changed since."""
-        shown = self._shown
-        if fresh := next((p for p in shown if p.uid not in self._found), None):
+        known = [(self._of(pod.uid, likes), pod) for pod in self._shown]
+        if fresh := next((pod for found, pod in known if found is None), None):
             return fresh
         due = [
-            (f.at, p)
-            for p in shown
-            if (f := self._found[p.uid]).version != self._follower.version and now - f.at > _OLD
+            (found.at, pod)
+            for found, pod in known
+            if found is not None and found.version != self._follower.version and now - found.at > _OLD
         ]
         return min(due, key=lambda d: d[0])[1] if due else None
 
-    async def _look(self, pod: PodRow) -> None:
+    async def _look(self, pod: PodRow, like: str) -> None:
         version = self._follower.version
         try:
-            line = (await self.whole(pod)).summary
+            line = clip((await self.whole(pod)).summary)
         except QuestionError as e:
-            line = str(e)
-        self._found[pod.uid] = _Found(line, version, time.monotonic())
-        if self.lines.get(pod.uid) != line:
-            self.lines[pod.uid] = line
+            line = clip(e)
+        own = any(name in line for name in (pod.name, *self._claim_names(pod)))
+        if own:  # what names the pod, or a claim of it, is true of this one alone
+            self._found.pop(like, None)
+        self._found[pod.uid if own else like] = _Found(line, version, time.monotonic())
+        if not own and like != pod.uid:
+            self._found.pop(pod.uid, None)
+
+    def _of(self, uid: str, likes: Mapping[str, str]) -> _Found | None:
+        return self._found.get(likes[uid]) or self._found.get(uid)
+
+    def _tell(self, likes: Mapping[str, str]) -> None:
+        lines = dict(self.lines)
+        for uid in likes:
+            if found := self._of(uid, likes):
+                lines[uid] = found.line
+        if len(lines) > _MOST:
+            lines = {uid: line for uid, line in lines.items() if uid in likes}
+            kept = {*likes, *likes.values()}
+            self._found = {key: found for key, found in self._found.items() if key in kept}
+        if lines != self.lines:
+            self.lines = lines
             self.version += 1
-        if len(self._found) > 4 * len(self._shown) + 100:
-            kept = {p.uid for p in self._shown}
-            self._found = {u: f for u, f in self._found.items() if u in kept}
-            self.lines = {u: line for u, line in self.lines.items() if u in kept}
+
+    # --- pods of one template -------------------------------------------------------------------
+
+    def _likeness(self, pod: PodRow) -> str:
+        """The same for pods that a scheduler would treat alike: their reason is looked for once."""
+        obj = self._follower.objects(PODS).get(pod.uid)
+        if obj is None or pod.node:
+            return pod.uid
+        if self._claims_of != self._follower.version:
+            self._claims_of = self._follower.version
+            claims = self._follower.objects(CLAIMS).values()
+            self._claims = {(c["metadata"]["namespace"], c["metadata"]["name"]): c for c in claims}
+        wants = [self._claims.get((pod.namespace, name)) for name in self._claim_names(pod)]
+        if any(claim is None or is_allocated(claim) for claim in wants):
+            return pod.uid
+        spec = obj["spec"]
+        said = [
+            pod.namespace,
+            obj["metadata"].get("labels"),
+            {k: v for k, v in spec.items() if k not in _NOT_SCHEDULED_BY},
+            [(c.get("resources"), c.get("ports")) for k in ("initContainers", "containers") for c in spec.get(k) or []],
+            [claim["spec"] for claim in wants if claim is not None],
+        ]
+        return msgspec.json.encode(said).decode()
+
+    def _claim_names(self, pod: PodRow) -> list[str]:
+        obj = self._follower.objects(PODS).get(pod.uid)
+        if obj is None:
+            return []
+        info = podinfo.read(dict(obj))
+        return [name for entry in entries(info) if (name := claim_name(info, entry))]
 
 
 __all__ = ["Reasons"]
