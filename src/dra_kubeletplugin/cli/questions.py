@@ -69,7 +69,7 @@ def add_top(top: argparse.ArgumentParser) -> None:
     top.add_argument("--filter", metavar="WORDS", default="", help="devices with all these words; !word: without it")
     top.add_argument("--once", action="store_true", help="print a table and end; so does -o json")
     add_cluster(top)
-    add_output(top)
+    add_output(top, "text")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ def overview(
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
     reaches: Reaches | None = (lambda sl, d: _reaches(one, sl, d)) if node else None
     found = (tallier or Tallier()).tally(snapshot.slices, snapshot.claims, reaches)
-    notes = list(found.notes)
+    notes = [*map(str, snapshot.unread), *found.notes]
     if node and node not in by_name and snapshot.gap(NODES) is None:
         notes.append(f"there is no node {node}")
     waiting = tuple(_waiting(snapshot, node, reasons or {}, notes))

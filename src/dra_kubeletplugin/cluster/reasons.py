@@ -10,15 +10,16 @@ from typing import Any
 
 import msgspec
 
-from ..errors import ApiError, QuestionError, clip
+from ..errors import ApiError, clip
 from ..overview.rows import PodRow
 from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated
 from .answers import Explanation
-from .explaining import explain
+from .explaining import explain, explain_pod
 from .following import Follower
-from .objects import CLAIMS, PODS
+from .objects import CLAIMS, PODS, Snapshot
 from .reading import with_events
+from .scene import Scene
 from .standing import claim_name, entries
 
 JSON = Mapping[str, Any]
@@ -48,6 +49,8 @@ class Reasons:
         self._shown: tuple[PodRow, ...] = ()
         self._claims: Mapping[tuple[str, str], JSON] = {}
         self._claims_of = -1  # the version of the cluster
+        self._scene: Scene | None = None
+        self._scene_of, self._scene_at = -1, 0.0  # the version of the cluster, and when
         self._turn = asyncio.Lock()
 
     def show(self, pods: Iterable[PodRow]) -> None:
@@ -68,13 +71,33 @@ class Reasons:
     async def whole(self, pod: PodRow) -> Explanation:
         """As `dra explain` has it, of now. Raises :class:`QuestionError` where the pod is no longer there."""
         async with self._turn:
-            snapshot = self._follower.snapshot()
-            if pod.node:  # what the kubelet says is in events alone
-                try:
-                    snapshot = await with_events(self._follower.client, snapshot, pod.namespace, pod.uid)
-                except ApiError:  # the server is away, which is shown: what is known is explained
-                    pass
+            snapshot = await self._with_events(self._follower.snapshot(), pod)
             return await asyncio.to_thread(explain, snapshot, f"pod/{pod.name}", pod.namespace)
+
+    async def _line(self, pod: PodRow) -> str:
+        """The summary of it: what would be enough is not tried, and the scene serves several pods."""
+        async with self._turn:
+            if self._scene is None or (
+                self._scene_of != self._follower.version and time.monotonic() - self._scene_at > _OLD
+            ):
+                snapshot = self._follower.snapshot()
+                self._scene_of, self._scene_at = self._follower.version, time.monotonic()
+                self._scene = await asyncio.to_thread(Scene, snapshot)
+            obj = self._follower.objects(PODS).get(pod.uid)
+            if obj is None:
+                return "it is no longer there"
+            scene = self._scene.seen_with(await self._with_events(self._scene.snapshot, pod))
+            found = await asyncio.to_thread(explain_pod, scene, podinfo.read(dict(obj)), changes=False)
+            return clip(found.summary)
+
+    async def _with_events(self, snapshot: Snapshot, pod: PodRow) -> Snapshot:
+        """What the kubelet says is in events alone."""
+        if pod.node:
+            try:
+                return await with_events(self._follower.client, snapshot, pod.namespace, pod.uid)
+            except ApiError:  # the server is away, which is shown: what is known is explained
+                pass
+        return snapshot
 
     def _next(self, likes: Mapping[str, str], now: float) -> PodRow | None:
         """Whom nothing was said of yet; else the one whose reason is oldest, where the cluster has changed since."""
@@ -90,10 +113,7 @@ class Reasons:
 
     async def _look(self, pod: PodRow, like: str) -> None:
         version = self._follower.version
-        try:
-            line = clip((await self.whole(pod)).summary)
-        except QuestionError as e:
-            line = clip(e)
+        line = await self._line(pod)
         own = any(name in line for name in (pod.name, *self._claim_names(pod)))
         if own:  # what names the pod, or a claim of it, is true of this one alone
             self._found.pop(like, None)

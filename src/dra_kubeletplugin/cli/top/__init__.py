@@ -8,21 +8,22 @@ import sys
 import time
 from dataclasses import replace
 
-from ...cluster.explaining import explain
+from ...cluster.explaining import explain_pod
 from ...cluster.live import Live
 from ...cluster.objects import Snapshot
 from ...cluster.overview import overview
 from ...cluster.reading import EVERYTHING, take
-from ...errors import QuestionError, SettingsError
+from ...cluster.scene import Scene
+from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
 from ...kube.kubeconfig import remove_files
 from ...overview.rows import Overview
+from ...scheduling import podinfo
 from ..asking import Progress, ask, config_of, encoded
 from ..style import Style
 from .table import table
 
-_EXPLAINED = 20  # pods whose reason a table gives
-_WITHIN = 10.0  # seconds for all of them
+_WITHIN = 10.0  # seconds for the reasons of all pods that wait
 _TIMEOUT = 30.0  # seconds for one page of a list
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
@@ -62,16 +63,14 @@ def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
 
     snapshot = ask(config, question)
     found = overview(snapshot, node)
+    scene, pods = Scene(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _WITHIN
     reasons: dict[str, str] = {}
-    for pod in found.waiting[:_EXPLAINED]:
+    for pod in found.waiting:
         if time.monotonic() > end:
             break
         progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
-        try:
-            reasons[pod.uid] = explain(snapshot, f"pod/{pod.name}", pod.namespace).summary
-        except QuestionError as e:
-            reasons[pod.uid] = str(e)
+        reasons[pod.uid] = clip(explain_pod(scene, podinfo.read(pods[pod.uid]), changes=False).summary)
     progress.done()
     rest = len(found.waiting) - len(reasons)
     more = (
