@@ -18,6 +18,7 @@ from .claims.store import Mode
 from .errors import RecordsError, printable
 from .inventory import DeviceKey, Inventory
 from .observe.http import Request, Response
+from .observe.origin import is_from_here
 from .overview import page
 from .overview.rows import DeviceRow, Health, NodeRow, Overview, Use, counted
 from .overview.tally import tally
@@ -25,6 +26,11 @@ from .publishable import decoded
 from .resources.nodes import Where
 
 JSON = dict[str, Any]
+# Anybody in a cluster's network reaches the port, and whose claims are where is not for everybody.
+_ELSEWHERE = (
+    "this page is for the machine itself: kubectl port-forward POD PORT, and look at http://localhost:PORT; "
+    "/metrics, /healthz and /readyz are for everybody\n"
+)
 _HEALTH = {True: Health.HEALTHY, False: Health.UNHEALTHY, None: Health.UNKNOWN}
 
 
@@ -32,7 +38,9 @@ async def answer(
     request: Request, node: str, driver: str, inventory: Inventory, store: Store, notes: Sequence[str]
 ) -> Response:
     """``/`` and ``/overview.json``; ``notes`` are lines to show with them."""
-    if refused := page.refusal(request, {node.lower()}):
+    if not is_from_here(request):
+        return page.text(_ELSEWHERE, 403)
+    if refused := page.refusal(request):
         return refused
     if request.path == "/":
         return page.page()
@@ -47,7 +55,7 @@ async def answer(
 def overview(
     node: str, driver: str, inventory: Inventory, records: Sequence[Row], notes: Iterable[str] = ()
 ) -> Overview:
-    """The rows of :func:`dra_kubeletplugin.cluster.overview.overview`, as far as a plugin can tell them."""
+    """The rows of :func:`dra_kubeletplugin.cluster.overview`, as far as a plugin can tell them."""
     readable = [r for r in records if isinstance(r, Record)]
     found = tally(_slices(node, driver, inventory), [_claim(r, driver) for r in readable])
     health = inventory.health()

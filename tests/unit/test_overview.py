@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin import Health as Report
-from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims import Record, State, Store
 from dra_kubeletplugin.cluster import Snapshot
-from dra_kubeletplugin.cluster.overview import overview
+from dra_kubeletplugin.cluster.overviewing import overview
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.observe.http import Request
+from dra_kubeletplugin.observe.origin import is_from_here
 from dra_kubeletplugin.overview import page
 from dra_kubeletplugin.overview.arranging import Grouping, Order, arranged, matching, natural
 from dra_kubeletplugin.overview.rows import Health, Overview, Use
 from dra_kubeletplugin.overview.tally import Tallier, tally
+from dra_kubeletplugin.own_page import answer
 from dra_kubeletplugin.own_page import overview as own_overview
 
 JSON = dict[str, Any]
@@ -250,7 +252,12 @@ def test_groups_and_orders_count_as_people_do() -> None:
     firsts = {o: arranged(rows, Grouping.NODE, o)[0].devices[0].name for o in Order}
     assert firsts == {"name": "gpu-0", "use": "gpu-2", "health": "gpu-3", "holder": "gpu-2"}
     assert arranged(rows, backwards=True)[0].devices[0].name == "gpu-11"
-    assert sorted(["a10", "a9", "a"], key=natural) == ["a", "a9", "a10"]
+    for names in (
+        ["a", "a9", "a10", "b"],
+        ["p-03", "p-07", "p-0b", "p-13", "p-8b", "p-c3", "p-cb", "p-d3"],
+        ["", "n-1", "n-1-x"],
+    ):
+        assert sorted([*reversed(names)], key=natural) == names
 
 
 @pytest.mark.parametrize(("words", "names"), [
@@ -312,6 +319,18 @@ def test_rows_that_the_page_has_are_not_sent_again() -> None:
 def test_only_this_servers_page_is_answered_and_only_reads(asked: Request, status: int) -> None:
     refused = page.refusal(asked, {"node-1"})
     assert (refused.status if refused else 0) == status
+
+
+@pytest.mark.parametrize(("peer", "here"), [
+    ("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False),
+    ("::ffff:10.0.0.7", False), ("fe80::1%eth0", False), ("", False),
+])  # fmt: skip
+async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: str, here: bool) -> None:
+    asked = replace(request("/"), peer=peer)
+    assert is_from_here(asked) is here
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), Store.__new__(Store), [])
+    assert found.status == (200 if here else 403)
+    assert here or b"kubectl port-forward" in found.body
 
 
 # --- what a plugin knows ------------------------------------------------------------------------

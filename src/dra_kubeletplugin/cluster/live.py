@@ -13,7 +13,7 @@ from ..kube import KubeClient
 from ..overview.rows import Overview
 from ..overview.tally import Tallier
 from .following import Follower
-from .overview import overview
+from .overviewing import overview
 from .reasons import Reasons
 
 EVERY = 1.0  # seconds between two that are made

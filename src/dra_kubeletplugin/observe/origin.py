@@ -41,4 +41,14 @@ def is_own_page(request: Request) -> bool:
     return own and request.headers.get("sec-fetch-site", "none") in _SAME
 
 
-__all__ = ["host_of", "is_own_page", "leads_here"]
+def is_from_here(request: Request) -> bool:
+    """Whether it came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which a cluster's rules guard."""
+    try:
+        address = ipaddress.ip_address(request.peer)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+__all__ = ["host_of", "is_from_here", "is_own_page", "leads_here"]

@@ -36,12 +36,18 @@ class Group:
 
 
 _USES = {u: i for i, u in enumerate((Use.GONE, Use.HELD, Use.SHARED, Use.BLOCKED, Use.FREE))}
-_DIGITS = re.compile(r"(\d+)")
+_PARTS = re.compile(r"[0-9][0-9a-f]*|[a-z]+|[^0-9a-z]+")
 
 
-def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """A key by which ``gpu-10`` comes after ``gpu-9``."""
-    return tuple((int(p), "") if p.isdecimal() else (-1, p) for p in _DIGITS.split(text) if p)
+def natural(text: str) -> list[tuple[bool, int, str]]:
+    """A key by which ``gpu-10`` comes after ``gpu-9``, and the PCI address ``0b:00.0`` between ``07:00.0`` and ``13:00.0``."""
+    found = []
+    for part in _PARTS.findall(text.lower()):
+        if part.isdecimal():
+            part = part.lstrip("0") or "0"
+        number = part[0].isdecimal()
+        found.append((not number, len(part) if number else 0, part))
+    return found
 
 
 def _title(row: DeviceRow, grouping: Grouping) -> str:

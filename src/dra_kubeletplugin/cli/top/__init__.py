@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...cluster.explaining import explain_pod
 from ...cluster.live import Live
 from ...cluster.objects import Snapshot
-from ...cluster.overview import overview
+from ...cluster.overviewing import overview
 from ...cluster.reading import EVERYTHING, take
 from ...cluster.scene import Scene
 from ...errors import SettingsError, clip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from ...overview.arranging import Group
@@ -41,23 +41,28 @@ class Widths:
     holder: int = 12
 
     @classmethod
-    def of(cls, groups: Sequence[Group], whole: int, *, node: bool, driver: bool) -> Widths:
-        """For a screen that is ``whole`` wide; ``node`` and ``driver``: whether they have a column."""
+    def of(cls, groups: Sequence[Group], whole: int, *, node: bool) -> Widths:
+        """For a screen that is ``whole`` wide; ``node``: whether it has a column. One driver alone has none."""
 
         def widest(texts: Iterable[str], least: int, most: int) -> int:
             return max(least, min(max(map(len, texts), default=0) + 2, most))
 
         rows = [r for g in groups for r in g.devices]
-        wide = whole >= _WIDE
+        wide, driver = whole >= _WIDE, len({r.driver for r in rows}) > 1
         return cls(
             group=widest((g.title for g in groups), 18, 60),
             name=widest((r.name for r in rows), 8, 30),
             node=widest((r.node or r.reach for r in rows), 0, 22) if node else 0,
-            driver=widest((r.driver for r in rows), 0, 24) if driver and wide else 0,
-            root=widest((r.root for r in rows), 0, 14) if wide and any(r.root for r in rows) else 0,
-            health=widest(map(health, rows), 10, 26 if wide else 18),
+            driver=widest((r.driver for r in rows), 0, 40) if driver else 0,
+            root=widest((r.root for r in rows), 0, 14) if any(r.root for r in rows) else 0,
+            health=widest(map(health, rows), 2, 26 if wide else 18),
             holder=widest(map(holder, rows), 12, 40 if wide else 26),
         )
+
+
+def _cell(text: str, width: int) -> str:
+    """With a space before the next column at least."""
+    return set_cell_size(text, width) if cell_len(text) < width else set_cell_size(text, width - 2) + "… "
 
 
 def bar(share: float, width: int = _BAR) -> str:
@@ -75,7 +80,7 @@ def group_line(entry: Entry, group: Group, width: int) -> Text:
     number = len(group.devices)
     share = group.held / number if number else 0.0
     text = Text("▸ " if entry.folded else "▾ ", style="bold")
-    text.append(set_cell_size(group.title, width), style="bold")
+    text.append(_cell(group.title, width), style="bold")
     text.append("▕").append(bar(share), style="cyan").append("▏")
     text.append(f" {group.held} of {number} held", style="dim")
     if group.bad:
@@ -84,21 +89,20 @@ def group_line(entry: Entry, group: Group, width: int) -> Text:
 
 
 def device_line(row: DeviceRow, widths: Widths) -> Text:
+    """What matters most comes first: a narrow screen cuts the end."""
     text = Text("    ")
     text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
-    text.append(set_cell_size(row.name, widths.name))
-    for value, width in ((row.node or row.reach, widths.node), (row.driver, widths.driver)):
-        if width:
-            text.append(set_cell_size(value, width), style="dim")
-    text.append(f"NUMA {row.numa:<3}" if row.numa else " " * 8, style="dim")
-    if widths.root:
-        text.append(set_cell_size(row.root, widths.root), style="dim")
+    text.append(_cell(row.name, widths.name))
     bad = row.health in BAD or row.use is Use.GONE or any(h.conditions for h in row.holders)
     style = "bold red" if bad else "yellow" if row.taints else "green" if row.health is Health.HEALTHY else "dim"
-    text.append(set_cell_size(health(row), widths.health), style=style)
-    text.append(set_cell_size(holder(row), widths.holder))
+    text.append(_cell(health(row), widths.health), style=style)
+    text.append(_cell(holder(row), widths.holder))
     for meter in row.meters:
         _meter(text, meter)
+    text.append(f"NUMA {row.numa:<3}" if row.numa else " " * 8, style="dim")
+    for value, width in ((row.root, widths.root), (row.node or row.reach, widths.node), (row.driver, widths.driver)):
+        if width:
+            text.append(_cell(value, width), style="dim")
     return text
 
 
@@ -117,7 +121,7 @@ def _meter(text: Text, meter: Meter) -> None:
 
 def pod_line(row: PodRow, now: float) -> Text:
     text = Text("  ")
-    text.append(set_cell_size(f"{row.namespace}/{row.name}", 34), style="bold")
+    text.append(_cell(f"{row.namespace}/{row.name}", 34), style="bold")
     text.append(f"{age(row.since, now):>5}  ", style="dim")
     if row.reason:
         text.append(row.reason, style="yellow")

@@ -143,8 +143,7 @@ class Top(App[None]):
         groups = arranged(rows, self.grouping, self.order, backwards=self.backwards)
         if self._fold_all is None:
             self._fold_all = len(groups) > _MANY
-        by_node = self.grouping in {Grouping.NODE, Grouping.ROOT, Grouping.NUMA, Grouping.SET}
-        self._widths = Widths.of(groups, self.size.width, node=not by_node, driver=self.grouping is not Grouping.DRIVER)
+        self._widths = Widths.of(groups, self.size.width, node=self.grouping is Grouping.DRIVER)
         with_sets = self.grouping in {Grouping.NODE, Grouping.SET}
         sets = {(s.driver, s.pool, s.name): s for s in found.sets} if with_sets else {}
         entries = [e for g in groups for e in self._of_group(g, sets)]
@@ -185,8 +184,8 @@ class Top(App[None]):
         told = [*(f"may not be read: {g}" for g in found.gaps), *found.notes, *told]
         self.query_one("#told", Static).update(Text("\n".join(told)))
         self.query_one("#told").display = bool(told)
-        waiting = Text(f"{len(pods)} pods wait for devices" if pods else "no pod waits for devices", style="bold")
-        self.query_one("#title", Static).update(waiting)
+        number = {0: "no pod waits", 1: "1 pod waits"}.get(len(pods), f"{len(pods)} pods wait")
+        self.query_one("#title", Static).update(Text(f"{number} for devices", style="bold"))
 
     def _device_line(self, entry: Entry) -> Text:
         match entry.row:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..errors import clip, describe
-from ..overview.rows import Count, CounterSet, DeviceRow, Health, Holder, Meter, NodeRow, Overview, PodRow, Use, counted
+from ..overview.rows import DeviceRow, NodeRow, Overview, PodRow, Use, counted
 from ..overview.tally import Reaches, Tallier
 from ..resources import node_selection
 from ..scheduling import podinfo
@@ -110,6 +110,4 @@ def _said(pod: Mapping[str, Any]) -> str:
     return clip((told[0].get("message") or told[0].get("reason") or "") if told else "")
 
 
-__all__ = [
-    "Count", "CounterSet", "DeviceRow", "Health", "Holder", "Meter", "NodeRow", "Overview", "PodRow", "Use", "overview",
-]  # fmt: skip
+__all__ = ["Overview", "overview"]
