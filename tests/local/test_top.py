@@ -241,7 +241,8 @@ async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: Loca
     await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": rules})
     binding = {"metadata": {"name": "some"}, "roleRef": ref, "subjects": [subject]}
     await cluster.client.call("POST", f"{RBAC}/clusterrolebindings", binding)
-    token = cluster.api.tokens.issue("default", "default", 600)
+    asked = "/api/v1/namespaces/default/serviceaccounts/default/token"
+    token = (await cluster.client.call("POST", asked, {"spec": {}}))["status"]["token"]
     config = ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
     async with screen(cluster, config) as (app, pilot):
         await shows(app, pilot, "cannot list resourceclaims", lambda: head(app))
