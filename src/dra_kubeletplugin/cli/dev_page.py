@@ -14,7 +14,7 @@ import secrets
 from collections.abc import AsyncIterator
 
 from ..cluster.live import Live
-from ..errors import DraError, QuestionError
+from ..errors import DraError, QuestionError, describe
 from ..kube import ApiConfig, KubeClient
 from ..observe.http import HttpServer, Limits, Request, Response
 from ..overview import page
@@ -121,8 +121,8 @@ class DevPage:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_STAYS) as self._stay:
                             await asyncio.get_running_loop().create_future()  # until nobody has looked for so long
-        except DraError as e:
-            self._fault = str(e)
+        except Exception as e:  # told to whoever looks; the next look tries again
+            self._fault = str(e) if isinstance(e, DraError) else describe(e)
         finally:
             self._live = self._stay = None
             if not ready.done():

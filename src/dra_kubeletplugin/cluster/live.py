@@ -17,6 +17,7 @@ from .overviewing import overview
 from .reasons import Reasons
 
 EVERY = 1.0  # seconds between two that are made
+_FIRST = 60.0  # seconds for the first look at everything
 
 
 class Live:
@@ -36,7 +37,7 @@ class Live:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside, everything is read or refused.
+        """Inside, everything is read or refused, or has had a minute for it.
 
         Raises :class:`QuestionError` where the cluster has no DRA, :class:`ApiError` where it does not answer.
         """
@@ -44,7 +45,9 @@ class Live:
         async with asyncio.TaskGroup() as tasks:
             jobs = [tasks.create_task(job()) for job in (self.follower.run, self.reasons.run)]
             try:
-                await self.follower.looked()
+                with contextlib.suppress(TimeoutError):  # what is there by then is shown, and why there is no more
+                    async with asyncio.timeout(_FIRST):
+                        await self.follower.looked()
                 yield
             finally:
                 for job in jobs:

@@ -78,7 +78,7 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
     explicit = class_names(snapshot.classes)
     classes = {str(c["metadata"]["name"]) for c in snapshot.classes}
     waiting = [p for p in snapshot.pods if str((p.get("status") or {}).get("phase") or "") in _WAITS]
-    for obj in sorted(waiting, key=lambda p: str(p["metadata"].get("creationTimestamp") or "")):
+    for obj in sorted(waiting, key=_age):
         meta = obj["metadata"]
         try:
             pod = podinfo.read(obj)
@@ -98,6 +98,11 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
             said=_said(obj),
             reason=reasons.get(pod.uid, ""),
         )
+
+
+def _age(pod: Mapping[str, Any]) -> tuple[str, str, str]:
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp") or ""), str(meta["namespace"]), str(meta["name"])
 
 
 def _entry(entry: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import ApiError, clip
+from ..errors import ApiError, clip, describe
 from ..overview.rows import PodRow
 from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated
@@ -113,7 +113,10 @@ class Reasons:
 
     async def _look(self, pod: PodRow, like: str) -> None:
         version = self._follower.version
-        line = await self._line(pod)
+        try:
+            line = await self._line(pod)
+        except Exception as e:  # a pod that cannot be explained must not end what is shown of all others
+            line = f"this could not be explained: {describe(e)}"
         own = any(name in line for name in (pod.name, *self._claim_names(pod)))
         if own:  # what names the pod, or a claim of it, is true of this one alone
             self._found.pop(like, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import time
 from dataclasses import replace
@@ -83,6 +84,7 @@ def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
 async def _stay(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
     from .screen import Top
 
+    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())  # the screen says what is wrong
     async with KubeClient(config, _TIMEOUT) as client:
         live = Live(client, args.node, namespace)
         async with live.running():

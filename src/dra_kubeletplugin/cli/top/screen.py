@@ -83,6 +83,7 @@ class Top(App[None]):
     """
     BINDINGS: ClassVar = [
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
         Binding("slash", "filter", "filter", key_display="/"),
         Binding("g", "group", "group"),
         Binding("s", "sort", "sort"),
