@@ -72,7 +72,7 @@ def overview(
         devices=devices,
         sets=found.sets,
         nodes=(NodeRow(node, len(devices), held),),
-        count=counted(devices),
+        count=counted(devices, None),
         notes=tuple(map(printable, (*notes, *found.notes, *odd))),
         at=time.time(),
     )

@@ -354,6 +354,7 @@ async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape
     }  # fmt: skip
     assert [h.claim + " " + h.state for d in found.devices for h in d.holders] == ["ml/c prepared"]
     assert found.notes[0] == "a note"
+    assert found.count.waiting is None, "pods are not the plugin's to know"
     encoded = msgspec.json.encode(found)
     assert b"s3cret" not in encoded
     keys = set(msgspec.json.decode(encoded))

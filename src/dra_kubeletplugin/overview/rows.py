@@ -124,7 +124,8 @@ class Count:
     blocked: int = 0
     bad: int = 0
     """Tainted, unhealthy or gone."""
-    waiting: int = 0
+    waiting: int | None = 0
+    """Pods; None where nobody asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Overview:
 BAD = frozenset({Health.TAINTED, Health.UNHEALTHY})
 
 
-def counted(devices: tuple[DeviceRow, ...], waiting: int = 0) -> Count:
+def counted(devices: tuple[DeviceRow, ...], waiting: int | None = 0) -> Count:
     uses = [d.use for d in devices]
     return Count(
         devices=len(devices),
