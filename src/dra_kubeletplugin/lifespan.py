@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from .driver import Driver
 from .driver.calls import Calls
 from .errors import DraError, DriverError, SettingsError, describe
-from .observe.http import PROBES, HttpServer, Request, Response
+from .observe.http import PROBES, Handler, HttpServer, Request, Response
 from .observe.metrics import CONTENT_TYPE, Metrics
 
 log = logging.getLogger(__name__)
 STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
 Job = Callable[[], Awaitable[object]]
 Lines = Callable[[], Awaitable[Sequence[str]]]
+PAGES = frozenset({"/", "/overview.json"})
 
 
 def bounded(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
@@ -77,18 +78,22 @@ async def _supervised(name: str, job: Job) -> None:
 
 
 class Probes:
-    """``/metrics``, ``/healthz`` and ``/readyz``.
+    """``/metrics``, ``/healthz`` and ``/readyz``, and a page for people where there is one.
 
     Args:
         measure: called before metrics are shown.
         not_ready, notes: lines for ``/readyz``: what is in the way, and what should be known.
+        page: answers for :data:`PAGES`.
     """
 
-    def __init__(self, metrics: Metrics, measure: Job, not_ready: Lines, notes: Lines) -> None:
+    def __init__(
+        self, metrics: Metrics, measure: Job, not_ready: Lines, notes: Lines, page: Handler | None = None
+    ) -> None:
         self._metrics = metrics
         self._measure = measure
         self._not_ready = not_ready
         self._notes = notes
+        self._page = page
 
     async def serve(self, stack: contextlib.AsyncExitStack, address: str) -> str:
         """Serves until the stack is left; answers the URL, empty where ``address`` is.
@@ -117,4 +122,6 @@ class Probes:
                 faults = await self._not_ready()
                 lines = [*faults, *(f"note: {line}" for line in await self._notes())]
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
+            case path if self._page is not None and path in PAGES:
+                return await self._page(request)
         return Response(404, b"/metrics, /healthz or /readyz\n", "text/plain")

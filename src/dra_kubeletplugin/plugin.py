@@ -38,6 +38,7 @@ from .kubelet import (
 from .kubelet.registration import DRA_SERVICES, HEALTH_SERVICES
 from .lifespan import Job, Probes, begin, bounded, only_error, start_driver
 from .monitoring import HealthWatch
+from .observe.http import Request, Response
 from .observe.metrics import Metrics
 from .resources.slice_rules import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .scanning import DeviceScan, Pace, asked
@@ -139,7 +140,7 @@ class Plugin:
         async with contextlib.AsyncExitStack() as stack:
             bounded(stack, "closing connections", self.client.close)
             self._lock_process(stack)
-            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
+            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, self._page)
             self.http_url = await probes.serve(stack, self.settings.http_address)
             bounded(stack, "closing the records", self.claims.close)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
@@ -259,6 +260,13 @@ class Plugin:
         out += [self.scan.note] if self.scan.note else []
         out += [note] if (note := self.health.note()) else []
         return out + await self.claims.notes()
+
+    async def _page(self, request: Request) -> Response:
+        from .own_page import answer  # nobody may ever look
+
+        lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
+        settings = self.settings
+        return await answer(request, settings.node_name, settings.driver_name, self.inventory, self.claims.store, lines)
 
     async def _measure(self) -> None:
         await self.claims.measure()

@@ -108,7 +108,11 @@ class Settings:
     sysfs_root: Path = _option("--sysfs-root", "SYSFS_ROOT", Path("/sys"), "Where sysfs is, or a described host.", Path)
     dev_root: Path = _option("--dev-root", "DEV_ROOT", Path("/dev"), "Where the host's /dev is seen from here.", Path)
     http_address: str = _option(
-        "--http-address", "HTTP_ADDRESS", "", "HOST:PORT for /metrics, /healthz and /readyz; off when empty.", _address
+        "--http-address",
+        "HTTP_ADDRESS",
+        "",
+        "HOST:PORT for /metrics, /healthz and /readyz; on a node also a page at /, for the loopback alone; off when empty.",
+        _address,
     )
     log_format: str = _option("--log-format", "LOG_FORMAT", "text", "text or json.", _choice("text", "json"))
     log_level: str = _option(

@@ -53,6 +53,10 @@ HEAVY = {
     "google.protobuf.text_format": "comes with protobuf's Python half, which its C one needs no word of",
     "encodings.idna": "has tables for names that are no ASCII",
     "pyudev": "is loaded where events are watched, and costs 1 MiB",
+    "dra_kubeletplugin.overview": "is for a page that nobody may ever look at",
+    "dra_kubeletplugin.own_page": "as above",
+    "textual": "is for a screen",
+    "rich": "comes with textual",
     "dra_kubeletplugin.local": "the local cluster is for development",
     "dra_kubeletplugin.testing": "is for tests",
 }

@@ -14,10 +14,10 @@ from ..driver import Driver
 from ..errors import DraError, SettingsError
 from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
 from .options import Parser, add_settings, given
-from .questions import add_explain, add_simulate
+from .questions import add_explain, add_simulate, add_top
 
 DEV_VERBS = (
-    "status", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
+    "status", "page", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
     "serve", "conflict", "throttle", "slow", "away", "end", "stop",
 )  # fmt: skip
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
@@ -100,6 +100,7 @@ def parser() -> Parser:
     _add_completion(commands)
     add_explain(commands.add_parser("explain", help="why a pod or a claim waits, and what would have to change"))
     add_simulate(commands.add_parser("simulate", help="whether and where pods would fit, and how many more"))
+    add_top(commands.add_parser("top", help="devices, who has them, and which pods wait: live"))
     return out
 
 
@@ -328,6 +329,7 @@ _WHOLE = {
     "gather": ("doctor", "gathered"),
     "explain": ("explain", "explain_command"),
     "simulate": ("simulate", "simulate_command"),
+    "top": ("top", "top"),
     "validate": ("validate", "validate"),
     "schema": ("validate", "schema"),
     "inspect": ("inspect", "inspect"),

@@ -24,6 +24,7 @@ from ..local.dev.hosts import NodeHost
 from ..local.runtime.interface import ContainerError
 from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
+from .dev_page import DevPage
 from .dev_plan import Plan, planned
 from .options import given
 from .style import Style
@@ -115,6 +116,8 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         await control.start()
         stack.push_async_callback(control.close)
         await manifests.apply(cluster, plan.apply)
+        page = await stack.enter_async_context(DevPage(cluster.config).serving())
+        on.link = page.link
         started.set()
         print(await _welcome(on, style), flush=True)
         waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(on.asked_to_stop.wait())}
@@ -146,6 +149,8 @@ async def _welcome(on: Environment, style: Style) -> str:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")
     lines.append(
         f"\n  export KUBECONFIG={cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
+        f"  {on.link()}\n"
+        "                                       # what `dra top` shows, in a browser; the link counts once\n"
         "  dra dev status                       # from another shell; dra dev --help lists all verbs\n"
     )
     if not on.drivers:

@@ -20,6 +20,7 @@ from .options import Parser
 
 VERBS = {
     "status": "nodes, drivers, folders, and the faults that are on",
+    "page": "print a new link to the page that shows the cluster",
     "plug": "plug a PCI function into a described host",
     "unplug": "take a PCI function out of a described host",
     "write": "write to a file of a described host's sysfs, with the kernel's effect",

@@ -60,6 +60,18 @@ def add_simulate(simulate: argparse.ArgumentParser) -> None:
     add_output(simulate, "table")
 
 
+def add_top(top: argparse.ArgumentParser) -> None:
+    top.description = (
+        "Shows devices by node, PCIe root, NUMA node and partition, who has them, how they are, and which pods wait and why: live, "
+        "until q. Any cluster, any driver; reads only. ? shows the keys."
+    )
+    top.add_argument("--node", metavar="NAME", default="", help="the devices of this node; of all nodes when left out")
+    top.add_argument("--filter", metavar="WORDS", default="", help="devices with all these words; !word: without it")
+    top.add_argument("--once", action="store_true", help="print a table and end; so does -o json")
+    add_cluster(top)
+    add_output(top, "text")
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Options that say which cluster."""
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Questions about a cluster, asked of plain objects: why is it pending, would it fit.
+"""Questions about a cluster, asked of plain objects: why is it pending, would it fit, who has what.
 
 ``Snapshot`` is what is asked: made of objects (:meth:`Snapshot.of`), read from an API server (:func:`take`) or from files
 (:func:`from_files`). Nothing here writes, and nothing has to be installed on the cluster.
@@ -18,7 +18,9 @@ from .answers import (
 )
 from .explaining import explain, waiting
 from .files import from_files
+from .live import Live
 from .objects import Gap, Snapshot
+from .overviewing import Overview, overview
 from .reading import take, with_events
 from .simulating import Fit, Placement, Simulation, simulate
 
@@ -31,7 +33,9 @@ __all__ = [
     "Gap",
     "HeldDevice",
     "Kind",
+    "Live",
     "NodeGroup",
+    "Overview",
     "Placement",
     "Reason",
     "RequestOnNodes",
@@ -40,6 +44,7 @@ __all__ = [
     "State",
     "explain",
     "from_files",
+    "overview",
     "simulate",
     "take",
     "waiting",

@@ -151,6 +151,11 @@ class Snapshot:
         return next((g for g in self.gaps if g.resource == resource.plural), None)
 
 
+def kind_named(resource: Resource) -> str:
+    """``Pod`` for pods."""
+    return next(kind for kind, known in KINDS.items() if known.plural == resource.plural)
+
+
 def kind_of(obj: Mapping[str, Any]) -> str:
     """Raises :class:`QuestionError` for what is no object."""
     kind, meta = (obj.get("kind"), obj.get("metadata")) if isinstance(obj, Mapping) else (None, None)

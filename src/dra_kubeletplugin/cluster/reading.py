@@ -16,7 +16,6 @@ from .objects import (
     CLAIMS,
     CLASSES,
     EVENTS,
-    KINDS,
     NAMESPACES,
     NODES,
     PODS,
@@ -24,6 +23,7 @@ from .objects import (
     TEMPLATES,
     Gap,
     Snapshot,
+    kind_named,
     read,
 )
 
@@ -31,7 +31,6 @@ JSON = dict[str, Any]
 Progress = Callable[[str, int], None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES)
 PAGE = 500  # objects, as kubectl has it
-_KIND = {resource.plural: kind for kind, resource in KINDS.items()}
 _WHAT_FOR = {
     PODS: "what runs where is not known: nodes look emptier than they are",
     NODES: "labels, taints and free resources of nodes are not known",
@@ -88,7 +87,7 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
     except ApiError as e:
         if e.status not in {403, 404}:
             raise
-        return replace(snapshot, gaps=(*snapshot.gaps, _gap(EVENTS, namespace, e)))
+        return replace(snapshot, gaps=(*snapshot.gaps, gap_of(EVENTS, namespace, e)))
     return replace(snapshot, events=tuple(events))
 
 
@@ -102,7 +101,7 @@ async def _all(
     except ApiError as e:
         if e.status not in {403, 404}:
             raise
-        gap = _gap(resource, scope, e)
+        gap = gap_of(resource, scope, e)
     if not resource.namespaced or scope or not namespace:
         return [], gap
     try:
@@ -118,7 +117,7 @@ async def _list(
 ) -> list[JSON]:
     """In pages; from the start once more where the list grew too old between two of them."""
     asked = replace(resource, version=version) if resource.group == GROUP else resource
-    head = {"apiVersion": asked.api_version, "kind": _KIND[resource.plural]}
+    head = {"apiVersion": asked.api_version, "kind": kind_named(resource)}
     for attempt in range(2):
         out: list[JSON] = []
         cont = ""
@@ -141,7 +140,8 @@ def _decoded(item: msgspec.Raw) -> Mapping[str, Any]:
     return decoded
 
 
-def _gap(resource: Resource, namespace: str, error: ApiError) -> Gap:
+def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
+    """What it means that a list was refused, or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
     consequence = _WHAT_FOR[resource]
     if error.status == 404:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -49,6 +50,12 @@ class Scene:
             self.cache.place(info, info.node)
         else:
             self.cache.nominate(info, info.nominated)
+
+    def seen_with(self, snapshot: Snapshot) -> Scene:
+        """The same, of a snapshot that differs in events alone."""
+        out = copy.copy(self)
+        out.snapshot = snapshot
+        return out
 
     @property
     def slices(self) -> Slices:

@@ -52,7 +52,8 @@ class Reflector:
     """Follows the objects that fit the selectors.
 
     ``items`` is the copy, by UID. ``heard`` is the time (``time.monotonic()``) at which the server last said something, 0 for
-    never; ``fault`` is why it is not followed now, empty while it is.
+    never; ``fault`` is why it is not followed now, empty while it is, and ``fault_status`` the server's status with it (0: it did
+    not answer).
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
@@ -79,12 +80,18 @@ class Reflector:
         self.items: dict[str, JSON] = {}
         self.heard = 0.0
         self.fault = ""
+        self.fault_status = 0
         self._copies = copies
         self._discovered = isinstance(resource, str)
         self._resource = None if isinstance(resource, str) else resource
         self._known: dict[str, str] = {}  # UID → resource version
         self._seconds = WATCH_SECONDS  # for which the watch was asked
         self._position = ""  # the resource version from which to watch; empty for: list first
+
+    @property
+    def resource(self) -> Resource | None:
+        """In the version that is followed; None before the server said which it has."""
+        return self._resource
 
     async def events(self) -> AsyncIterator[Event]:
         """Never ends. Errors are logged and retried; changes that a list finds come as events before its ``SYNCED``."""
@@ -108,7 +115,7 @@ class Reflector:
                 failures = 0 if time.monotonic() - started >= _SHORT else failures + 1
             except ApiError as e:
                 failures += 1
-                self.fault = str(e)
+                self.fault, self.fault_status = str(e), e.status
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:

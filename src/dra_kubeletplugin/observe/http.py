@@ -30,6 +30,7 @@ class Request:
     headers: Mapping[str, str]  # names in lower case
     body: bytes
     arguments: Sequence[tuple[str, str]] = ()  # the query in order, with names that stand there more than once
+    peer: str = ""  # the address of who asks; empty where it is not known
 
 
 Tunnel = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -243,7 +244,13 @@ class _Connection:
         for k, v in head.headers:  # a header that comes again goes on (RFC 9110, 5.3)
             name, value = k.decode().lower(), v.decode("latin-1")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        return Request(head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments)
+        return Request(
+            head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self._peer()
+        )
+
+    def _peer(self) -> str:
+        found = self.writer.get_extra_info("peername")
+        return str(found[0]) if isinstance(found, tuple) else ""
 
     async def _body(self) -> bytes | None:
         body = bytearray()

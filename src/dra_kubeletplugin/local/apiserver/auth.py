@@ -7,18 +7,17 @@ a request that a page made (it has an Origin) or that came under a foreign name 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import math
 import secrets
-import socket
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ...observe.http import Request
+from ...observe.origin import host_of, leads_here
 from .refusals import Refusal, bad_request
 from .storage import Storage
 
@@ -29,7 +28,6 @@ _ACCOUNTS = "system:serviceaccounts"
 _EXTRA = "impersonate-extra-"
 _MASTERS = "system:masters"
 _LOCAL = {
-    "localhost",
     "kubernetes",
     "kubernetes.default",
     "kubernetes.default.svc",
@@ -193,28 +191,9 @@ def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
 
 
 def _check_source(request: Request, names: Collection[str]) -> None:
-    host = request.headers.get("host", "")
-    name = _name(f"//{host}")
-    if name not in names and not _is_ours(name):
+    if not leads_here(host_of(request), {*_LOCAL, *names}):
+        host = request.headers.get("host", "")
         raise Refusal(403, "Forbidden", f"the request is for host {host!r}, and this server is the local cluster's")
     origin = request.headers.get("origin")
     if origin is not None:
         raise Refusal(403, "Forbidden", f"a web page of {origin!r} made this request: pages get nothing")
-
-
-def _name(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_ours(host: str) -> bool:
-    """An address says where it leads; of names, only those that are this machine's own."""
-    if host in _LOCAL or host.endswith(".localhost") or host == socket.gethostname().lower():
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

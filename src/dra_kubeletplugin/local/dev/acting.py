@@ -24,6 +24,7 @@ from .verbs import (
     End,
     Health,
     Kill,
+    Page,
     Plug,
     Reboot,
     RestartKubelet,
@@ -47,6 +48,10 @@ async def act(on: Environment, verb: AnyVerb) -> Answer:
     match verb:
         case Status():
             return await _status(on)
+        case Page():
+            if not (link := on.link()):
+                raise Refused("this cluster has no page")
+            return Answer(text=link, data={"url": link})
         case Plug() | Unplug() | Write():
             return _hardware(on, verb)
         case Health():

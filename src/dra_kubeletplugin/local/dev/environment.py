@@ -46,6 +46,8 @@ class Environment:
     timeout: float
     health: Path
     asked_to_stop: asyncio.Event = field(default_factory=asyncio.Event)
+    link: Callable[[], str] = field(default=lambda: "")
+    """Makes a link to the page that shows the cluster, good for one browser; empty where there is no page."""
     _told: dict[str, dict[str, JSON]] = field(default_factory=dict)
 
     # --- who is meant -------------------------------------------------------------------------------------

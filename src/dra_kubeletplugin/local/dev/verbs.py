@@ -21,6 +21,10 @@ class Status(Verb, frozen=True, kw_only=True, tag="status"):
     """Nodes, drivers, folders, faults that are on."""
 
 
+class Page(Verb, frozen=True, kw_only=True, tag="page"):
+    """A new link to the page that shows the cluster; it counts once."""
+
+
 class Plug(Verb, frozen=True, kw_only=True, tag="plug"):
     """``function``: the address of one that was unplugged, or a new one's description in YAML."""
 
@@ -134,7 +138,7 @@ class Stop(Verb, frozen=True, kw_only=True, tag="stop"):
 
 
 AnyVerb = (
-    Status | Plug | Unplug | Write | Health | RestartKubelet | Reboot | Kill | Upgrade | CutWatch | DropFields | ServeVersions
+    Status | Page | Plug | Unplug | Write | Health | RestartKubelet | Reboot | Kill | Upgrade | CutWatch | DropFields | ServeVersions
     | Conflict | Throttle | Slow | Away | End | Stop
 )  # fmt: skip
 
@@ -148,6 +152,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 __all__ = [
-    "ALL", "Answer", "AnyVerb", "Away", "Conflict", "CutWatch", "DropFields", "End", "Health", "HealthWord", "Kill", "Plug",
+    "ALL", "Answer", "AnyVerb", "Away", "Conflict", "CutWatch", "DropFields", "End", "Health", "HealthWord", "Kill", "Page", "Plug",
     "Reboot", "RestartKubelet", "ServeVersions", "Slow", "Status", "Stop", "Throttle", "Unplug", "Upgrade", "Verb", "Write",
 ]  # fmt: skip

@@ -1,0 +1,92 @@
+"""``dra top``: devices, who has them, how they are, and which pods wait, on any cluster; reads only."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from dataclasses import replace
+
+from ...cluster.explaining import explain_pod
+from ...cluster.live import Live
+from ...cluster.objects import Snapshot
+from ...cluster.overviewing import overview
+from ...cluster.reading import EVERYTHING, take
+from ...cluster.scene import Scene
+from ...errors import SettingsError, clip
+from ...kube import ApiConfig, KubeClient
+from ...kube.kubeconfig import remove_files
+from ...overview.rows import Overview
+from ...scheduling import podinfo
+from ..asking import Progress, ask, config_of, encoded
+from ..style import Style
+from .table import table
+
+_WITHIN = 10.0  # seconds for the reasons of all pods that wait
+_TIMEOUT = 30.0  # seconds for one page of a list
+_ABSENT = (
+    "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
+    "or take the table: dra top --once"
+)
+
+
+def top(args: argparse.Namespace) -> int:
+    """Raises :class:`DraError`."""
+    config = config_of(args)
+    namespace = args.namespace or config.namespace or "default"
+    if args.once or args.output != "text":
+        found = _once(config, namespace, args.node)
+        if args.output != "text":
+            print(encoded(found, args.output), end="")
+        else:
+            print("\n".join(table(found, args.filter, Style.of(sys.stdout))))
+        return 0
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise SettingsError("dra top is a screen, and this is no terminal: add --once for a table, or -o json")
+    try:
+        import textual  # noqa: F401  an extra of the package
+    except ImportError:
+        raise SettingsError(_ABSENT) from None
+    try:
+        asyncio.run(_stay(config, namespace, args))
+    finally:
+        remove_files()
+    return 0
+
+
+def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
+    progress = Progress()
+
+    async def question(client: KubeClient) -> Snapshot:
+        return await take(client, namespace, EVERYTHING, lambda plural, count: progress(f"reading {plural}: {count}"))
+
+    snapshot = ask(config, question)
+    found = overview(snapshot, node)
+    scene, pods = Scene(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
+    end = time.monotonic() + _WITHIN
+    reasons: dict[str, str] = {}
+    for pod in found.waiting:
+        if time.monotonic() > end:
+            break
+        progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
+        reasons[pod.uid] = clip(explain_pod(scene, podinfo.read(pods[pod.uid]), changes=False).summary)
+    progress.done()
+    rest = len(found.waiting) - len(reasons)
+    more = (
+        (f"{rest} more pods wait, with Kubernetes' own words: `dra explain pod/NAME` for one of them",) if rest else ()
+    )
+    waiting = tuple(replace(p, reason=reasons.get(p.uid, "")) for p in found.waiting)
+    return replace(found, waiting=waiting, notes=(*found.notes, *more), at=time.time())
+
+
+async def _stay(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
+    from .screen import Top
+
+    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())  # the screen says what is wrong
+    async with KubeClient(config, _TIMEOUT) as client:
+        live = Live(client, args.node, namespace)
+        async with live.running():
+            screen = Top(live, config.server, args.filter)
+            await screen.run_async(mouse=True)

@@ -1,0 +1,130 @@
+"""Rows as lines of a terminal: signs beside colours, so that nobody has to see the colours, and bars of eighths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from ...overview.arranging import Group
+from ...overview.rows import BAD, CounterSet, DeviceRow, Health, Meter, PodRow, Use
+from .plain import age, health, holder
+
+SIGNS = {Use.FREE: "○", Use.HELD: "●", Use.SHARED: "◐", Use.BLOCKED: "◌", Use.GONE: "✕"}
+STYLES = {Use.FREE: "green", Use.HELD: "cyan", Use.SHARED: "cyan", Use.BLOCKED: "yellow", Use.GONE: "bold red"}
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_BAR = 10
+_WIDE = 110  # columns from which on everything has a place
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line. ``key`` is the same for the same thing at another time."""
+
+    key: str
+    row: Group | CounterSet | DeviceRow | PodRow
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Of the columns whose content decides; the last column has the rest."""
+
+    group: int = 18
+    name: int = 8
+    node: int = 0
+    driver: int = 0
+    root: int = 0
+    health: int = 10
+    holder: int = 12
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], whole: int, *, node: bool) -> Widths:
+        """For a screen that is ``whole`` wide; ``node``: whether it has a column. One driver alone has none."""
+
+        def widest(texts: Iterable[str], least: int, most: int) -> int:
+            return max(least, min(max(map(len, texts), default=0) + 2, most))
+
+        rows = [r for g in groups for r in g.devices]
+        wide, driver = whole >= _WIDE, len({r.driver for r in rows}) > 1
+        return cls(
+            group=widest((g.title for g in groups), 18, 60),
+            name=widest((r.name for r in rows), 8, 30),
+            node=widest((r.node or r.reach for r in rows), 0, 22) if node else 0,
+            driver=widest((r.driver for r in rows), 0, 40) if driver else 0,
+            root=widest((r.root for r in rows), 0, 14) if any(r.root for r in rows) else 0,
+            health=widest(map(health, rows), 2, 26 if wide else 18),
+            holder=widest(map(holder, rows), 12, 40 if wide else 26),
+        )
+
+
+def _cell(text: str, width: int) -> str:
+    """With a space before the next column at least."""
+    return set_cell_size(text, width) if cell_len(text) < width else set_cell_size(text, width - 2) + "… "
+
+
+def bar(share: float, width: int = _BAR) -> str:
+    full = max(0.0, min(1.0, share)) * width
+    whole = int(full)
+    part = _EIGHTHS[int((full - whole) * 8)] if whole < width else ""
+    return ("█" * whole + part).ljust(width)[:width]
+
+
+def colour(share: float) -> str:
+    return "red" if share > 1 else "yellow" if share >= 0.9 else "cyan"
+
+
+def group_line(entry: Entry, group: Group, width: int) -> Text:
+    number = len(group.devices)
+    share = group.held / number if number else 0.0
+    text = Text("▸ " if entry.folded else "▾ ", style="bold")
+    text.append(_cell(group.title, width), style="bold")
+    text.append("▕").append(bar(share), style="cyan").append("▏")
+    text.append(f" {group.held} of {number} held", style="dim")
+    if group.bad:
+        text.append(f"  ▲ {group.bad} not well", style="bold red")
+    return text
+
+
+def device_line(row: DeviceRow, widths: Widths) -> Text:
+    """What matters most comes first: a narrow screen cuts the end."""
+    text = Text("    ")
+    text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
+    text.append(_cell(row.name, widths.name))
+    bad = row.health in BAD or row.use is Use.GONE or any(h.conditions for h in row.holders)
+    style = "bold red" if bad else "yellow" if row.taints else "green" if row.health is Health.HEALTHY else "dim"
+    text.append(_cell(health(row), widths.health), style=style)
+    text.append(_cell(holder(row), widths.holder))
+    for meter in row.meters:
+        _meter(text, meter)
+    text.append(f"NUMA {row.numa:<3}" if row.numa else " " * 8, style="dim")
+    for value, width in ((row.root, widths.root), (row.node or row.reach, widths.node), (row.driver, widths.driver)):
+        if width:
+            text.append(_cell(value, width), style="dim")
+    return text
+
+
+def set_line(row: CounterSet) -> Text:
+    text = Text("    ┊ ", style="dim")
+    text.append(f"{row.name}  ")
+    for meter in row.meters:
+        _meter(text, meter)
+    return text
+
+
+def _meter(text: Text, meter: Meter) -> None:
+    text.append(f"{meter.name} ", style="dim").append("▕").append(bar(meter.share, 8), style=colour(meter.share))
+    text.append(f"▏{meter.taken}/{meter.total}  ", style="dim")
+
+
+def pod_line(row: PodRow, now: float) -> Text:
+    text = Text("  ")
+    text.append(_cell(f"{row.namespace}/{row.name}", 34), style="bold")
+    text.append(f"{age(row.since, now):>5}  ", style="dim")
+    if row.reason:
+        text.append(row.reason, style="yellow")
+    else:
+        text.append(f"{row.said or 'not looked at yet'} …", style="dim italic")
+    return text

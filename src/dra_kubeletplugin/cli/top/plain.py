@@ -1,0 +1,40 @@
+"""A device's state in a few words, whatever shows them."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from ...overview.rows import DeviceRow, Health, Use
+
+
+def health(row: DeviceRow) -> str:
+    """In a few words: the worst first."""
+    if row.use is Use.GONE:
+        return "✕ gone"
+    if row.taints:
+        more = f" +{len(row.taints) - 1}" if len(row.taints) > 1 else ""
+        return f"▲ {row.taints[0].partition('/')[2] or row.taints[0]}{more}"
+    broken = [c for h in row.holders for c in h.conditions]
+    if row.health is Health.UNHEALTHY or broken:
+        return f"▲ {row.message or (broken[0] if broken else 'unhealthy')}"
+    return {Health.HEALTHY: "✓ healthy", Health.UNKNOWN: "? unknown"}.get(row.health, "")
+
+
+def holder(row: DeviceRow) -> str:
+    """Who has it: the pods, else the claim."""
+    names = [f"{h.pods[0] if h.pods else h.claim}{' (admin)' if h.admin else ''}" for h in row.holders]
+    more = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return names[0] + more if names else ""
+
+
+def age(since: str, now: float | None = None) -> str:
+    """As kubectl has it: ``42s``, ``17m``, ``3h``, ``9d``; empty where it is not known."""
+    try:
+        seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
+    except ValueError:
+        return ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"

@@ -1,0 +1,44 @@
+"""`dra top --once`: the same rows as a table, for pipes and terminals that are no screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ...overview.arranging import arranged, matching, matching_pods
+from ...overview.rows import DeviceRow, Overview
+from ..style import Style
+from .plain import age, health, holder
+
+_HEAD = ("NODE", "DEVICE", "USE", "HEALTH", "NUMA", "PCIE ROOT", "HOLDER", "CLAIM", "DRIVER")
+
+
+def table(found: Overview, filtered: str, style: Style) -> Iterator[str]:
+    n = found.count
+    yield style.bold(f"{n.devices} devices: {n.held} held, {n.free} free, {n.blocked} blocked, {n.bad} not well")
+    rows = [r for group in arranged(matching(found.devices, filtered)) for r in group.devices]
+    yield from _aligned([_HEAD, *map(_cells, rows)], style)
+    if found.sets:
+        cells = [
+            (s.node, s.name, m.name, f"{m.taken}/{m.total}", f"{m.share:.0%}") for s in found.sets for m in s.meters
+        ]
+        yield ""
+        yield from _aligned([("NODE", "COUNTER SET", "COUNTER", "TAKEN", "SHARE"), *cells], style)
+    if pods := matching_pods(found.waiting, filtered):
+        yield ""
+        yield from _aligned([
+            ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.said) for p in pods),
+        ], style)  # fmt: skip
+    yield from (f"note: {line}" for line in (*found.gaps, *found.notes))
+
+
+def _cells(r: DeviceRow) -> tuple[str, ...]:
+    return (
+        r.node or r.reach, r.name, r.use, health(r), r.numa, r.root, holder(r), ", ".join(dict.fromkeys(h.claim for h in r.holders)),
+        r.driver,
+    )  # fmt: skip
+
+
+def _aligned(rows: Sequence[Sequence[str]], style: Style) -> Iterable[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    out = ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [style.bold(out[0]), *out[1:]]
