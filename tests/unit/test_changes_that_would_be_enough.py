@@ -188,6 +188,23 @@ def test_of_several_claims_all_are_named_that_have_to_go() -> None:
     assert change.example == "a: claim default/h of pod default/holder and claim default/i of pod default/holder"
 
 
+def test_a_claim_that_the_pod_has_itself_makes_no_room_for_it() -> None:
+    mine = held("own", "a", "g0", users=("p",))
+    found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), mine, claim(), pod("own", "c")]), "p")
+    assert found.state is State.WAITS
+    assert not found.changes
+
+
+def test_a_device_that_is_held_and_has_no_counters_left_is_had_when_its_claim_goes() -> None:
+    part = {"name": "g0", "consumesCounters": [{"counterSet": "s", "counters": {"m": {"value": "1"}}}]}
+    counters = pool("a", count=2, suffix="-counters")
+    del counters["spec"]["devices"]
+    counters["spec"]["sharedCounters"] = [{"name": "s", "counters": {"m": {"value": "1"}}}]
+    objects = [CLASS, node("a"), pool("a", part, count=2), counters, held("h", "a", "g0"), claim(), pod("c")]
+    (change,) = explain(Snapshot.of(objects), "p").changes
+    assert change.example == "a: claim default/h of pod default/holder"
+
+
 def test_a_node_that_is_cordoned_has_to_be_uncordoned_and_nothing_else() -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     cordoned = node("a", unschedulable=True, taints=[taint])

@@ -203,7 +203,8 @@ class _Look:
         short = [options for options in look.requests if not any(o.enough for o in options)]
         of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
         wanted = self._open(node, claims)
-        trials = Trials(NodeDevices(self.scene, node), wanted)
+        own = {str(c["metadata"].get("uid")) for c in claims.claims}
+        trials = Trials(NodeDevices(self.scene, node), wanted, own)
         if of_node:
             tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
             if len(look.faults) == 1 and not short and tried:

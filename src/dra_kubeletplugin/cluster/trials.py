@@ -25,6 +25,7 @@ from .scene import told
 JSON = dict[str, Any]
 LIMIT = 1.0  # seconds for one trial: what takes longer is taken not to help
 _VALUES = 4
+_FREED = {Kind.HELD, Kind.COUNTERS, Kind.CAPACITY}  # what other claims may have taken
 _HOLDERS = 16  # claims that are tried one by one
 NOT_TOGETHER = Fault(
     Kind.COMPETITION,
@@ -37,8 +38,12 @@ Edit = Callable[[JSON], JSON]
 class Trials:
     """What one node would say to claims that are not allocated yet."""
 
-    def __init__(self, devices: NodeDevices, claims: Sequence[JSON], limit: float = LIMIT) -> None:
+    def __init__(
+        self, devices: NodeDevices, claims: Sequence[JSON], own: Collection[str] = (), limit: float = LIMIT
+    ) -> None:
+        """``own``: UIDs of the pod's own claims, which cannot make room for it."""
         self.devices = devices
+        self._own = own
         self.claims = list(claims)
         self._limit = limit
 
@@ -112,7 +117,9 @@ class Trials:
     def enough(self, fault: Fault) -> Iterator[tuple[str, str]]:
         """What would let the devices do where a fault stands in the way, each alone, and what is meant by it."""
         if fault.parts:
-            if self._without_all(fault.parts):
+            if all(part.kind in _FREED for part in fault.parts):
+                yield from self._freeing
+            elif self._without_all(fault.parts):
                 yield fault.change, ""
             return
         match fault.kind:
@@ -154,7 +161,7 @@ class Trials:
     @cached_property
     def _freeing(self) -> list[tuple[str, str]]:
         """Claims without which the devices would do: one that suffices, or several of which none can stay."""
-        every = list(self._holders)
+        every = [uid for uid in self._holders if uid not in self._own]
         if not every or not self.fits(gone=every):
             return []
         gone = next(([uid] for uid in every[:_HOLDERS] if self.fits(gone=[uid])), every)
