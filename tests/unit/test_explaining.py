@@ -152,13 +152,13 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
         ],
         Kind.COUNTERS,
         "needs 80Gi of gpu-0, 40Gi left; claim default/h of pod default/holder",
-        "devices of the same counters have to go",
+        "have to go (on a: claim default/h of pod default/holder)",
     ),
     "capacity of a device that is too small": (
         [node("a"), pool("a", gpu("g0", "16Gi")), claim(capacity={"requests": {"memory": "40Gi"}}), pod("c")],
         Kind.CAPACITY,
         "its memory is less than 40Gi (a/g0: it has 16Gi)",
-        "ask for less memory",
+        "ask for at most 16Gi of memory (on a)",
     ),
     "capacity that others took": (
         [
@@ -170,7 +170,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
         ],
         Kind.CAPACITY,
         "20Gi of 80Gi left; claim default/h of pod default/holder",
-        "ask for less memory",
+        "ask for at most 20Gi of memory (on a)",
     ),
     "a constraint": (
         [

@@ -49,7 +49,7 @@ def _changes(found: Explanation, style: Style) -> Iterator[str]:
         return
     reasons = [r for g in found.groups for r in (*g.reasons, *(r for q in g.requests for r in q.reasons))]
     if wanted := list(dict.fromkeys(r.change for r in reasons if r.change)):
-        yield from ("", style.bold("nothing is enough alone; what would have to change:"))
+        yield from ("", style.bold("what would have to change (nothing that was tried is enough alone):"))
     for text in wanted[:_GROUPS]:
         yield from _wrapped(text, 2, "- ")
 

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     SCHEDULER_NAME = "scheduler-name"
     NODE_GIVEN = "node-name-given"
     DELETED = "pod-deleted"
+    NODE_GONE = "node-gone"
     CLAIM_MISSING = "claim-missing"
     CLAIM_NOT_MADE = "claim-not-made"
     CLAIM_DELETED = "claim-deleted"

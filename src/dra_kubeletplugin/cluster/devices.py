@@ -29,7 +29,8 @@ _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 class Fault:
     """One reason against one device. ``detail`` is what differs from device to device.
 
-    ``subject`` is what a trial would leave out: a selector's part, a taint, a constraint.
+    ``subject`` is what a trial would change: a selector's part, a taint, a constraint, a capacity. ``parts`` are the reasons that
+    stand against one device together.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Fault:
     change: str
     detail: str = ""
     subject: str = ""
+    parts: tuple[Fault, ...] = ()
 
 
 _NO_AMOUNT = Fault(Kind.CAPACITY, "its policy allows no amount that suffices", "ask for another amount")
@@ -111,9 +113,8 @@ class NodeDevices:
                     left = canonical(has - taken) if taken is not None else canonical(has)
                     detail = f"{left} of {canonical(has)} left; {self._holders(candidate.id)}"
                     text = f"too little of its {_short(name)} is left for {canonical(amount)}"
-                    yield Fault(
-                        Kind.CAPACITY, text, f"ask for less {_short(name)}, or a claim that shares it has to go", detail
-                    )
+                    change = f"ask for less {_short(name)}, or a claim that shares it has to go"
+                    yield Fault(Kind.CAPACITY, text, change, detail, name)
         if used is None and (candidate.multiple or not request.admin):
             yield from self._counters(candidate)
 
@@ -224,6 +225,7 @@ def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
                 Kind.CAPACITY,
                 f"it has no capacity {_short(name)}",
                 f"a device with {_short(name)}, or no request for it",
+                subject=name,
             )
         elif parse(str(value)) > parse(capacities[name]["value"]):
             text = f"its {_short(name)} is less than {value}"
@@ -232,6 +234,7 @@ def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
                 text,
                 f"ask for less {_short(name)}, or add larger devices",
                 f"it has {capacities[name]['value']}",
+                name,
             )
         elif (
             candidate.multiple
@@ -239,7 +242,7 @@ def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
         ):
             policy = capacities[name].get("requestPolicy")
             text = f"its policy for {_short(name)} allows no amount for {value}"
-            yield Fault(Kind.CAPACITY, text, f"ask for another amount of {_short(name)}", f"policy {policy}")
+            yield Fault(Kind.CAPACITY, text, f"ask for another amount of {_short(name)}", f"policy {policy}", name)
 
 
 def _taints(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -80,23 +80,25 @@ class _Look:
     scene: Scene
     pod: PodInfo
     tries: bool
-    until: float = field(default_factory=lambda: time.monotonic() + TRYING)
+    until: float = 0.0
+    untried: bool = False
 
     def verdict(self) -> Verdict:
         scene = self.scene
         snapshot = scene.cache.snapshot()
-        notes = tuple(not_looked_at(self.pod))
+        notes = list(not_looked_at(self.pod))
         if not snapshot.nodes:
-            return Verdict(reasons=(Reason(Kind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=notes)
+            return Verdict(reasons=(Reason(Kind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=tuple(notes))
         claims = pod_devices.read(self.pod, scene.cache.claims, scene.cache.classes, scene.cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):
-            return Verdict(reasons=tuple(Reason(Kind.OTHER, why, "") for why in claims.reasons), notes=notes)
+            return Verdict(reasons=tuple(Reason(Kind.OTHER, why, "") for why in claims.reasons), notes=tuple(notes))
         cycle = Cycle(self._free_to_go(), snapshot, claims, scene.allocations(LIMIT))
         error = ""
         try:
             fitting = {n.name for n in cycle.feasible(len(snapshot.nodes))}
         except SchedulerError as e:
             fitting, error = set(), str(e)
+        self.until = time.monotonic() + TRYING
         filters = NodeFilters(self.pod, list(snapshot.nodes), scene.cache.snapshot().namespaces, claims.by_class)
         looks = [
             NodeLook(n.name, True) if n.name in fitting else self._look(n, claims, filters, cycle.rejected.get(n.name))
@@ -106,7 +108,9 @@ class _Look:
         nodes = {n.name: n for n in snapshot.nodes}
         changes = () if error or not self.tries else tuple(self._changes(folded, claims, nodes))
         reasons = (self._fatal(error, claims),) if error else ()
-        return Verdict(tuple(g for g, _ in folded), changes, reasons, notes)
+        if self.untried:
+            notes.append(_UNTRIED_NODES)
+        return Verdict(tuple(g for g, _ in folded), changes, reasons, tuple(notes))
 
     def _free_to_go(self) -> PodInfo:
         """The pod without the node that it was promised, so that the others are looked at too."""
@@ -189,6 +193,7 @@ class _Look:
             if look is None or look.fits:
                 continue
             if time.monotonic() > self.until:
+                self.untried = True
                 break
             for text, example in self._enough(look, claims, nodes[look.node]):
                 found.setdefault(text, []).append(f"{look.node}: {example}" if example else look.node)
@@ -200,7 +205,8 @@ class _Look:
         short = [options for options in look.requests if not any(o.enough for o in options)]
         of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
         wanted = self._open(node, claims)
-        trials = Trials(NodeDevices(self.scene, node), wanted)
+        own = {str(c["metadata"].get("uid")) for c in claims.claims}
+        trials = Trials(NodeDevices(self.scene, node), wanted, own)
         if of_node:
             tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
             if len(look.faults) == 1 and not short and tried:
@@ -209,9 +215,8 @@ class _Look:
         if not wanted:
             return
         faults = [*look.faults, *(f for options in look.requests for o in options for _, f in o.faults)]
-        for fault in {(f.kind, f.text): f for f in faults}.values():
-            if trials.helps(fault):
-                yield fault.change, fault.detail if fault.kind in _OF_HOLDERS else ""
+        distinct = {(f.kind, f.text): f for f in faults}.values()
+        yield from dict(found for fault in distinct for found in trials.enough(fault)).items()
         for option in (option for options in short for option in options):
             if option.wanted and 0 < option.usable < option.wanted and trials.fits(fewer(wanted, option)):
                 yield _FEWER.format(option.usable, option.request, option.wanted), ""
@@ -222,8 +227,8 @@ _LATE = Fault(
     f"whether there are devices for the claims was not found out within {LIMIT:g} s; the scheduler gives up after {TIME_LIMIT:g} s",
     "fewer alternatives, constraints or partitions to choose from",
 )
+_UNTRIED_NODES = f"what would be enough was not tried on all nodes, as that took more than {TRYING:g} s"
 _UNTRIED = {Kind.CLAIM_ELSEWHERE, Kind.EXTENDED}  # nobody knows which devices would be had then
-_OF_HOLDERS = {Kind.HELD, Kind.COUNTERS}
 _OF_DEVICES = {Kind.CONSTRAINT, Kind.COUNTERS, Kind.COMPETITION, Kind.TIMEOUT}
 
 

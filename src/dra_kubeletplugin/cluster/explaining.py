@@ -124,7 +124,8 @@ def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanat
     if is_finished(pod.pod):
         return replace(known, state=State.RUNS, summary=f"it has ended: {phase}")
     reasons = tuple(standing.reasons(scene, pod))
-    if phase == "Running" and not pod.terminating:
+    lost = any(r.kind is Kind.NODE_GONE for r in reasons)
+    if phase == "Running" and not pod.terminating and not lost:
         return replace(known, state=State.RUNS, summary=f"it runs on {pod.node}")
     if pod.node:
         return _placed(known, reasons)

@@ -97,4 +97,4 @@ def _reasons(places: Iterable[tuple[str, Fault]], *, devices: bool) -> tuple[Rea
     for where, fault in places:
         found.setdefault((fault.kind, fault.text), _Folded(fault)).add(where, fault.detail)
     folded = [f.reason(devices=devices) for f in found.values()]
-    return tuple(sorted(folded, key=lambda r: -r.devices) if devices else folded)
+    return tuple(sorted(folded, key=lambda r: (r.kind is not Kind.TOO_FEW, -r.devices)) if devices else folded)

@@ -48,9 +48,11 @@ class NodeFilters:
     def faults(self, node: NodeInfo) -> Iterator[Fault]:
         """In the scheduler's order; the scheduler itself tells the first alone."""
         pod = self.pod
-        if filters.unschedulable(pod, node):
+        cordoned = filters.unschedulable(pod, node)
+        if cordoned:
             yield Fault(Kind.CORDONED, "the node is unschedulable", f"kubectl uncordon {_NODE}")
-        yield from self._taints(node)
+        # The node controller takes this taint away with the field.
+        yield from self._taints(node, without=filters.UNSCHEDULABLE_TAINT["key"] if cordoned else "")
         if pod.has_affinity or pod.spec.get("nodeSelector"):
             if filters.node_affinity(pod, node):
                 yield from self._selection(node)
@@ -62,8 +64,8 @@ class NodeFilters:
         if self._affinity.matters and (rejection := self._affinity.rejects(node)):
             yield _told(rejection, "other affinity terms, or other pods on the node")
 
-    def _taints(self, node: NodeInfo) -> Iterator[Fault]:
-        for taint in node.taints:
+    def _taints(self, node: NodeInfo, without: str) -> Iterator[Fault]:
+        for taint in (t for t in node.taints if t["key"] != without):
             if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in self.pod.tolerations):
                 shown = taint_text(taint)
                 change = f"the pod has to tolerate {shown}, or: kubectl taint node {_NODE} {shown}-"
@@ -100,9 +102,10 @@ class NodeFilters:
                 yield Fault(Kind.EXTENDED, text, change)
             else:
                 detail = f"{_amount(name, wanted)} wanted, {_amount(name, max(free, 0))} of {_amount(name, has)} free"
-                yield Fault(
-                    Kind.RESOURCES, f"the node has too little {name}", f"less {name}, or pods have to go", detail
-                )
+                ways = [f"less {name}"] if free > 0 or not has else []
+                ways += ["pods have to go"] if wanted <= has else []
+                change = ", or ".join(ways) or f"less {name}, and pods have to go"
+                yield Fault(Kind.RESOURCES, f"the node has too little {name}", change, detail)
 
 
 _NODE = "NODE"

@@ -102,10 +102,25 @@ def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestLo
         out.faults = [(devices.node.name, _NONE)]
     if out.enough:
         out.faults = []
-    elif not out.faults:
-        text = f"the node has fewer than {request.count} devices for it"
-        out.faults = [(devices.node.name, Fault(Kind.TOO_FEW, text, "ask for fewer", f"{out.usable}"))]
+    elif not out.faults or _too_few(devices, out, len(of_class)):
+        text = f"the node has fewer than {request.count} devices for request {request.full_name}"
+        detail = f"{out.devices - len(of_class)} of class {out.device_class}"
+        out.faults.insert(0, (devices.node.name, Fault(Kind.TOO_FEW, text, "ask for fewer", detail)))
     return out
+
+
+def _too_few(devices: NodeDevices, look: RequestLook, of_others: int) -> bool:
+    """Whether there are not even as many devices of the class as are wanted, so that nothing that keeps them away matters alone.
+
+    A device that is shared out can be had more than once.
+    """
+    there = look.devices - of_others
+    return (
+        there > 0
+        and look.wanted is not None
+        and there < look.wanted
+        and not any(c.multiple for c in devices.candidates)
+    )
 
 
 def _matches(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
@@ -124,5 +139,5 @@ def _one(found: list[Fault]) -> Fault:
         ", and ".join(dict.fromkeys(f.text for f in found)),
         "; and ".join(dict.fromkeys(f.change for f in found)),
         ", ".join(dict.fromkeys(f.detail for f in found if f.detail)),
-        found[0].subject,
+        parts=tuple(found),
     )

@@ -40,6 +40,10 @@ def _of_pod(scene: Scene, pod: PodInfo) -> Iterator[Reason]:
             Kind.SCHEDULER_NAME, text, f"start a scheduler named {name}, or make the pod without schedulerName"
         )
     if pod.node:
+        if scene.snapshot.nodes and not any(n["metadata"]["name"] == pod.node for n in scene.snapshot.nodes):
+            text = f"the pod was placed on {pod.node}, and there is no such node: nobody knows whether it runs"
+            change = "the pod is deleted a little after its node; what owns it makes another"
+            yield Reason(Kind.NODE_GONE, text, change)
         for claim in _claims(scene, pod):
             if not is_allocated(claim):
                 text = (

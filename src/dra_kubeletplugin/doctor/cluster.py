@@ -39,7 +39,7 @@ READER = tuple(
     Permission(verb="list", resource=r, group=g)
     for r, g in (
         ("resourceslices", GROUP), ("resourceclaims", GROUP), ("deviceclasses", GROUP), ("resourceclaimtemplates", GROUP),
-        ("pods", ""), ("nodes", ""),
+        ("pods", ""), ("nodes", ""), ("namespaces", ""), ("events", ""),
     )
 )  # fmt: skip
 """What whoever explains and examines a cluster has to read."""
@@ -116,9 +116,8 @@ async def _gates(client: KubeClient) -> Finding:
     try:
         answer = await client.raw("/metrics")
     except ApiError as e:
-        return unknown(
-            "feature gates", e.message, "a cluster's administrator may see them: nonResourceURLs [/metrics], verb get"
-        )
+        todo = "a cluster's administrator may see them: nonResourceURLs [/metrics], verb get"
+        return unknown("feature gates", e.message, todo if e.status in {401, 403} else "")
     gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(answer.body)}
     if not gates:
         return unknown("feature gates", "the API server's metrics name none")

@@ -45,6 +45,10 @@ async def look(
             f"nothing is published{f' for node {node}' if node else ''}",
             "see the drivers' logs and readiness (/readyz)",
         )
+    elif not count:
+        yield warning(
+            "slices", f"no slice of {by} has a device", "see what the drivers find: their logs, and `dra inspect`"
+        )
     elif not found:
         yield ok("slices", f"{count} devices in {len(slices)} slices of {by}")
 
@@ -70,12 +74,12 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         newest = max(s["spec"]["pool"]["generation"] for s in members)
         now = [s for s in members if s["spec"]["pool"]["generation"] == newest]
         wanted = now[0]["spec"]["pool"]["resourceSliceCount"]
-        if len(now) < wanted:
+        if len(now) != wanted:
             yield failure(
                 "slices",
                 f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} are there: none of its devices is "
                 "allocated",
-                "its driver publishes the rest; if this stays, see its log for what is refused",
+                "its driver publishes the rest, or takes back what is too much; if this stays, see its log for what is refused",
             )
         if old := len(members) - len(now):
             yield warning(

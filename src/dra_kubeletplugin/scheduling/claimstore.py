@@ -153,7 +153,7 @@ class ClaimStore:
         if changed:
             use = dict(self.use)
             for key in changed:
-                use[key] = _use(r for results in self._holders[key].values() for r in results)
+                use[key] = taken_by(r for results in self._holders[key].values() for r in results)
             self.use = use
 
 
@@ -171,7 +171,7 @@ def reserved_for(claim: Mapping[str, Any]) -> list[JSON]:
     return list((claim.get("status") or {}).get("reservedFor") or [])
 
 
-def _use(results: Iterable[JSON]) -> Use:
+def taken_by(results: Iterable[JSON]) -> Use:
     devices: set[DeviceId] = set()
     shares: dict[DeviceId, dict[str, Quantity]] = {}
     for result in results:
