@@ -178,7 +178,7 @@ async def test_hot_plugged_functions_come_and_go() -> None:
 
 async def test_a_reboot_with_vfio_in_use_starts_afresh() -> None:
     async with server() as node:
-        await node.run_pod(selector=FPGA)
+        await node.run_pod(selector=FPGA, restart_policy="Always")
         await node.reboot()
         await node.api.wait("the binding", lambda: _is(node, "0000:17:00.0", "vfio-pci"))
         await node.delete_pod()

@@ -38,9 +38,12 @@ async def run(cluster: LocalCluster, *command: str, stdin: str = "") -> str:
     return done.stdout + done.stderr
 
 
+OLDER = {f"resource.k8s.io/{v}": True for v in ("v1beta1", "v1beta2")}  # what releases before 1.34 have
+
+
 @pytest.fixture
 async def kubectl() -> AsyncIterator[Kubectl]:
-    async with LocalCluster(("node-1",)) as cluster:
+    async with LocalCluster(("node-1",), runtime_config=OLDER) as cluster:
 
         async def kubectl(*args: str, stdin: str = "") -> str:
             return await run(cluster, "kubectl", *args, stdin=stdin)

@@ -68,9 +68,12 @@ class Curl:
         return dict(answer.json)
 
 
+FEATURES = Features.of(runtime_config={"api/all": True})
+
+
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[Curl]:
-    server = ApiServer(features=Features.of(runtime_config={"api/all": True}))
+    server = ApiServer(features=FEATURES)
     await server.start()
     try:
         yield Curl(server)

@@ -196,6 +196,7 @@ class DriverNode(Generic[D]):
         selector: str = "",
         parameters: Mapping[str, Any] | None = None,
         admin_access: bool = False,
+        restart_policy: pods.RestartPolicy = "Never",
         timeout: float = TIMEOUT,
         patience: float = PATIENCE,
     ) -> JSON:
@@ -203,12 +204,19 @@ class DriverNode(Generic[D]):
 
         Args:
             claim: what it asks for; without, ``count`` devices of the driver that match ``selector``, with ``parameters``.
+            restart_policy: whether it runs again after :meth:`reboot`; ``Never`` fails then, as on Kubernetes.
 
         Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`.
         """
         __tracebackhide__ = True
         await self.apply_pod(
-            name, claim, count=count, selector=selector, parameters=parameters, admin_access=admin_access
+            name,
+            claim,
+            count=count,
+            selector=selector,
+            parameters=parameters,
+            admin_access=admin_access,
+            restart_policy=restart_policy,
         )
         return await self.api.wait_running(name, timeout=timeout, patience=patience)
 
@@ -221,6 +229,7 @@ class DriverNode(Generic[D]):
         selector: str = "",
         parameters: Mapping[str, Any] | None = None,
         admin_access: bool = False,
+        restart_policy: pods.RestartPolicy = "Never",
     ) -> None:
         """As :meth:`run_pod`, without waiting for it."""
         if self._running:
@@ -228,7 +237,10 @@ class DriverNode(Generic[D]):
         request = Request(count=count, selectors=[selector] if selector else (), admin_access=admin_access)
         config = [OpaqueConfig(self.settings.driver_name, parameters)] if parameters is not None else []
         spec = claim or ClaimSpec(request, config=config)
-        await self.api.apply(pods.template(f"{name}-template", spec), pods.pod(name, templates=[f"{name}-template"]))
+        await self.api.apply(
+            pods.template(f"{name}-template", spec),
+            pods.pod(name, templates=[f"{name}-template"], restart_policy=restart_policy),
+        )
 
     async def end(self, pod_name: str = "pod", container: str = "", *, exit_code: int = 0) -> None:
         """The process of a container, of the first one where none is named, ends by itself.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..resources.convert import GROUP
 from .claims import ClaimSpec
 
 JSON = dict[str, Any]
+RestartPolicy = Literal["Always", "OnFailure", "Never"]
 
 
 def device_class(name: str, driver: str) -> JSON:
@@ -37,11 +38,13 @@ def claim(name: str, spec: ClaimSpec) -> JSON:
     return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec.to_json()}
 
 
-def pod(name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = ()) -> JSON:
+def pod(
+    name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = (), restart_policy: RestartPolicy = "Never"
+) -> JSON:
     """A pod with one container, ``main``, that uses claims made from ``templates`` and existing ``claims``."""
     entries = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
     entries += [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
     container: JSON = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
     container["resources"] = {"claims": [{"name": e["name"]} for e in entries]}
-    spec = {"restartPolicy": "Never", "resourceClaims": entries, "containers": [container]}
+    spec = {"restartPolicy": restart_policy, "resourceClaims": entries, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
