@@ -267,13 +267,15 @@ def test_types_of_one_name_have_a_schema_each_and_a_tag_is_a_part_of_it() -> Non
             decode(right | wrong, [Boxes], "gpu.example.com", "x")
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("method", ["check", "convert_from"])
-def test_a_check_that_nobody_would_wait_for_is_told_at_the_start(method: str) -> None:
+def test_a_check_that_nobody_would_wait_for_is_told_at_the_start(method: str, nested: bool) -> None:
     async def late(*_: Any) -> None: ...
 
-    kind = type(
-        "Late", (Config,), {method: classmethod(late) if method == "convert_from" else late, "__module__": __name__}
-    )
+    body = {method: classmethod(late) if method == "convert_from" else late, "size": 1}
+    kind = type("Late", (Config,), {**body, "__annotations__": {"size": int}, "__module__": __name__})
+    if nested:
+        kind = type("Outer", (Config,), {"__annotations__": {"inner": list[kind]}, "__module__": __name__})  # type: ignore[valid-type]
 
     class Npu(Driver):
         name = "npu.example.com"

@@ -120,11 +120,7 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
 
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
-    for method in ("check", "convert_from"):
-        if inspect.iscoroutinefunction(getattr(kind, method)):  # nobody would wait for it, and everything would pass
-            raise DriverError(
-                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
-            )
+    _check_plain(kind)
     if kind.OLDER and kind.convert_from.__func__ is Config.convert_from.__func__:  # type: ignore[attr-defined]
         raise DriverError(
             f"{kind.__name__} names older versions in OLDER and has no convert_from(cls, older): write it"
@@ -132,10 +128,14 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     try:
         fields = msgspec.structs.fields(kind)
         msgspec.json.Decoder(kind)  # what cannot be told apart in JSON
-        for custom in _customs(msgspec.inspect.type_info(kind), set()) - set(FORMS):
+        objects: set[type] = set()
+        for custom in _customs(msgspec.inspect.type_info(kind), objects) - set(FORMS):
             raise TypeError(f"it has a field of type {custom.__name__}")
     except (TypeError, NameError) as e:
         raise DriverError(f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}") from None
+    for within in objects:
+        if issubclass(within, Config):
+            _check_plain(within)
     for f in fields:
         if f.default is msgspec.NODEFAULT:
             continue
@@ -154,8 +154,16 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
             )
 
 
+def _check_plain(kind: type[Config]) -> None:
+    for method in ("check", "convert_from"):
+        if inspect.iscoroutinefunction(getattr(kind, method)):  # nobody would wait for it, and everything would pass
+            raise DriverError(
+                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
+            )
+
+
 def _customs(info: msgspec.inspect.Type, seen: set[type]) -> set[type]:
-    """Types within that JSON has no form for."""
+    """Types within that JSON has no form for; objects within are added to ``seen``."""
     if isinstance(info, msgspec.inspect.CustomType):
         return {info.cls}
     cls = getattr(info, "cls", None)
