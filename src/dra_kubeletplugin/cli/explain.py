@@ -13,7 +13,7 @@ from .asking import Progress, ask, columns, config_of, encoded
 from .explain_text import text
 from .style import Style
 
-EXIT = {State.RUNS: 0, State.SCHEDULED: 0, State.FITS: 0, State.WAITS: 1, State.UNKNOWN: 3}
+EXIT = {State.RUNS: 0, State.ENDED: 0, State.SCHEDULED: 0, State.FITS: 0, State.WAITS: 1, State.UNKNOWN: 3}
 
 
 def explain_command(args: argparse.Namespace) -> int:

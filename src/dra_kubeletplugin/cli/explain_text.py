@@ -12,7 +12,7 @@ from .style import Style
 _GROUPS = 5
 _REASONS = 4
 _WIDTH = 118
-_GOOD = {State.RUNS, State.SCHEDULED, State.FITS}
+_GOOD = {State.RUNS, State.ENDED, State.SCHEDULED, State.FITS}
 
 
 def text(found: Explanation, style: Style) -> list[str]:

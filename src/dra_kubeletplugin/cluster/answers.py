@@ -61,7 +61,8 @@ class Kind(StrEnum):
 
 
 class State(StrEnum):
-    RUNS = "runs"  # or has ended well
+    RUNS = "runs"
+    ENDED = "ended"  # and will not run again; whether well, its summary says
     SCHEDULED = "scheduled"
     FITS = "fits"  # waits, and nothing that can be seen stands in the way
     WAITS = "waits"

@@ -122,7 +122,7 @@ def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanat
     known = Explanation(f"pod {pod.key}", State.WAITS, "", node=pod.node, claims=claims, said=_said(scene, pod))
     phase = str((pod.pod.get("status") or {}).get("phase") or "Pending")
     if is_finished(pod.pod):
-        return replace(known, state=State.RUNS, summary=f"it has ended: {phase}")
+        return replace(known, state=State.ENDED, summary=f"it has ended: {phase}")
     reasons = tuple(standing.reasons(scene, pod))
     lost = any(r.kind is Kind.NODE_GONE for r in reasons)
     if phase == "Running" and not pod.terminating and not lost:
