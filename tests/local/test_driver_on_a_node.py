@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
+from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.kubelet.sockets import socket_paths
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
 from dra_kubeletplugin.testing.pods import claim, pod
 from tests.drivers import Blocking, Sick, Toy, toy
@@ -466,3 +470,15 @@ async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_on
         assert left == {"files": [new["metadata"]["uid"]], "records": [new["metadata"]["uid"]], "held": ["toy-1"]}
         spec = json.loads(node.plugin.claims.files.specs.path(new["metadata"]["uid"]).read_text())
         assert spec["kind"] == "k8s.toy.example.com/claim"
+
+
+@pytest.mark.parametrize("which", ["registrar", "service"])
+async def test_r4_a_listener_that_fails_is_reported_and_not_swallowed(which: str) -> None:
+    async with node_with(toy()) as node:
+        await node.stop()
+        paths = socket_paths(node.settings.registry_dir, node.settings.plugin_dir, node.settings.driver_name)
+        path = paths.registration if which == "registrar" else paths.dra
+        (path / "in-the-way").mkdir(parents=True)  # nothing can listen there, nor be renamed over it
+        with pytest.raises(DraError, match=re.escape(str(path))):
+            async with Plugin(toy()(), node.settings, node.cluster.config).running():
+                pass
