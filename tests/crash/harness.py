@@ -103,8 +103,7 @@ class Box:
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", *(("bench.pod", str(self.proxy.account)) if self.proxy else ("dra_kubeletplugin.cli",))),
-                *("run", "tests/crash/driver.py:Crash"),
+                *("-m", "dra_kubeletplugin.cli", "run", "tests/crash/driver.py:Crash"),
                 env=base,
                 cwd=ROOT,
                 stderr=log,
@@ -121,6 +120,7 @@ class Box:
         return {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(self.proxy.port),
+            "SERVICE_ACCOUNT": str(self.proxy.account),
             "LOCAL_CLUSTER": "1",
         }
 
@@ -178,7 +178,7 @@ class Box:
     async def apply_pod(self, name: str, *, count: int = 1, selector: str = "") -> None:
         request = Request(count=count, selectors=[selector] if selector else ())
         template = pods.template(f"{name}-t", ClaimSpec(request))
-        await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"]))
+        await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"], restart_policy="Always"))
 
     def holders(self) -> dict[str, str]:
         """Device → claim UID, for devices that are taken whole."""

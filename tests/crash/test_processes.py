@@ -255,7 +255,8 @@ async def test_a_claim_s_file_that_somebody_removes_comes_back(tmp_path: Path) -
         await b.start()
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
-        (file,) = b.node.cdi_root.glob("*.json")
+        (name,) = [n for n in b.files() if n.endswith(".json")]
+        file = b.node.cdi_root / name
         content = file.read_text()
         file.unlink()
         await b.until("the file to come back", file.exists)
