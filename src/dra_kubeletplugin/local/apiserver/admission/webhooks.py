@@ -223,7 +223,9 @@ class _Trust(Tls):
         self._bundle = bundle
 
     def context(self) -> ssl.SSLContext:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without VERIFY_X509_STRICT: an API server, in Go, does not ask for it
+        tls = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        )  # without VERIFY_X509_STRICT: an API server, in Go, does not ask for it
         if self._bundle:
             tls.load_verify_locations(cadata=base64.b64decode(self._bundle).decode())
         else:
