@@ -232,26 +232,61 @@ async def test_an_api_server_that_is_away_is_shown_with_since_when_and_comes_bac
         await shows(app, pilot, "● live", lambda: head(app))
 
 
-async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
-    rules = [
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "deviceclasses"], "verbs": ["list", "watch"]}
-    ]
+async def may(cluster: LocalCluster, *rules: JSON) -> ApiConfig:
+    """The cluster as somebody sees it who may do this and nothing else."""
     subject = {"kind": "ServiceAccount", "name": "default", "namespace": "default"}
     ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "some"}
-    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": rules})
+    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": list(rules)})
     binding = {"metadata": {"name": "some"}, "roleRef": ref, "subjects": [subject]}
     await cluster.client.call("POST", f"{RBAC}/clusterrolebindings", binding)
     asked = "/api/v1/namespaces/default/serviceaccounts/default/token"
     token = (await cluster.client.call("POST", asked, {"spec": {}}))["status"]["token"]
-    config = ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
-    async with screen(cluster, config) as (app, pilot):
+    return ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
+
+
+async def may_now(cluster: LocalCluster, *rules: JSON) -> None:
+    found = await cluster.client.call("GET", f"{RBAC}/clusterroles/some")
+    await cluster.client.call("PUT", f"{RBAC}/clusterroles/some", {**found, "rules": list(rules)})
+
+
+EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"]}
+
+
+async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_what_was_known_stays(
+    cluster: LocalCluster,
+) -> None:
+    async with screen(cluster, await may(cluster, EVERYTHING)) as (app, pilot):
+        await shows(app, pilot, "1 of 4 held", devices_of(app))
+        slices = {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["resourceslices", "deviceclasses"],
+            "verbs": ["list", "watch"],
+        }
+        core = {"apiGroups": [""], "resources": ["*"], "verbs": ["list", "watch"]}
+        await may_now(cluster, slices, core)
+        cluster.api.drop_connections()
+        await shows(
+            app, pilot, "cannot list resourceclaims any more: they are shown as they last were", lambda: head(app)
+        )
+        assert "1 of 4 held" in "\n".join(lines(app))
+        await may_now(cluster, EVERYTHING)
+        async with asyncio.timeout(30):
+            while "any more" in head(app):
+                await pilot.pause(0.05)
+
+
+async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
+    some = {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceslices", "deviceclasses"],
+        "verbs": ["list", "watch"],
+    }
+    async with screen(cluster, await may(cluster, some)) as (app, pilot):
         await shows(app, pilot, "cannot list resourceclaims", lambda: head(app))
         assert 'verb "list" on "pods"' in head(app)
         assert "● live" in head(app)
         assert "gpu-3" in "\n".join(lines(app))
-        everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"]}]
-        found = await cluster.client.call("GET", f"{RBAC}/clusterroles/some")
-        await cluster.client.call("PUT", f"{RBAC}/clusterroles/some", {**found, "rules": everything})
+        await may_now(cluster, EVERYTHING)
         await shows(app, pilot, "1 of 4 held", devices_of(app))
 
 

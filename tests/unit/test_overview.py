@@ -333,6 +333,17 @@ async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: s
     assert here or b"kubectl port-forward" in found.body
 
 
+@pytest.mark.parametrize("headers", [
+    {"x_forwarded_for": "127.0.0.1"}, {"forwarded": "for=127.0.0.1"}, {"via": "1.1 envoy"}, {"host": "10.244.1.7:8080"},
+])  # fmt: skip
+async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_the_loopback(
+    headers: dict[str, str],
+) -> None:
+    asked = replace(request("/overview.json", **headers), peer="127.0.0.6")
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), Store.__new__(Store), [])
+    assert found.status == 403
+
+
 # --- what a plugin knows ------------------------------------------------------------------------
 
 
