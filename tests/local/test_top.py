@@ -275,6 +275,17 @@ async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_wh
                 await pilot.pause(0.05)
 
 
+async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: LocalCluster) -> None:
+    async with KubeClient(cluster.config) as client:
+        live = Live(client)
+        await live.follower.start()  # nothing is followed: no object changes
+        assert live.current().gaps == ()
+        live._next = 0.0
+        for kind in live.follower._kinds:
+            kind.reflector.heard, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+        assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
+
+
 async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
     some = {
         "apiGroups": ["resource.k8s.io"],
