@@ -124,6 +124,14 @@ async def test_json_has_the_same_of_each_version_that_a_cluster_serves(
     assert all(p["reason"] for p in found["waiting"])
 
 
+async def test_a_filter_is_for_json_as_for_the_table(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await dra(cluster, "-o", "json", "--filter", "gpu-2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [d["name"] for d in found["devices"]] == ["gpu-2"]
+    assert found["waiting"] == []
+    assert found["count"]["devices"] == 4, "the sums are of everything, as the table's are"
+
+
 async def test_without_a_terminal_or_textual_a_sentence_says_what_to_do(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
