@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -21,7 +21,9 @@ from dra_kubeletplugin.cli.style import Style
 from dra_kubeletplugin.cli.top import details
 from dra_kubeletplugin.cli.top.table import table
 from dra_kubeletplugin.cluster import Snapshot
+from dra_kubeletplugin.cluster.following import Follower
 from dra_kubeletplugin.cluster.overviewing import overview
+from dra_kubeletplugin.cluster.reasons import Reasons, _Found
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.observe.http import Request
 from dra_kubeletplugin.observe.origin import is_from_here
@@ -411,3 +413,12 @@ async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape
     assert b"s3cret" not in encoded
     keys = set(msgspec.json.decode(encoded))
     assert keys == set(msgspec.json.decode(msgspec.json.encode(overview(Snapshot()))))
+
+
+async def test_reasons_do_not_grow_with_the_changes_of_a_pod_that_waits_for_ever() -> None:
+    reasons = Reasons(cast(Follower, None))
+    for i in range(3000):
+        reasons._found[f"likeness {i}"] = _Found("why", i, 0.0)
+        reasons._tell({"u1": f"likeness {i}"})
+    assert reasons.lines == {"u1": "why"}
+    assert len(reasons._found) <= 1001

@@ -12,11 +12,12 @@ import contextlib
 import hmac
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from ..cluster.live import Live
 from ..errors import DraError, QuestionError, describe
 from ..kube import ApiConfig, KubeClient
-from ..observe.http import HttpServer, Limits, Request, Response
+from ..observe.http import PROBES, HttpServer, Request, Response
 from ..overview import page
 from ..overview.rows import Overview
 from .explain_text import text as explanation
@@ -24,7 +25,7 @@ from .style import Style
 
 _STAYS = 30.0  # seconds without a look after which the cluster is followed no longer
 _REASONS = 50  # pods whose reason is looked for
-_LIMITS = Limits(head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=30, connections=32, head_bytes=16 * 1024)
+_LIMITS = replace(PROBES, send_timeout=30, connections=32)
 _NO_KEY = "This page needs a link that `dra dev` printed and that was not used yet: `dra dev page` prints another."
 
 
