@@ -241,6 +241,7 @@ def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) ->
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
     browser.shows("`dra dev page` prints another", "#groups")
+    assert browser.text("#state") == "nothing to show", "who is refused had an answer"
     assert browser.driver.get_cookies() == []
 
 
