@@ -309,6 +309,18 @@ async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: Loca
         await shows(app, pilot, "1 of 4 held", devices_of(app))
 
 
+async def test_a_small_terminal_shows_devices_whatever_there_is_to_note(cluster: LocalCluster) -> None:
+    for i in range(8):
+        half = slice_of("node-1", ["d"], name=f"half-{i}")
+        half["spec"]["pool"] = {"name": f"half-{i}", "generation": 1, "resourceSliceCount": 2}
+        await cluster.apply(half)
+    async with screen(cluster) as (app, pilot):
+        await pilot.resize_terminal(60, 12)
+        await shows(app, pilot, "half-7", lambda: head(app))
+        await pilot.pause()
+        assert app.query_one("#devices").size.height >= 3
+
+
 async def test_thousands_of_devices_are_lines_only_where_they_are_seen(cluster: LocalCluster) -> None:
     for n in range(30):
         await cluster.apply(slice_of(f"big-{n}", [f"d{i}" for i in range(128)], name=f"big-{n}"))
