@@ -33,11 +33,8 @@ class Live:
         self._node = node
         self._tallier = Tallier()
         self._made: Overview | None = None
-        self._of: tuple[int, int, tuple[Gap, ...]] = (
-            -1,
-            -1,
-            (),
-        )  # the versions that it was made of, and what was not read
+        # The versions that it was made of, and what could not be read.
+        self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
         self._next = 0.0  # monotonic
 
     @contextlib.asynccontextmanager
