@@ -115,4 +115,6 @@ def _claim(record: Record, driver: str) -> JSON:
 def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[Health, str]]) -> DeviceRow:
     """The plugin knows more than a taint says: who is well too, and what the driver said."""
     health, message = known.get(DeviceKey(row.pool, row.name), (Health.UNKNOWN, "no slice has it any more"))
+    if row.health is Health.TAINTED and health is not Health.UNHEALTHY:  # nothing new goes there, however well it is
+        health = Health.TAINTED
     return replace(row, health=health, message=row.message or message)

@@ -163,6 +163,8 @@ def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_who
     browser.shows("the only node does not take it", "#waiting")
     browser.driver.find_element(By.CSS_SELECTOR, "#waiting .row").click()
     browser.shows("9 devices of class gpu", "#sheet")
+    script = "const end = arguments[0], p = explain(shown.waiting[0]); at('sheet').close(); p.then(() => end(at('sheet').open))"
+    assert browser.driver.execute_async_script(script) is False, "an answer opens nothing that was closed meanwhile"
 
 
 def test_names_and_attributes_are_text_whatever_they_say(dev: Dev, browser: Browser) -> None:
@@ -239,6 +241,7 @@ def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) ->
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
     browser.shows("`dra dev page` prints another", "#groups")
+    assert browser.text("#state") == "nothing to show", "who is refused had an answer"
     assert browser.driver.get_cookies() == []
 
 

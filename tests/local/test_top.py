@@ -124,6 +124,14 @@ async def test_json_has_the_same_of_each_version_that_a_cluster_serves(
     assert all(p["reason"] for p in found["waiting"])
 
 
+async def test_a_filter_is_for_json_as_for_the_table(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await dra(cluster, "-o", "json", "--filter", "gpu-2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [d["name"] for d in found["devices"]] == ["gpu-2"]
+    assert found["waiting"] == []
+    assert found["count"]["devices"] == 4, "the sums are of everything, as the table's are"
+
+
 async def test_without_a_terminal_or_textual_a_sentence_says_what_to_do(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,27 +240,85 @@ async def test_an_api_server_that_is_away_is_shown_with_since_when_and_comes_bac
         await shows(app, pilot, "● live", lambda: head(app))
 
 
-async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
-    rules = [
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "deviceclasses"], "verbs": ["list", "watch"]}
-    ]
+async def may(cluster: LocalCluster, *rules: JSON) -> ApiConfig:
+    """The cluster as somebody sees it who may do this and nothing else."""
     subject = {"kind": "ServiceAccount", "name": "default", "namespace": "default"}
     ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "some"}
-    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": rules})
+    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": list(rules)})
     binding = {"metadata": {"name": "some"}, "roleRef": ref, "subjects": [subject]}
     await cluster.client.call("POST", f"{RBAC}/clusterrolebindings", binding)
     asked = "/api/v1/namespaces/default/serviceaccounts/default/token"
     token = (await cluster.client.call("POST", asked, {"spec": {}}))["status"]["token"]
-    config = ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
-    async with screen(cluster, config) as (app, pilot):
+    return ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
+
+
+async def may_now(cluster: LocalCluster, *rules: JSON) -> None:
+    found = await cluster.client.call("GET", f"{RBAC}/clusterroles/some")
+    await cluster.client.call("PUT", f"{RBAC}/clusterroles/some", {**found, "rules": list(rules)})
+
+
+EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"]}
+
+
+async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_what_was_known_stays(
+    cluster: LocalCluster,
+) -> None:
+    async with screen(cluster, await may(cluster, EVERYTHING)) as (app, pilot):
+        await shows(app, pilot, "1 of 4 held", devices_of(app))
+        slices = {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["resourceslices", "deviceclasses"],
+            "verbs": ["list", "watch"],
+        }
+        core = {"apiGroups": [""], "resources": ["*"], "verbs": ["list", "watch"]}
+        await may_now(cluster, slices, core)
+        cluster.api.drop_connections()
+        await shows(
+            app, pilot, "cannot list resourceclaims any more: they are shown as they last were", lambda: head(app)
+        )
+        assert "1 of 4 held" in "\n".join(lines(app))
+        await may_now(cluster, EVERYTHING)
+        async with asyncio.timeout(30):
+            while "any more" in head(app):
+                await pilot.pause(0.05)
+
+
+async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: LocalCluster) -> None:
+    async with KubeClient(cluster.config) as client:
+        live = Live(client)
+        await live.follower.start()  # nothing is followed: no object changes
+        assert live.current().gaps == ()
+        live._next = 0.0
+        for kind in live.follower._kinds:
+            kind.reflector.heard, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+        assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
+
+
+async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
+    some = {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceslices", "deviceclasses"],
+        "verbs": ["list", "watch"],
+    }
+    async with screen(cluster, await may(cluster, some)) as (app, pilot):
         await shows(app, pilot, "cannot list resourceclaims", lambda: head(app))
         assert 'verb "list" on "pods"' in head(app)
         assert "● live" in head(app)
         assert "gpu-3" in "\n".join(lines(app))
-        everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"]}]
-        found = await cluster.client.call("GET", f"{RBAC}/clusterroles/some")
-        await cluster.client.call("PUT", f"{RBAC}/clusterroles/some", {**found, "rules": everything})
+        await may_now(cluster, EVERYTHING)
         await shows(app, pilot, "1 of 4 held", devices_of(app))
+
+
+async def test_a_small_terminal_shows_devices_whatever_there_is_to_note(cluster: LocalCluster) -> None:
+    for i in range(8):
+        half = slice_of("node-1", ["d"], name=f"half-{i}")
+        half["spec"]["pool"] = {"name": f"half-{i}", "generation": 1, "resourceSliceCount": 2}
+        await cluster.apply(half)
+    async with screen(cluster) as (app, pilot):
+        await pilot.resize_terminal(60, 12)
+        await shows(app, pilot, "half-7", lambda: head(app))
+        await pilot.pause()
+        assert app.query_one("#devices").size.height >= 3
 
 
 async def test_thousands_of_devices_are_lines_only_where_they_are_seen(cluster: LocalCluster) -> None:

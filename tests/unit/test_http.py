@@ -118,8 +118,9 @@ async def test_a_request_at_work_is_not_ended_for_a_new_client() -> None:
         (Limits(body_timeout=0.1), b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf"),
         (Limits(idle_timeout=0.1), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
         (Limits(head_bytes=1000), b"GET / HTTP/1.1\r\nX: " + b"x" * 2000),
+        (PROBES, b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 2000),
     ],
-    ids=["nothing sent", "half a head", "half a body", "idle after an answer", "a long head"],
+    ids=["nothing sent", "half a head", "half a body", "idle after an answer", "a long head", "a long body"],
 )
 async def test_a_client_that_takes_its_time_is_closed(limits: Limits, sent: bytes) -> None:
     async with serving(limits) as port:

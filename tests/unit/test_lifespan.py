@@ -7,6 +7,7 @@ import contextlib
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.lifespan import Probes, begin, bounded, only_error, start_driver
+from dra_kubeletplugin.observe.http import Request
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
@@ -170,6 +172,19 @@ async def test_what_each_probe_answers() -> None:
         assert await asked(f"{url}/other") == (404, "/metrics, /healthz or /readyz\n")
     with pytest.raises(urllib.error.URLError):
         await asked(f"{url}/healthz")
+
+
+async def test_notes_are_told_over_the_loopback_alone_and_faults_to_everybody() -> None:
+    state = State()
+    state.faults, state.remarks = ["x"], ["the record of claim ml/secret cannot be read"]
+    probes = Probes(Metrics(), state.measure, state.not_ready, state.notes)
+    asked_from = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
+    found = await probes._answer(asked_from)
+    assert found.status == 503
+    assert found.body.startswith(b"x\nnote: 1 more, over the loopback alone")
+    assert b"secret" not in found.body
+    here = await probes._answer(replace(asked_from, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1"))
+    assert b"ml/secret" in here.body
 
 
 async def test_without_an_address_there_are_no_probes_and_with_a_bad_one_no_start() -> None:

@@ -7,24 +7,29 @@ import hashlib
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import CounterSet, Device, Pool
+from dra_kubeletplugin import CounterSet, Device, Pool, Taint
 from dra_kubeletplugin import Health as Report
 from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.cli.style import Style
+from dra_kubeletplugin.cli.top import details
+from dra_kubeletplugin.cli.top.table import table
 from dra_kubeletplugin.cluster import Snapshot
+from dra_kubeletplugin.cluster.following import Follower
 from dra_kubeletplugin.cluster.overviewing import overview
+from dra_kubeletplugin.cluster.reasons import Reasons, _Found
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.observe.http import Request
 from dra_kubeletplugin.observe.origin import is_from_here
 from dra_kubeletplugin.overview import page
 from dra_kubeletplugin.overview.arranging import Grouping, Order, arranged, matching, natural
-from dra_kubeletplugin.overview.rows import Health, Overview, Use
+from dra_kubeletplugin.overview.rows import Health, NodeRow, Overview, Use
 from dra_kubeletplugin.overview.tally import Tallier, tally
 from dra_kubeletplugin.own_page import answer
 from dra_kubeletplugin.own_page import overview as own_overview
@@ -176,6 +181,44 @@ def test_a_slice_without_a_slices_form_is_named_and_left_out_alone(spoil: Any) -
 
 def test_a_pool_that_is_not_complete_is_named() -> None:
     assert "has 1 of 2 slices" in tally([slice_of("n1", [{"name": "d"}], of=2)], []).notes[0]
+
+
+def test_a_held_device_is_not_gone_while_slices_of_its_pool_are_still_to_come() -> None:
+    old = slice_of("n1", [{"name": "d0"}, {"name": "d1"}], pool="p")
+    half = slice_of("n1", [{"name": "d0"}], pool="p", generation=2, of=2)
+    claims = [claim("c", ("p", "d1"))]
+    uses = {d.name: d.use for d in tally([old, half], claims).devices}
+    assert uses == {"d0": Use.FREE, "d1": Use.HELD}
+    whole = slice_of("n1", [{"name": "d0"}], pool="p", generation=2)
+    assert {d.name: d.use for d in tally([whole], claims).devices} == {"d0": Use.FREE, "d1": Use.GONE}
+
+
+def test_a_claim_that_a_group_of_pods_has_is_reserved_for_the_group() -> None:
+    given = claim("c", ("n1", "d0"))
+    given["status"]["reservedFor"] = [
+        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g"}
+    ]
+    (row,) = tally([slice_of("n1", [{"name": "d0"}])], [given]).devices
+    assert row.holders[0].pods == ("podgroups ml/train",)
+    assert "reserved for podgroups ml/train" in "\n".join(details.device(row, []))
+
+
+async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_device_is_well() -> None:
+    inventory = Inventory("n1")
+    await inventory.update(
+        [Pool("n1", [Device("d0", taints=[Taint(key="toy.example.com/reserved", effect="NoSchedule")]), Device("d1")])]
+    )
+    await inventory.set_health({}, inventory._clock())
+    found = own_overview("n1", DRIVER, inventory, [])
+    assert {d.name: d.health for d in found.devices} == {"d0": Health.TAINTED, "d1": Health.HEALTHY}
+    assert found.count.bad == 1
+
+
+def test_the_table_says_which_nodes_are_away() -> None:
+    found = Overview("cluster", nodes=(NodeRow("n1", away="not ready"), NodeRow("n2")))
+    assert [line for line in table(found, "", Style(coloured=False)) if line.startswith("note")] == [
+        "note: n1 is not ready"
+    ]
 
 
 def test_a_node_has_the_devices_that_reach_it_by_name_label_or_all() -> None:
@@ -333,6 +376,17 @@ async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: s
     assert here or b"kubectl port-forward" in found.body
 
 
+@pytest.mark.parametrize("headers", [
+    {"x_forwarded_for": "127.0.0.1"}, {"forwarded": "for=127.0.0.1"}, {"via": "1.1 envoy"}, {"host": "10.244.1.7:8080"},
+])  # fmt: skip
+async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_the_loopback(
+    headers: dict[str, str],
+) -> None:
+    asked = replace(request("/overview.json", **headers), peer="127.0.0.6")
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), Store.__new__(Store), [])
+    assert found.status == 403
+
+
 # --- what a plugin knows ------------------------------------------------------------------------
 
 
@@ -359,3 +413,12 @@ async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape
     assert b"s3cret" not in encoded
     keys = set(msgspec.json.decode(encoded))
     assert keys == set(msgspec.json.decode(msgspec.json.encode(overview(Snapshot()))))
+
+
+async def test_reasons_do_not_grow_with_the_changes_of_a_pod_that_waits_for_ever() -> None:
+    reasons = Reasons(cast(Follower, None))
+    for i in range(3000):
+        reasons._found[f"likeness {i}"] = _Found("why", i, 0.0)
+        reasons._tell({"u1": f"likeness {i}"})
+    assert reasons.lines == {"u1": "why"}
+    assert len(reasons._found) <= 1001

@@ -12,11 +12,12 @@ import contextlib
 import hmac
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from ..cluster.live import Live
 from ..errors import DraError, QuestionError, describe
 from ..kube import ApiConfig, KubeClient
-from ..observe.http import HttpServer, Limits, Request, Response
+from ..observe.http import PROBES, HttpServer, Request, Response
 from ..overview import page
 from ..overview.rows import Overview
 from .explain_text import text as explanation
@@ -24,7 +25,7 @@ from .style import Style
 
 _STAYS = 30.0  # seconds without a look after which the cluster is followed no longer
 _REASONS = 50  # pods whose reason is looked for
-_LIMITS = Limits(head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=30, connections=32, head_bytes=16 * 1024)
+_LIMITS = replace(PROBES, send_timeout=30, connections=32)
 _NO_KEY = "This page needs a link that `dra dev` printed and that was not used yet: `dra dev page` prints another."
 
 
@@ -41,7 +42,7 @@ class DevPage:
         self._links: set[str] = set()
         self._tokens: set[str] = set()
         self._live: asyncio.Future[Live | None] | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._following: set[asyncio.Task[None]] = set()  # one that ends may be beside the one that begins
         self._stay: asyncio.Timeout | None = None  # when it is followed no longer
         self._fault = ""
 
@@ -53,9 +54,9 @@ class DevPage:
             yield self
         finally:
             await self._http.close()
-            if self._following is not None:
-                self._following.cancel()
-                await asyncio.gather(self._following, return_exceptions=True)
+            for task in self._following:
+                task.cancel()
+            await asyncio.gather(*self._following, return_exceptions=True)
 
     def link(self) -> str:
         """A new link. The key is behind the #, where it is sent to nobody and stands in no log."""
@@ -105,11 +106,15 @@ class DevPage:
     async def _followed(self) -> Live | None:
         """None where the API server does not answer; ``_fault`` says why."""
         loop = asyncio.get_running_loop()
-        if self._stay is not None:
+        if self._stay is not None and self._stay.expired():  # it is ending
+            self._live = self._stay = None
+        elif self._stay is not None:
             self._stay.reschedule(loop.time() + _STAYS)
         if self._live is None:
             self._live = loop.create_future()
-            self._following = asyncio.create_task(self._follow(self._live))
+            task = asyncio.create_task(self._follow(self._live))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
         return await asyncio.shield(self._live)
 
     async def _follow(self, ready: asyncio.Future[Live | None]) -> None:
@@ -124,7 +129,8 @@ class DevPage:
         except Exception as e:  # told to whoever looks; the next look tries again
             self._fault = str(e) if isinstance(e, DraError) else describe(e)
         finally:
-            self._live = self._stay = None
+            if self._live is ready:
+                self._live = self._stay = None
             if not ready.done():
                 ready.set_result(None)
 

@@ -69,7 +69,7 @@ class Follower:
 
     def snapshot(self) -> Snapshot:
         found = {k.resource.plural: tuple(k.objects.values()) for k in self._kinds}
-        return Snapshot.by_plural(found, self._gaps(), live=True)
+        return Snapshot.by_plural(found, self.gaps, live=True)
 
     def objects(self, resource: Resource) -> Mapping[str, JSON]:
         """Of one kind, by UID, as they are now."""
@@ -91,14 +91,18 @@ class Follower:
             self._lost = time.time()
         return faults[0].fault, self._lost
 
-    def _gaps(self) -> list[Gap]:
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What may not be read now. Permissions come and go without a change of any object."""
         out = []
         for kind in self._kinds:
             if kind.reflector.fault and kind.reflector.fault_status in _REFUSED:
                 if kind.reflector.heard:
                     name = kind.resource.plural
                     why = (
-                        f'cannot watch {name}: they are read anew every 30 s at most; ask for the verb "watch" on them'
+                        f'cannot list {name} any more: they are shown as they last were; ask for the verb "list" on them'
+                        if kind.reflector.fault_of_list
+                        else f'cannot watch {name}: they are read anew every 30 s at most; ask for the verb "watch" on them'
                     )
                     out.append(Gap(name, why, kind.reflector.namespace or "all"))
                 else:
@@ -106,7 +110,7 @@ class Follower:
                     out.append(kind.refusal or gap_of(kind.resource, kind.reflector.namespace, error))
             elif kind.refusal and kind.refusal.read:
                 out.append(kind.refusal)
-        return out
+        return tuple(out)
 
     async def _kind(self, resource: Resource) -> _Kind:
         """Of all namespaces, or of one where that is all that may be read."""

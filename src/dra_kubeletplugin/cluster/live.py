@@ -13,6 +13,7 @@ from ..kube import KubeClient
 from ..overview.rows import Overview
 from ..overview.tally import Tallier
 from .following import Follower
+from .objects import Gap
 from .overviewing import overview
 from .reasons import Reasons
 
@@ -32,7 +33,8 @@ class Live:
         self._node = node
         self._tallier = Tallier()
         self._made: Overview | None = None
-        self._of = (-1, -1)  # the versions that it was made of
+        # The versions that it was made of, and what could not be read.
+        self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
         self._next = 0.0  # monotonic
 
     @contextlib.asynccontextmanager
@@ -56,7 +58,7 @@ class Live:
     def current(self) -> Overview:
         """The same object as long as nothing has changed that can be seen."""
         now = time.monotonic()
-        versions = (self.follower.version, self.reasons.version)
+        versions = (self.follower.version, self.reasons.version, self.follower.gaps)
         if self._made is None or (versions != self._of and now >= self._next):
             found = overview(self.follower.snapshot(), self._node, self.reasons.lines, self._tallier)
             self._made = replace(found, notes=(*found.notes, *self.follower.notes), at=time.time())

@@ -132,7 +132,7 @@ class Reasons:
         for uid in likes:
             if found := self._of(uid, likes):
                 lines[uid] = found.line
-        if len(lines) > _MOST:
+        if max(len(lines), len(self._found)) > _MOST:  # a pod that waits may change for ever
             lines = {uid: line for uid, line in lines.items() if uid in likes}
             kept = {*likes, *likes.values()}
             self._found = {key: found for key, found in self._found.items() if key in kept}

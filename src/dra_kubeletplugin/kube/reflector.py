@@ -53,7 +53,7 @@ class Reflector:
 
     ``items`` is the copy, by UID. ``heard`` is the time (``time.monotonic()``) at which the server last said something, 0 for
     never; ``fault`` is why it is not followed now, empty while it is, and ``fault_status`` the server's status with it (0: it did
-    not answer).
+    not answer), ``fault_of_list`` whether it could not even be listed.
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
@@ -81,6 +81,7 @@ class Reflector:
         self.heard = 0.0
         self.fault = ""
         self.fault_status = 0
+        self.fault_of_list = False
         self._copies = copies
         self._discovered = isinstance(resource, str)
         self._resource = None if isinstance(resource, str) else resource
@@ -115,7 +116,7 @@ class Reflector:
                 failures = 0 if time.monotonic() - started >= _SHORT else failures + 1
             except ApiError as e:
                 failures += 1
-                self.fault, self.fault_status = str(e), e.status
+                self.fault, self.fault_status, self.fault_of_list = str(e), e.status, started == math.inf
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:

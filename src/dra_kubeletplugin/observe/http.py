@@ -62,10 +62,13 @@ class Limits:
     send_timeout: float | None = None  # for an answer that is no stream to leave
     connections: int | None = None  # beyond this the longest idle is closed, or the new one where all are at work
     head_bytes: int = 64 * 1024
+    body_bytes: int = MAX_BODY
 
 
-PROBES = Limits(head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=64, head_bytes=16 * 1024)
-"""For metrics and probes: a kubelet and a few scrapers, and whoever else can reach the port."""
+PROBES = Limits(
+    head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=64, head_bytes=16 * 1024, body_bytes=1024
+)  # fmt: skip
+"""For metrics and probes, which ask without a body: a kubelet and a few scrapers, and whoever else can reach the port."""
 
 
 class HttpServer:
@@ -258,7 +261,7 @@ class _Connection:
             event = await self._event()
             if isinstance(event, h11.EndOfMessage):
                 return bytes(body)
-            if not isinstance(event, h11.Data) or len(body) + len(event.data) > MAX_BODY:
+            if not isinstance(event, h11.Data) or len(body) + len(event.data) > self.limits.body_bytes:
                 return None
             body += event.data
 

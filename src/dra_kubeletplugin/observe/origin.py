@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from .http import Request
 
 _SAME = {"same-origin", "none"}
+# What a proxy says of whom it speaks for. A sidecar (a mesh's, kube-rbac-proxy) shares the loopback with what it stands before.
+_PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 
 
 def host_of(request: Request) -> str:
@@ -42,11 +44,21 @@ def is_own_page(request: Request) -> bool:
 
 
 def is_from_here(request: Request) -> bool:
-    """Whether it came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which a cluster's rules guard."""
-    try:
-        address = ipaddress.ip_address(request.peer)
-    except ValueError:
+    """Whether it came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which a cluster's rules guard.
+
+    What a proxy passes on does too, and did not begin there: it says so, or asks for another address than the loopback's.
+    """
+    if any(name in request.headers for name in _PASSED_ON):
         return False
+    return _is_loopback(request.peer) is True and _is_loopback(host_of(request)) is not False
+
+
+def _is_loopback(text: str) -> bool | None:
+    """None for what is no address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 

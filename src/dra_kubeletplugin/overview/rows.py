@@ -35,7 +35,8 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One result of a claim's allocation. ``claim`` is namespace/name; ``pods`` are whom it is reserved for.
+    """One result of a claim's allocation. ``claim`` is namespace/name; ``pods`` are whom it is reserved for: namespace/name of
+    a pod, with the resource before it where it is none.
 
     ``conditions`` are those of the claim's ``status.devices`` that are not as they should be, and ``network`` its addresses.
     ``state`` is the plugin's record of it, empty where only the API server was asked.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -91,7 +91,10 @@ class Tallier:
         sets: list[CounterSet] = []
         kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
         known: set[DeviceKey] = set()
+        awaited: set[PoolKey] = set()
         for key, pool in _pools(self._slices.of(slices), notes).items():
+            if len(pool) < pool[0].wanted:
+                awaited.add(key)
             devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
             left = _left(key, pool, [d for _, d in devices.values()], held)
             drawn: set[str] = set()
@@ -106,7 +109,7 @@ class Tallier:
                 wanted = [n for n in sl.sets if reaches is None or n in drawn]
                 sets += [_set(key, n, sl, left[n], [d.row for _, d in devices.values()]) for n in wanted]
         if reaches is None:
-            rows += [_gone(key, holders) for key, holders in held.items() if key not in known]
+            rows += [_unseen(key, holders, awaited) for key, holders in held.items() if key not in known]
         self._rows = kept
         rows.sort(key=lambda r: (r.node, r.driver, r.pool))
         return Tally(tuple(rows), tuple(sets), tuple(notes))
@@ -170,9 +173,7 @@ def _held(found: Iterable[Sequence[tuple[DeviceKey, Holder]] | str], notes: list
 def _holders(claim: JSON) -> Iterator[tuple[DeviceKey, Holder]]:
     meta, status = claim["metadata"], claim.get("status") or {}
     namespace = str(meta.get("namespace") or "")
-    pods = tuple(
-        f"{namespace}/{r['name']}" for r in status.get("reservedFor") or [] if r.get("resource", "pods") == "pods"
-    )
+    pods = tuple(_consumer(namespace, r) for r in status.get("reservedFor") or [])
     told = {(s["driver"], s["pool"], s["device"], s.get("shareID") or ""): s for s in status.get("devices") or []}
     for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []:
         key = (str(r["driver"]), str(r["pool"]), str(r["device"]))
@@ -192,6 +193,12 @@ def _holders(claim: JSON) -> Iterator[tuple[DeviceKey, Holder]]:
                 state=str(claim.get("state") or ""),
             ),
         )
+
+
+def _consumer(namespace: str, reference: JSON) -> str:
+    """A pod by its name; what else a claim is reserved for says what it is: ``podgroups ml/train`` (KEP-5729)."""
+    resource, name = str(reference.get("resource", "pods")), f"{namespace}/{reference['name']}"
+    return name if resource == "pods" else f"{resource} {name}"
 
 
 def _conditions(status: JSON, result: JSON) -> Iterator[str]:
@@ -299,8 +306,12 @@ def _use(device: _Device, holders: tuple[Holder, ...], left: Draws) -> Use:
     return Use.FREE
 
 
-def _gone(key: DeviceKey, holders: Iterable[Holder]) -> DeviceRow:
-    return DeviceRow("", *key, Use.GONE, Health.UNSAID, holders=tuple(holders), message="no slice has it any more")
+def _unseen(key: DeviceKey, holders: Iterable[Holder], awaited: Collection[PoolKey]) -> DeviceRow:
+    """A device that claims alone know of: it is gone, unless a slice of its pool is still to come."""
+    use, told = Use.GONE, "no slice has it any more"
+    if key[:2] in awaited:
+        use, told = Use.HELD, "not in the slices of its pool that are published so far"
+    return DeviceRow("", *key, use, Health.UNSAID, holders=tuple(holders), message=told)
 
 
 def _set(

@@ -18,6 +18,7 @@ from ...cluster.scene import Scene
 from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
 from ...kube.kubeconfig import remove_files
+from ...overview.arranging import matching, matching_pods
 from ...overview.rows import Overview
 from ...scheduling import podinfo
 from ..asking import Progress, ask, config_of, encoded
@@ -39,7 +40,8 @@ def top(args: argparse.Namespace) -> int:
     if args.once or args.output != "text":
         found = _once(config, namespace, args.node)
         if args.output != "text":
-            print(encoded(found, args.output), end="")
+            devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
+            print(encoded(replace(found, devices=tuple(devices), waiting=tuple(pods)), args.output), end="")
         else:
             print("\n".join(table(found, args.filter, Style.of(sys.stdout))))
         return 0

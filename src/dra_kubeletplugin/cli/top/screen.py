@@ -71,8 +71,8 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #head { height: auto; padding: 0 1; background: $panel; }
-    #told { height: auto; max-height: 6; padding: 0 1; color: $text-warning; }
+    #head { height: auto; max-height: 40%; padding: 0 1; background: $panel; }
+    #told { height: auto; max-height: 25%; padding: 0 1; color: $text-warning; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.shown { display: block; }
     #devices { height: 1fr; scrollbar-size-vertical: 1; }

@@ -28,7 +28,8 @@ def table(found: Overview, filtered: str, style: Style) -> Iterator[str]:
         yield from _aligned([
             ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.said) for p in pods),
         ], style)  # fmt: skip
-    yield from (f"note: {line}" for line in (*found.gaps, *found.notes))
+    away = (f"{n.name} is {n.away}" for n in found.nodes if n.away)
+    yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *away))
 
 
 def _cells(r: DeviceRow) -> tuple[str, ...]:

@@ -1,0 +1,41 @@
+"""The page of `dra dev` between two looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dra_kubeletplugin.cli import dev_page
+from dra_kubeletplugin.kube import ApiConfig
+
+
+async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, may_end = asyncio.Event(), asyncio.Event()
+
+    class Live:
+        def __init__(self, client: object) -> None:
+            pass
+
+        @contextlib.asynccontextmanager
+        async def running(self) -> AsyncIterator[None]:
+            yield
+            ending.set()
+            await may_end.wait()
+
+    monkeypatch.setattr(dev_page, "Live", Live)
+    monkeypatch.setattr(dev_page, "_STAYS", 0.01)
+    page = dev_page.DevPage(ApiConfig("http://127.0.0.1:1"))
+    async with page.serving():
+        first = await page._followed()
+        await ending.wait()
+        monkeypatch.setattr(dev_page, "_STAYS", 60.0)
+        second = await page._followed()
+        assert second is not None
+        assert second is not first
+        may_end.set()
+        while len(page._following) > 1:
+            await asyncio.sleep(0)
+        assert await page._followed() is second, "the end of the first is not the second's"
