@@ -170,7 +170,7 @@ async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_
     meta = {"name": "web-gpu", "namespace": "default", "uid": "claim-uid", "ownerReferences": [owner]}
     client = KubeClient(ApiConfig(server="http://127.0.0.1:1"))
     informers = Informers(client, dict.fromkeys((PODS, CLAIMS, REPLICA_SETS, DEPLOYMENTS, DAEMON_SETS, JOBS), ""))
-    collector = GarbageCollector(client, informers)
+    collector = GarbageCollector(client, informers, None)
     judged, deleted = asyncio.Event(), asyncio.Event()
 
     async def delete(resource: Resource, name: str, namespace: str, *, uid: str) -> None:
