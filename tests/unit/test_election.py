@@ -97,7 +97,7 @@ def elect(monkeypatch: pytest.MonkeyPatch) -> Any:
         names = {n: getattr(asyncio, n) for n in ("Event", "timeout")}
         monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=api.sleep, **names))
         monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *ends: ends[chance]))
-        monkeypatch.setattr(module, "_now", lambda: f"t{next(stamps)}")
+        monkeypatch.setattr(module, "now_exactly", lambda: f"t{next(stamps)}")
         elector = Elector(cast(KubeClient, api), "ns", "driver", "me", times, lambda: api.now)
         api.elector = elector
         with contextlib.suppress(Done):
