@@ -17,13 +17,28 @@ def build(folder: Path, source: Path = ROOT) -> None:
     run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source, SOURCE_DATE_EPOCH=EPOCH)
 
 
+_OURS = (
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "KUBECONFIG",
+    "MAKEFLAGS",
+    "MFLAGS",
+    "MAKELEVEL",
+    "MAKEOVERRIDES",
+    "VENV",
+    "PYTHON",
+)
+
+
+def as_elsewhere() -> dict[str, str]:
+    """The environment of somebody who knows nothing of this tree, nor of the `make` that runs its tests."""
+    return {k: v for k, v in os.environ.items() if k not in _OURS}
+
+
 def run(*argv: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
     """What it printed. Nothing of this tree is on its path but what ``environment`` says."""
-    inherited = {
-        k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "KUBECONFIG"}
-    }
     done = subprocess.run(
-        argv, cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=timeout, check=False,
+        argv, cwd=cwd, env=as_elsewhere() | environment, capture_output=True, text=True, timeout=timeout, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}"

@@ -19,7 +19,7 @@ from dra_kubeletplugin.cli import KINDS, main
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
 from dra_kubeletplugin.scaffold.naming import MAX_NAME
 
-from .installing import Environment, run
+from .installing import Environment, as_elsewhere, run
 
 WHO = {"pci": ("--vendor-id", "10ee"), "chardev": (), "sdk": ()}
 
@@ -71,7 +71,7 @@ def test_pyright_finds_nothing_in_it_at_its_strictest(package: Path) -> None:
 def _dev(package: Path) -> None:
     """`make dev` until the pod that it applies runs; then Ctrl-C."""
     log = package.parent / "log"
-    clean = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "KUBECONFIG"}}
+    clean = as_elsewhere()
     with log.open("w") as errors:
         process = subprocess.Popen(
             ["make", "dev"], cwd=package, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .installing import ROOT, Environment, run
+from .installing import ROOT, Environment, as_elsewhere, run
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, re.DOTALL) for line in block.splitlines()]
@@ -53,7 +53,7 @@ def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_
 
 
 def _until_up(command: str, folder: Path) -> str:
-    clean = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "KUBECONFIG"}}
+    clean = as_elsewhere()
     process = subprocess.Popen(
         command.split(),
         cwd=folder,
