@@ -122,6 +122,7 @@ async def test_what_the_registration_says_is_served_and_nothing_else_is(reports_
         assert len(served) == (4 if reports_health else 2)
 
 
+@pytest.mark.gates("ResourceHealthStatus")
 async def test_what_a_driver_knows_is_told_to_all_streams_as_soon_as_it_says_so() -> None:
     """Its next turn would be in an hour; both versions, and the kubelet's own stream beside them."""
 
