@@ -20,14 +20,12 @@ from pathlib import Path
 from bench.apiserver import ROOT, Api
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
-from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.local.informer import CLAIMS
+from dra_kubeletplugin.kube.resource import CLAIMS, NODES
 from dra_kubeletplugin.local.kubelet.plugins import dial
 from dra_kubeletplugin.testing import ClaimSpec
 from dra_kubeletplugin.testing.pods import claim
 
 NODE = "node-1"
-NODES = Resource("", "v1", "nodes")
 START = 90.0  # seconds; a loaded machine validates thousands of devices slowly
 Ref = tuple[str, str, str]  # namespace, name, UID
 

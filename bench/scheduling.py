@@ -15,19 +15,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube import KubeClient, Reflector
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from dra_kubeletplugin.local import memory
 from dra_kubeletplugin.local.cluster import LocalCluster
 
 JSON = dict[str, Any]
 DRIVER = "bench.example.com"
 API = "resource.k8s.io"
-PODS = Resource("", "v1", "pods", namespaced=True)
-NODES = Resource("", "v1", "nodes")
-SLICES = Resource(API, "v1", "resourceslices")
-CLASSES = Resource(API, "v1", "deviceclasses")
-CLAIMS = Resource(API, "v1", "resourceclaims", namespaced=True)
-TEMPLATES = Resource(API, "v1", "resourceclaimtemplates", namespaced=True)
 _AT_ONCE = 8  # requests in flight
 
 

@@ -22,7 +22,7 @@ from bench.node import ROOT, Kubelet, allocate, running
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.local.informer import PODS
+from dra_kubeletplugin.kube.resource import PODS
 from tests.crash.faults import Faults
 from tests.crash.harness import Box, box, small_cdi
 

@@ -19,12 +19,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from .errors import ApiError, clip, describe
-from .kube import KubeClient, Resource
+from .kube import KubeClient
+from .kube.resource import EVENTS
 from .observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-EVENTS = Resource("", "v1", "events", namespaced=True)
 _MAX_MESSAGE = 1024  # bytes; a server takes no more in an Event of the newer kind, which ours may become
 _MAX_NAME = 200
 _MOST = 1_000  # Events that wait, and objects that are remembered; above, the oldest goes

@@ -35,7 +35,7 @@ async def test_killed_in_prepare_the_pod_gets_its_device_after_a_restart(tmp_pat
 
 @pytest.mark.parametrize("point", PREPARE_POINTS)
 async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_free(tmp_path: Path, point: str) -> None:
-    from dra_kubeletplugin.local.informer import PODS
+    from dra_kubeletplugin.kube.resource import PODS
 
     async with box(tmp_path) as b:
         await b.start(KILL_AT=point)
@@ -58,7 +58,7 @@ async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: 
         await b.cluster.wait_running("pod")
         await b.kill()
         await b.start(KILL_AT=point)
-        from dra_kubeletplugin.local.informer import PODS
+        from dra_kubeletplugin.kube.resource import PODS
 
         await b.cluster.client.delete(PODS, "pod", "default")
         await b.died()

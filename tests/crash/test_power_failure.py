@@ -17,7 +17,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.local.informer import PODS
+from dra_kubeletplugin.kube.resource import PODS
 from tests.crash.driver import PREPARE_POINTS, UNPREPARE_POINTS
 from tests.crash.harness import DRIVER, ROOT, Box, box
 

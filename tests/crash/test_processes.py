@@ -14,7 +14,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.local.informer import CLAIMS, PODS
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from tests.crash.harness import DRIVER, ROOT, Box, box
 
 pytestmark = pytest.mark.crash

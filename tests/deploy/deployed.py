@@ -7,6 +7,7 @@ from typing import Any
 
 from dra_kubeletplugin.kube import ApiConfig, Resource, Tls
 from dra_kubeletplugin.kube.credentials import Token
+from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.local.apiserver.access import Question
 from dra_kubeletplugin.local.apiserver.auth import User
 from dra_kubeletplugin.local.cluster import LocalCluster
@@ -56,9 +57,7 @@ class Deployed:
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
 
         async def bound() -> JSON | None:
-            pods = await self.cluster.client.list(
-                Resource("", "v1", "pods", namespaced=True), namespace, labels=selector
-            )
+            pods = await self.cluster.client.list(PODS, namespace, labels=selector)
             at = [p for p in pods["items"] if p["spec"].get("nodeName", "") == (node or p["spec"].get("nodeName", "-"))]
             return at[0] if at else None
 

@@ -27,8 +27,8 @@ from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.driver import Role, make
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SECRETS, SLICES
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, SLICES
 from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.resources.convert import convert
 from dra_kubeletplugin.settings import ControllerSettings, Settings
@@ -236,9 +236,6 @@ def slice_of(name: str = "attack", driver: str = NAME, **where: Any) -> JSON:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
 
 
-PODS = Resource("", "v1", "pods", namespaced=True)
-
-
 @contextlib.asynccontextmanager
 async def stolen(deployed: Deployed, kind: str, pod: JSON | None) -> AsyncIterator[KubeClient]:
     """A client with the token of a pod, or with one of its account that is bound to nothing."""
@@ -368,7 +365,7 @@ async def test_nobody_but_the_scheduler_binds_a_claim(deployed: Deployed, kind: 
 
 @pytest.mark.parametrize("kind", [NODE, CLUSTER])
 async def test_no_other_object_is_within_reach(deployed: Deployed, kind: str) -> None:
-    secrets = Resource("", "v1", "secrets", namespaced=True)
+    secrets = SECRETS
     roles = Resource("rbac.authorization.k8s.io", "v1", "clusterroles")
     policies = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies")
     namespace, account = deployed.account(kind)

@@ -10,8 +10,8 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.local.cluster import LocalCluster, resource_of
-from dra_kubeletplugin.local.informer import PODS
 from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.settings import load
 from dra_kubeletplugin.testing import ClaimSpec, Request

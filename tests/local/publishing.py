@@ -12,8 +12,8 @@ import msgspec
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.informer import NODES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.resources.releases import Features

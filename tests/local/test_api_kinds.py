@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.local.apiserver.storage import HISTORY
 
 from .serving import Curl, serving
@@ -484,12 +485,11 @@ async def test_a_field_that_cannot_be_selected_is_refused_and_matches_not_nothin
 
 
 async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: Curl) -> None:
-    pods = Resource("", "v1", "pods", namespaced=True)
     seen: list[tuple[str, str]] = []
 
     async def watch(client: KubeClient, ready: asyncio.Event) -> None:
         query = {"watch": "1", "fieldSelector": "spec.nodeName=n1"}
-        async with client.stream(pods.path(), query, 20, ready.set) as lines:
+        async with client.stream(PODS.path(), query, 20, ready.set) as lines:
             async for line in lines:
                 event = json.loads(line)
                 seen.append((event["type"], event["object"]["metadata"]["name"]))
@@ -499,11 +499,11 @@ async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: Curl) 
         task = asyncio.create_task(watch(client, ready))
         await ready.wait()
         for i in range(20):
-            await client.create(pods, pod(f"other-{i}", nodeName="n2"), "default")
-        await client.create(pods, pod("mine"), "default")
+            await client.create(PODS, pod(f"other-{i}", nodeName="n2"), "default")
+        await client.create(PODS, pod("mine"), "default")
         await client.call("POST", f"{CORE}/pods/mine/binding", {"target": {"name": "n1"}})
-        await client.patch(pods, "mine", {"metadata": {"labels": {"a": "b"}}}, "default")
-        await client.delete(pods, "mine", "default", grace=0)
+        await client.patch(PODS, "mine", {"metadata": {"labels": {"a": "b"}}}, "default")
+        await client.delete(PODS, "mine", "default", grace=0)
         async with asyncio.timeout(10):
             while len(seen) < 3:
                 await asyncio.sleep(0.005)

@@ -14,9 +14,9 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, CLASSES, PODS, SLICES
 from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, PODS, SLICES
 from dra_kubeletplugin.resources.defaults import now
 
 JSON = dict[str, Any]

@@ -24,12 +24,10 @@ from dra_kubeletplugin import (
     RetryableError,
 )
 from dra_kubeletplugin.bindings.binder import Pauses
-from dra_kubeletplugin.bindings.records import CONFIG_MAPS
 from dra_kubeletplugin.controller import Controller
 from dra_kubeletplugin.errors import ApiError, LeaseLostError
-from dra_kubeletplugin.kube.lease import LEASES
+from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, LEASES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.settings import ControllerSettings
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")

@@ -15,9 +15,9 @@ from dra_kubeletplugin.bindings.records import Record
 from dra_kubeletplugin.controller import Controller
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import PODS
 from dra_kubeletplugin.resources.defaults import now
 
 from .test_controller import (

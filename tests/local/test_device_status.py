@@ -18,7 +18,7 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
-from dra_kubeletplugin.local.informer import CLAIMS
+from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.reporting import ClaimKey, merged
 from dra_kubeletplugin.resources.defaults import now
 from dra_kubeletplugin.testing import DriverNode, node_with

@@ -145,7 +145,7 @@ async def test_a_claim_of_another_node_is_refused() -> None:
 
 async def allocate(node: Any, name: str, results: list[dict[str, Any]]) -> Any:
     """A claim with an allocation of the test's own making."""
-    from dra_kubeletplugin.local.informer import CLAIMS
+    from dra_kubeletplugin.kube.resource import CLAIMS
 
     (made,) = await node.cluster.apply(claim(name, ClaimSpec()))
     full = [{"request": "device", "driver": node.settings.driver_name, **r} for r in results]
@@ -293,7 +293,7 @@ async def test_slices_are_wiped_when_the_last_instance_stays_away() -> None:
 
 
 async def test_a_slice_that_somebody_deletes_is_made_again_at_once() -> None:
-    from dra_kubeletplugin.local.informer import SLICES
+    from dra_kubeletplugin.kube.resource import SLICES
 
     async with node_with(toy()) as node:
         name = node.cluster.slices()[0]["metadata"]["name"]
@@ -314,7 +314,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
 
     async with node_with(Tainted) as node:
         node.cluster.api.faults.dropped.add("taints")
-        from dra_kubeletplugin.local.informer import SLICES
+        from dra_kubeletplugin.kube.resource import SLICES
 
         await node.cluster.client.delete(SLICES, node.cluster.slices()[0]["metadata"]["name"])
 
@@ -457,7 +457,7 @@ async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
 
 
 async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one(tmp_path: Path) -> None:
-    from dra_kubeletplugin.local.informer import CLAIMS
+    from dra_kubeletplugin.kube.resource import CLAIMS
 
     async with node_with(toy()) as node:
         old = await allocate(node, "same", [{"pool": "node-1", "device": "toy-0"}])

@@ -14,7 +14,7 @@ from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.events import Events
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.local.informer import SLICES
+from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.slices import Notices

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.resource import CONFIG_MAPS
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.apiserver.journal import StateError, open_storage
 from dra_kubeletplugin.local.cluster import LocalCluster
 
-MAPS = Resource("", "v1", "configmaps", namespaced=True)
 DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 FOOS = Resource("example.com", "v1", "foos")
 
@@ -36,14 +36,14 @@ async def test_objects_custom_kinds_and_versions_survive_a_restart_of_the_cluste
     async with LocalCluster((), state=tmp_path) as cluster:
         await cluster.client.create(DEFINITIONS, {"metadata": {"name": "foos.example.com"}, "spec": spec})
         await cluster.client.create(FOOS, {"metadata": {"name": "f"}})
-        made = await cluster.client.create(MAPS, {"metadata": {"name": "c"}, "data": {"a": "b"}}, "default")
-        await cluster.client.create(MAPS, {"metadata": {"name": "gone"}}, "default")
-        await cluster.client.delete(MAPS, "gone", "default")
+        made = await cluster.client.create(CONFIG_MAPS, {"metadata": {"name": "c"}, "data": {"a": "b"}}, "default")
+        await cluster.client.create(CONFIG_MAPS, {"metadata": {"name": "gone"}}, "default")
+        await cluster.client.delete(CONFIG_MAPS, "gone", "default")
     async with LocalCluster((), state=tmp_path) as cluster:
-        assert await cluster.client.get(MAPS, "c", "default") == made
+        assert await cluster.client.get(CONFIG_MAPS, "c", "default") == made
         assert [f["metadata"]["name"] for f in (await cluster.client.list(FOOS))["items"]] == ["f"]
-        assert (await cluster.client.list(MAPS, "default"))["items"][0]["metadata"]["name"] == "c"
-        newer = await cluster.client.create(MAPS, {"metadata": {"name": "d"}}, "default")
+        assert (await cluster.client.list(CONFIG_MAPS, "default"))["items"][0]["metadata"]["name"] == "c"
+        newer = await cluster.client.create(CONFIG_MAPS, {"metadata": {"name": "d"}}, "default")
         assert int(newer["metadata"]["resourceVersion"]) > int(made["metadata"]["resourceVersion"])
 
 
@@ -105,7 +105,7 @@ async def test_watches_of_an_earlier_life_are_told_to_list_again(tmp_path: Path)
     try:
         async with KubeClient(server.config) as client:
             query = {"watch": "1", "resourceVersion": "2"}
-            async with client.stream(MAPS.path("default"), query, 5, lambda: None) as lines:
+            async with client.stream(CONFIG_MAPS.path("default"), query, 5, lambda: None) as lines:
                 old = [json.loads(line) async for line in lines]
             assert [(e["type"], e["object"]["code"]) for e in old] == [("ERROR", 410)]
     finally:

@@ -16,16 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.errors import ApiError, printable
-from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource, Tls, TlsFiles
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Tls, TlsFiles
 from dra_kubeletplugin.kube.config import load_config
 from dra_kubeletplugin.kube.connection import KEEPALIVE
 from dra_kubeletplugin.kube.http1 import BadAnswerError
 from dra_kubeletplugin.kube.proxy import Proxy
+from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.kube.transport import Transport
 from tests.certificates import Pair, authority, server_side, signed
 from tests.raw_server import Peer, answer, serving
 
-CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", namespaced=True)
 OBJECT = answer({"kind": "X"})
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, PODS
 from dra_kubeletplugin.local.kubelet import Kubelet, Timers
 from dra_kubeletplugin.resources.defaults import now
 

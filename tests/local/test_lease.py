@@ -11,7 +11,8 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.lease import LEASES, Elector, LeaseTimes
+from dra_kubeletplugin.kube.lease import Elector, LeaseTimes
+from dra_kubeletplugin.kube.resource import LEASES
 from dra_kubeletplugin.local.apiserver import ApiServer
 
 QUICK = LeaseTimes(duration=2.0, renew_deadline=1.5, retry=0.1)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import PODS
 from dra_kubeletplugin.local.runtime.runc_runtime import factory
 
 pytestmark = [pytest.mark.runc, pytest.mark.kubectl]

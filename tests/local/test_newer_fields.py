@@ -11,7 +11,7 @@ from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Poo
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.errors import InvalidObjectError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.local.informer import CLAIMS
+from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.resources.convert import VERSIONS, convert
 from dra_kubeletplugin.resources.reading import read_device
 from dra_kubeletplugin.resources.releases import Features

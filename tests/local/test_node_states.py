@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.kube.lease import LEASES
+from dra_kubeletplugin.kube.resource import LEASES, NODES
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import NODES
 from dra_kubeletplugin.local.kubelet.node_lease import NAMESPACE
 
 JSON = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NAMESPACES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, CLASSES, PODS
 from dra_kubeletplugin.local.kubelet import Timers
 
 from .objects import DRIVER, claim, claim_spec, device_class, pod, slice_of, template
@@ -19,7 +19,6 @@ from .plugins import FakePlugin
 
 JSON = dict[str, Any]
 NODES = ("node-1", "node-2")
-NAMESPACES = Resource("", "v1", "namespaces")
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 
 

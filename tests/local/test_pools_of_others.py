@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device
-from dra_kubeletplugin.local.informer import NODES
+from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import Toy
 

@@ -8,7 +8,7 @@ from dra_kubeletplugin import Device, Nodes, Pool
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.local.informer import NODES, SLICES
+from dra_kubeletplugin.kube.resource import NODES, SLICES
 from dra_kubeletplugin.slices import ClusterScope, NodeScope
 
 from .publishing import DRIVER, Odd, api, inventory_of, publishing, until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import PODS
 from dra_kubeletplugin.local.kubelet import Timers
 
 from .objects import pod

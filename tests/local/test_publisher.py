@@ -15,7 +15,7 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.local.informer import SLICES
+from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.observe.http import Request, Response
 from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.slices.contention import Contention, Undone

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
@@ -111,7 +112,7 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
         return HEAD + chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})  # and then nothing
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        reflector = Reflector(client, Resource("", "v1", "nodes"), silence=0.2)
+        reflector = Reflector(client, NODES, silence=0.2)
         async with following(reflector) as seen:
             await until("a second watch", lambda: sum(b"watch=true" in r for r in peer.requests) >= 2)
             watches = [r for r in peer.requests if b"watch=true" in r]
@@ -129,7 +130,7 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
     async with (
         Peer(reply) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
-        following(Reflector(client, Resource("", "v1", "nodes"))) as seen,
+        following(Reflector(client, NODES)) as seen,
     ):
         await until("another list", lambda: seen.count(("SYNCED", "")) >= 2)
         assert sum(b"watch=true" in r for r in peer.requests) <= 4
@@ -146,7 +147,7 @@ async def test_it_says_how_it_stands() -> None:
         return answer({"metadata": {"resourceVersion": "7"}, "items": []})
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        reflector = Reflector(client, Resource("", "v1", "nodes"), copies=False)
+        reflector = Reflector(client, NODES, copies=False)
         assert (reflector.heard, reflector.fault) == (0.0, "")
         async with following(reflector) as seen:
             await until("a fault", lambda: "etcd is away" in reflector.fault)
@@ -172,7 +173,7 @@ async def test_without_copies_a_list_still_tells_what_came_changed_and_went() ->
     async with (
         Peer(reply) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
-        following(Reflector(client, Resource("", "v1", "nodes"), copies=False)) as seen,
+        following(Reflector(client, NODES, copies=False)) as seen,
     ):
         await until("two lists", lambda: seen.count(("SYNCED", "")) >= 2)
         assert seen[:7] == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", ""), ("MODIFIED", "b"), ("ADDED", "c"), ("DELETED", ""), ("SYNCED", "")]  # fmt: skip
@@ -187,7 +188,7 @@ async def test_without_copies_nothing_but_metadata_is_read() -> None:
         return answer({"metadata": {"resourceVersion": "7"}, "items": [large]})
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        events = Reflector(client, Resource("", "v1", "nodes"), copies=False).events()
+        events = Reflector(client, NODES, copies=False).events()
         async with asyncio.timeout(10), contextlib.aclosing(events):
             seen = [await anext(events) for _ in range(3)]
     assert [e.type for e in seen] == ["ADDED", "SYNCED", "MODIFIED"]
@@ -250,7 +251,7 @@ def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lis
             return waiting[0].pop() if waiting[0] else answer({"metadata": {"resourceVersion": "7"}, "items": []})
 
         async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), timeout=1) as client:
-            reflector = Reflector(client, Resource("", "v1", "nodes"), silence=0.5)
+            reflector = Reflector(client, NODES, silence=0.5)
             async with following(reflector):
                 await until("the truth", lambda: "u-true" in reflector.items, 20)
 
@@ -266,7 +267,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
     async with (
         Peer(reply) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
-        following(Reflector(client, Resource("", "v1", "nodes"))),
+        following(Reflector(client, NODES)),
     ):
         await asyncio.sleep(1.0)  # the figure is a rate
         assert len(peer.requests) < 12

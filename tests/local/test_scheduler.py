@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.scheduler.claimbinder import ClaimBinder
 from dra_kubeletplugin.scheduling import nodeinfo, podgroups, podinfo, unsupported
 from dra_kubeletplugin.scheduling.cache import Cache

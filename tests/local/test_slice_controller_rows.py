@@ -13,7 +13,7 @@ from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, R
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.local.informer import SLICES
+from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.slices import ClusterScope, Publisher
 
 from .publishing import DRIVER, Odd, api, publishing, until

@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, EVENTS, NAMESPACES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.controllers.base import Controller, Key
 from dra_kubeletplugin.local.events import EventRecorder
-from dra_kubeletplugin.local.informer import CLAIMS, EVENTS, PODS, Informers
+from dra_kubeletplugin.local.informer import Informers
 from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
 
 from .objects import claim_spec, device_class, pod, slice_of, template
 
 JSON = dict[str, Any]
-NAMESPACES = Resource("", "v1", "namespaces")
 
 
 async def test_a_component_that_ends_ends_all_with_its_name_and_cause() -> None:

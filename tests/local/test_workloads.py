@@ -11,6 +11,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.controllers.base import Key
 from dra_kubeletplugin.local.controllers.garbage import GarbageCollector
@@ -22,7 +23,7 @@ from dra_kubeletplugin.local.controllers.workloads import (
     is_ready,
     share_of,
 )
-from dra_kubeletplugin.local.informer import CLAIMS, PODS, Informers
+from dra_kubeletplugin.local.informer import Informers
 from dra_kubeletplugin.local.kubelet import Timers
 
 JSON = dict[str, Any]

@@ -18,10 +18,8 @@ from dra_kubeletplugin.kube.boundary import identity, listed, object_of, page_of
 from dra_kubeletplugin.kube.credentials import Credentials
 from dra_kubeletplugin.kube.discovery import Discovery
 from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
 
-CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", namespaced=True)
-SLICES = Resource("resource.k8s.io", "v1", "resourceslices")
-PODS = Resource("", "v1", "pods", namespaced=True)
 OBJECT = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}}
 LIST = {"metadata": {"resourceVersion": "1"}, "items": [OBJECT]}
 

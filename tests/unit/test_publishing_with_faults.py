@@ -25,14 +25,13 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.kube.client import Resource
+from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.slices import NodeScope
 from dra_kubeletplugin.slices.sync import Superseded, Syncer
 from dra_kubeletplugin.slices.times import TaintTimes
 from dra_kubeletplugin.slices.turn import Turn
 
-SLICES = Resource("resource.k8s.io", "v1", "resourceslices")
 FULL = 3  # devices that fill a slice
 
 

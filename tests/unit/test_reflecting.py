@@ -16,8 +16,8 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube import reflector as module
 from dra_kubeletplugin.kube.boundary import Page
+from dra_kubeletplugin.kube.resource import NODES
 
-NODES = Resource("", "v1", "nodes")
 SYNCED = ("SYNCED", "")
 JSON = dict[str, Any]
 

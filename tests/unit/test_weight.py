@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.apiserver import make_certificate
-from dra_kubeletplugin.kube import KubeClient, Resource, config
+from dra_kubeletplugin.kube import KubeClient, config
+from dra_kubeletplugin.kube.resource import NAMESPACES
 from dra_kubeletplugin.local.apiserver import ApiServer
 
 LOADED = """
@@ -25,13 +26,14 @@ print(json.dumps(sorted(sys.modules)))
 CONNECTED = """
 import asyncio, json, sys
 from pathlib import Path
-from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
+from dra_kubeletplugin.kube.resource import NAMESPACES
 from dra_kubeletplugin.kube.tls import Tls, TlsFiles
 
 async def main():
     async with KubeClient(ApiConfig(sys.argv[1], Tls(TlsFiles(ca=Path(sys.argv[2]))), Token(sys.argv[3]))) as client:
-        found = await client.get(Resource("", "v1", "namespaces"), "default")
+        found = await client.get(NAMESPACES, "default")
     print(json.dumps([found["metadata"]["name"], [m for m in ("encodings.idna", "unicodedata") if m in sys.modules]]))
 
 asyncio.run(main())
@@ -91,7 +93,7 @@ async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     async with KubeClient(config.load_config(service_account=tmp_path)) as client:
-        assert (await client.get(Resource("", "v1", "namespaces"), "default"))["metadata"]["name"] == "default"
+        assert (await client.get(NAMESPACES, "default"))["metadata"]["name"] == "default"
     await server.close()
     assert not loads
 

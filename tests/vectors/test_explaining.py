@@ -9,7 +9,7 @@ import re
 import pytest
 
 from dra_kubeletplugin.cluster import Explanation, Kind, State, explain, take, with_events
-from dra_kubeletplugin.cluster.objects import NODES, PODS
+from dra_kubeletplugin.kube.resource import NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 
 from .stories import JSON, NAMESPACE, replay

@@ -16,12 +16,12 @@ import msgspec
 
 from ..driver import BoundClaim, BoundDevice
 from ..errors import ApiError, describe
-from ..kube import KubeClient, Resource
+from ..kube import KubeClient
+from ..kube.resource import CONFIG_MAPS
 from .claims import Allocated, DeviceKey, Identity
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
 _LABEL = "dra-kubeletplugin.dev/bound-by"
 _FIELD = "claim"
 _VERSION = 1

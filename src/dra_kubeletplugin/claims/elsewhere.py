@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..inventory import GONE
 from ..kube import KubeClient
-from ..kube.client import NODES
+from ..kube.resource import NODES
 from ..resources import node_selection
 from ..resources.convert import GROUP, convert
 from ..resources.reading import read_counters, read_device

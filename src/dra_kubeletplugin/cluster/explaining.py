@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import QuestionError
+from ..kube.resource import CLAIMS, PODS
 from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.extended import wanted
@@ -15,7 +16,7 @@ from . import standing
 from .answers import ClaimState, Explanation, HeldDevice, Kind, Reason, State
 from .everywhere import look_everywhere
 from .judging import judged, listed, undecided
-from .objects import CLAIMS, KINDS, PODS, Snapshot
+from .objects import KINDS, Snapshot
 from .scene import Scene, is_finished, name_of, users_of
 
 JSON = dict[str, Any]

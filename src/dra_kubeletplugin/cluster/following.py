@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import ApiError, QuestionError, describe
 from ..kube import KubeClient, Reflector, Resource
+from ..kube.resource import PODS
 from ..resources.convert import GROUP
-from .objects import PODS, Gap, Snapshot, kind_named, read
+from .objects import Gap, Snapshot, kind_named, read
 from .reading import EVERYTHING, gap_of, served
 
 JSON = dict[str, Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
 from .answers import Explanation, Kind, NodeGroup, State
-from .objects import CLAIMS, CLASSES, NODES, PODS, SLICES, Gap
+from .objects import Gap
 
 _MAKE_ROOM = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}  # without these more seems to fit than does
 _UNREAD = "what may not be read decides it"

@@ -8,18 +8,11 @@ from typing import Any
 
 from ..errors import QuestionError, describe
 from ..kube import Resource
+from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
 from ..resources.convert import GROUP, VERSIONS, convert
 from .forms import FAULTS, settled
 
 JSON = dict[str, Any]
-PODS = Resource("", "v1", "pods", namespaced=True)
-NODES = Resource("", "v1", "nodes")
-NAMESPACES = Resource("", "v1", "namespaces")
-EVENTS = Resource("", "v1", "events", namespaced=True)
-CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
-TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
-CLASSES = Resource(GROUP, "v1", "deviceclasses")
-SLICES = Resource(GROUP, "v1", "resourceslices")
 
 KINDS: Mapping[str, Resource] = {
     "Pod": PODS,

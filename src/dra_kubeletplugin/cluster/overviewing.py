@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..errors import clip, describe
+from ..kube.resource import NODES
 from ..overview.rows import DeviceRow, NodeRow, Overview, PodRow, Use, counted
 from ..overview.tally import Reaches, Tallier
 from ..resources import node_selection
 from ..scheduling import podinfo
 from ..scheduling.extended import class_names, wanted
-from .objects import NODES, Snapshot
+from .objects import Snapshot
 from .standing import entries
 
 JSON = dict[str, Any]

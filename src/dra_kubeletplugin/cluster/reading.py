@@ -11,21 +11,9 @@ import msgspec
 
 from ..errors import ApiError, QuestionError
 from ..kube import KubeClient, Resource
+from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
 from ..resources.convert import GROUP
-from .objects import (
-    CLAIMS,
-    CLASSES,
-    EVENTS,
-    NAMESPACES,
-    NODES,
-    PODS,
-    SLICES,
-    TEMPLATES,
-    Gap,
-    Snapshot,
-    kind_named,
-    read,
-)
+from .objects import Gap, Snapshot, kind_named, read
 
 JSON = dict[str, Any]
 Progress = Callable[[str, int], None]

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, describe
+from ..kube.resource import CLAIMS, PODS
 from ..overview.rows import PodRow
 from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated
 from .answers import Explanation
 from .explaining import explain, explain_pod
 from .following import Follower
-from .objects import CLAIMS, PODS, Snapshot
+from .objects import Snapshot
 from .reading import with_events
 from .scene import Scene
 from .standing import claim_name, entries

@@ -8,12 +8,13 @@ from typing import Any
 
 from ..allocation.allocator import TIME_LIMIT
 from ..allocation.pools import DeviceId, PoolKey, key_of
+from ..kube.resource import CLASSES, NODES
 from ..scheduling import extended, podinfo
 from ..scheduling.cache import Cache
 from ..scheduling.claimstore import reserved_for, results_of
 from ..scheduling.nodeallocation import AllocationMemory, Allocations
 from ..scheduling.slicestore import Slices
-from .objects import CLASSES, NODES, Snapshot
+from .objects import Snapshot
 
 JSON = dict[str, Any]
 _PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..allocation.search import MAX_RESULTS
+from ..kube.resource import CLAIMS, TEMPLATES
 from ..scheduling import podinfo
 from ..scheduling.binding import Readiness, state_of
 from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.podinfo import PodInfo
 from .answers import Kind, Reason
-from .objects import CLAIMS, TEMPLATES
 from .scene import Scene, asked, name_of, users_of
 
 JSON = Mapping[str, Any]

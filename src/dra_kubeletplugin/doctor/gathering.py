@@ -18,6 +18,7 @@ from ..claims.offline import read_rows
 from ..claims.record import Record
 from ..errors import ApiError, DraError, describe
 from ..kube import KubeClient, Resource
+from ..kube.resource import EVENTS, NODES, PODS
 from ..local.runtime.spec_files import SpecFileError, parse
 from .examination import Examination
 from .findings import Finding
@@ -25,7 +26,6 @@ from .published import every
 from .redaction import text, tidy
 
 JSON = Mapping[str, Any]
-_PODS = Resource("", "v1", "pods", namespaced=True)
 _KINDS = ("resourceslices", "resourceclaims", "resourceclaimtemplates", "deviceclasses")
 _LOG_LINES = "5000"
 _LOG_BYTES = str(4 << 20)
@@ -77,7 +77,7 @@ async def gather(what: Examination, findings: Sequence[Finding], archive: Archiv
         for plural in _KINDS:
             told(plural)
             await _listed(archive, plural, client.dra(plural), client)
-        for resource in (Resource("", "v1", "nodes"), Resource("", "v1", "events", namespaced=True)):
+        for resource in (NODES, EVENTS):
             told(resource.plural)
             await _listed(archive, resource.plural, _known(resource), client)
         await _drivers(client, what.node, archive, told)
@@ -97,7 +97,7 @@ async def _listed(archive: Archive, name: str, resource: Any, client: KubeClient
 async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callable[[str], None]) -> None:
     """Pods that use claims, those that wait too, and drivers' with their logs."""
     try:
-        pods = [p async for p in every(client, _PODS) if not node or _at(p) in ("", node)]
+        pods = [p async for p in every(client, PODS) if not node or _at(p) in ("", node)]
     except ApiError as e:
         archive.add("cluster/pods.error", text(e.message))
         return
@@ -126,7 +126,7 @@ def is_driver(pod: JSON) -> bool:
 
 
 async def _logs(client: KubeClient, pod: JSON) -> AsyncIterator[tuple[str, str]]:
-    path = _PODS.path(pod["metadata"]["namespace"], pod["metadata"]["name"], "log")
+    path = PODS.path(pod["metadata"]["namespace"], pod["metadata"]["name"], "log")
     restarted = {s["name"] for s in (pod.get("status") or {}).get("containerStatuses") or () if s.get("restartCount")}
     for container in [c["name"] for c in pod["spec"]["containers"]]:
         for previous in (False, True) if container in restarted else (False,):

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import ApiError
 from ..kube import KubeClient, Resource
+from ..kube.resource import NODES
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
-_NODES = Resource("", "v1", "nodes")
 _NAMED = 4  # things of a kind that a line names
 
 
@@ -27,7 +27,7 @@ async def look(
     try:
         resource = await client.dra("resourceslices")
         slices = [s async for s in every(client, resource, f"spec.nodeName={node}" if node else "")]
-        names = None if node else {n["metadata"]["name"] async for n in every(client, _NODES)}
+        names = None if node else {n["metadata"]["name"] async for n in every(client, NODES)}
     except ApiError as e:
         yield unknown("slices", e.message)
         return

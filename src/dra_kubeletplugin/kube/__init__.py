@@ -1,8 +1,9 @@
 """The API server, from a client's side: configuration, transport, requests, list and watch."""
 
-from .client import KubeClient, Resource
+from .client import KubeClient
 from .config import ApiConfig, load_config
 from .reflector import Reflector
+from .resource import Resource
 from .tls import Tls, TlsFiles
 
 __all__ = ["ApiConfig", "KubeClient", "Reflector", "Resource", "Tls", "TlsFiles", "load_config"]

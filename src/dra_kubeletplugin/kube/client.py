@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -19,6 +17,7 @@ from .boundary import Page, answered, identified, listed, object_of, page_of, re
 from .config import ApiConfig
 from .discovery import Discovery
 from .http1 import HttpResponse
+from .resource import Resource
 from .transport import CONNECTIONS, Transport
 
 JSON = dict[str, Any]
@@ -30,33 +29,6 @@ _MAX_RETRY_AFTER = 30.0
 _DISCOVERY = 5.0  # seconds that the question for versions may take
 _MAX_REFUSAL = 1024 * 1024  # bytes of a refused watch that are read
 USER_AGENT = "dra-kubeletplugin"
-_UNQUOTED = re.compile("[a-z0-9.-]+")  # what names are made of
-
-
-@dataclass(frozen=True)
-class Resource:
-    """A kind of object in one version, e.g. ``Resource("resource.k8s.io", "v1", "resourceclaims", namespaced=True)``."""
-
-    group: str
-    version: str
-    plural: str
-    namespaced: bool = False
-
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    def path(self, namespace: str = "", name: str = "", sub: str = "") -> str:
-        out = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        if self.namespaced and namespace:
-            out += f"/namespaces/{_quoted(namespace)}"
-        out += f"/{self.plural}"
-        if name:
-            out += f"/{_quoted(name)}"
-        return out + (f"/{sub}" if sub else "")
-
-
-NODES = Resource("", "v1", "nodes")
 
 
 class KubeClient:
@@ -296,10 +268,6 @@ class KubeClient:
         """``resourceslices``, ``resourceclaims``, ``resourceclaimtemplates`` or ``deviceclasses`` in the best version."""
         namespaced = plural in {"resourceclaims", "resourceclaimtemplates"}
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
-
-
-def _quoted(name: str) -> str:
-    return name if _UNQUOTED.fullmatch(name) else quote(name, safe="")
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:

@@ -25,11 +25,11 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, SettingsError, describe
-from .client import KubeClient, Resource
+from .client import KubeClient
+from .resource import LEASES
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 _JITTER = 1.2  # the most of a retry period that a candidate adds to it, as client-go does
 _RELEASE = 3.0  # seconds for giving the lease back
 

@@ -21,7 +21,8 @@ import msgspec
 
 from ..errors import ApiError, clip, printable
 from .boundary import Bare, Page, identity, translated
-from .client import KubeClient, Resource
+from .client import KubeClient
+from .resource import Resource
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

@@ -21,6 +21,7 @@ from ..errors import ApiError
 from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from ..kube.credentials import Token
+from ..kube.resource import EVENTS, PODS
 from ..resources.names import SUBDOMAIN
 from ..resources.releases import Features
 from ..scheduling.binding import TIMEOUT as BINDING_TIMEOUT
@@ -29,7 +30,6 @@ from .apiserver.certificate import write as make_certificate
 from .apiserver.journal import Journal, open_storage
 from .apiserver.kinds import BY_PLURAL
 from .controllers import ControllerManager
-from .informer import EVENTS, PODS
 from .kubelet import Kubelet, Timers
 from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ApiError
-from ..kube import KubeClient, Resource
+from ..kube import KubeClient
+from ..kube.resource import EVENTS
 from ..resources.defaults import now
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-EVENTS = Resource("", "v1", "events", namespaced=True)
 _SIMILAR = 10
 _WINDOW = 600.0  # seconds
 _BURST = 25.0

@@ -18,15 +18,6 @@ from ..scheduling import podgroups
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 
-PODS = Resource("", "v1", "pods", namespaced=True)
-NODES = Resource("", "v1", "nodes")
-NAMESPACES = Resource("", "v1", "namespaces")
-EVENTS = Resource("", "v1", "events", namespaced=True)
-CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
-TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
-CLASSES = Resource(GROUP, "v1", "deviceclasses")
-SLICES = Resource(GROUP, "v1", "resourceslices")
-
 
 def taint_rules(features: Features) -> Resource | None:
     """DeviceTaintRules, where the release follows them."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ..errors import ApiError, printable
 from ..kube import KubeClient
-from ..kube.client import NODES
+from ..kube.resource import NODES
 from ..resources import names
 from ..resources.nodes import Nodes
 

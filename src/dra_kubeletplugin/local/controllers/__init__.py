@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from ...kube import KubeClient
+from ...kube.resource import CLAIMS, NODES, PODS, SLICES, TEMPLATES
 from ...resources.releases import Features
-from ..informer import CLAIMS, NODES, PODS, SLICES, TEMPLATES, Informers, pod_groups, taint_rules
+from ..informer import Informers, pod_groups, taint_rules
 from .base import Controller
 from .claims import ClaimController
 from .daemonsets import DaemonSetController

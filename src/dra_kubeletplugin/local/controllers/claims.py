@@ -12,14 +12,12 @@ from typing import Any, ClassVar
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.resource import CLAIMS, PODS, TEMPLATES
 from ...scheduling import podgroups
 from ..informer import (
-    CLAIMS,
     FINALIZER,
     POD_CLAIM_NAME,
     POD_GROUPS,
-    PODS,
-    TEMPLATES,
     Change,
     Informers,
     is_finished,

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ...kube import KubeClient
+from ...kube.resource import NODES
 from ...resources import node_selection
-from ..informer import NODES, Change, Informers, is_finished
+from ..informer import Change, Informers, is_finished
 from .base import key_of
 from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_ready, share_of
 

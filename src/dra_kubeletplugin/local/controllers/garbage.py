@@ -7,8 +7,9 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.resource import CLAIMS, PODS
 from ...scheduling import podgroups
-from ..informer import CLAIMS, PODS, Change, Informers
+from ..informer import Change, Informers
 from .base import Controller, Key, key_of
 from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
 

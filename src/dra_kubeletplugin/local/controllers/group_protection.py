@@ -6,8 +6,9 @@ Source: kube-controller-manager's podgroup-protection-controller, as KEP-5729 bu
 from __future__ import annotations
 
 from ...kube import KubeClient, Resource
+from ...kube.resource import PODS
 from ...scheduling import podgroups
-from ..informer import PODS, Change, Informers, is_finished
+from ..informer import Change, Informers, is_finished
 from .base import Controller, Key
 
 FINALIZER = "scheduling.k8s.io/podgroup-protection"

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...kube import KubeClient
+from ...kube.resource import NODES
 from ...resources.defaults import now
-from ..informer import NODES, Informers
+from ..informer import Informers
 from .base import Controller, Key
 
 JSON = dict[str, Any]

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.resource import CLAIMS, PODS, SLICES
 from ...resources.defaults import now
 from ...scheduling import podgroups
 from ...scheduling.taint_rules import taints_of
-from ..informer import CLAIMS, PODS, SLICES, Change, Informers, is_finished, pod_claim_names
+from ..informer import Change, Informers, is_finished, pod_claim_names
 from .base import Controller, Key, key_of
 
 JSON = dict[str, Any]

@@ -14,7 +14,8 @@ import msgspec
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
-from ..informer import PODS, Change, Informers, is_finished, words_of
+from ...kube.resource import PODS
+from ..informer import Change, Informers, is_finished, words_of
 from .base import Controller, Key, Waiting
 
 JSON = dict[str, Any]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from ...errors import ApiError
-from ..informer import PODS, words_of
+from ...kube.resource import PODS
+from ..informer import words_of
 from ..runtime.simulated import SimulatedRuntime
 from .drivers import DriverFailed
 from .environment import Environment, Refused

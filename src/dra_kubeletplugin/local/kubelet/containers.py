@@ -10,10 +10,11 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.resource import CONFIG_MAPS, SECRETS
 from ...resources.quantity import Quantity
 from ..runtime.interface import ContainerConfig, Limits, Mount, Role
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
-from .volumes import CONFIG_MAPS, SECRETS, MountError, mounts_of
+from .volumes import MountError, mounts_of
 
 JSON = Mapping[str, Any]
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")

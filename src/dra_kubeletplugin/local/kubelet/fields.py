@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...kube import KubeClient
+from ...kube.resource import NODES
 from ...resources.quantity import Quantity
-from ..informer import NODES
 
 JSON = Mapping[str, Any]
 _LIMITED = {"cpu", "memory", "ephemeral-storage"}  # of which a container without a limit may have all

@@ -10,9 +10,10 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.resource import NODES, PODS
 from ...resources.releases import Features
 from ..events import EventRecorder
-from ..informer import NODES, PODS, Change, Informers, is_finished
+from ..informer import Change, Informers, is_finished
 from ..runtime.interface import ContainerRuntime
 from ..supervision import Supervisor
 from ..workqueue import Backoff, WorkQueue

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.resource import NODES, SLICES
 from ...resources.defaults import now
-from ..informer import NODES, SLICES
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

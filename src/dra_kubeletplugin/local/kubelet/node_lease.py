@@ -8,8 +8,8 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
-from ...kube.lease import LEASES, now_exactly
-from ..informer import NODES
+from ...kube.lease import now_exactly
+from ...kube.resource import LEASES, NODES
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

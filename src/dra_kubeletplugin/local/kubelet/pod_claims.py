@@ -7,8 +7,9 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.resource import CLAIMS
 from ...scheduling import podgroups
-from ..informer import CLAIMS, words_of
+from ..informer import words_of
 from .claims import PrepareError
 
 JSON = dict[str, Any]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ApiError
+from ...kube.resource import PODS
 from ...resources.defaults import now
-from ..informer import PODS, is_finished
+from ..informer import is_finished
 from ..runtime.interface import ContainerStatus, Role
 from .admission import Refusal
 from .claims import PrepareError

@@ -11,12 +11,11 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.resource import CONFIG_MAPS, SECRETS
 from ..runtime.interface import Mount
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
-CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
-SECRETS = Resource("", "v1", "secrets", namespaced=True)
 # What admission adds to pods; the local server does not, and a manifest copied from a cluster may have it.
 _API_ACCESS = "kube-api-access-"
 

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.resource import CLAIMS, PODS
 from ...resources.defaults import now
 from ...scheduling import extended, podgroups
 from ...scheduling.binding import Readiness, state_of
@@ -20,7 +21,7 @@ from ...scheduling.claimstore import ClaimStore, is_allocated, reserved_for, res
 from ...scheduling.devices import Offer, PodClaims
 from ...scheduling.podinfo import PodInfo
 from ...scheduling.status import Plugin, SchedulerError, Unschedulable
-from ..informer import CLAIMS, FINALIZER, PODS, words_of
+from ..informer import FINALIZER, words_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.resource import CLAIMS, CLASSES, NAMESPACES, NODES, PODS, SLICES
 from ...resources.releases import Features
 from ...scheduling import changes, devices, podinfo, scoring, taint_rules, unsupported
 from ...scheduling.binding import TIMEOUT
@@ -26,7 +27,7 @@ from ...scheduling.preemption import Victims, not_helpful, preempt
 from ...scheduling.status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 from .. import informer
 from ..events import EventRecorder
-from ..informer import CLAIMS, CLASSES, NODES, PODS, SLICES, Informers, is_finished, words_of
+from ..informer import Informers, is_finished, words_of
 from .arriving import ArrivingNodes
 from .claimbinder import ClaimBinder, PodBinding
 from .queue import Entry, SchedulingQueue
@@ -56,7 +57,7 @@ class Scheduler:
         self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
         self._rules = informer.taint_rules(features)
         self._groups = informer.pod_groups(features)
-        core = (PODS, CLAIMS, CLASSES, NODES, SLICES, informer.NAMESPACES)
+        core = (PODS, CLAIMS, CLASSES, NODES, SLICES, NAMESPACES)
         followed = (*core, *filter(None, (self._rules, self._groups)))
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
@@ -75,9 +76,7 @@ class Scheduler:
             self.informers.on(self._rules, lambda _: self._rules_changed())
         if self._groups:
             self.informers.on(self._groups, self._group)
-        self.informers.on(
-            informer.NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone))
-        )
+        self.informers.on(NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone)))
 
     async def run(self) -> None:
         """Never returns."""

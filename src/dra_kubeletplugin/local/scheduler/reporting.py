@@ -7,11 +7,11 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.resource import PODS
 from ...resources.defaults import now
 from ...scheduling.podinfo import PodInfo
 from ...scheduling.preemption import Victims
 from ..events import EventRecorder
-from ..informer import PODS
 from .claimbinder import STRATEGIC
 
 log = logging.getLogger(__name__)
