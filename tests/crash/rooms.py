@@ -49,7 +49,9 @@ class Api:
             raise ApiError("gone", status=404, details={"details": {"name": name}})
         return self.claims[name]
 
-    async def page(self, resource: Resource, *, fields: str = "", limit: int = 0, cont: str = "") -> Page:
+    async def page(
+        self, resource: Resource, namespace: str = "", *, fields: str = "", limit: int = 0, cont: str = ""
+    ) -> Page:
         """All slices that match, whatever the limit."""
         self.listed.append(fields)
         if self.away:

@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..inventory import GONE
 from ..kube import KubeClient
+from ..kube.paging import read_all
 from ..kube.resource import NODES
 from ..resources import node_selection
 from ..resources.convert import GROUP, convert
@@ -203,24 +204,15 @@ class Elsewhere:
     async def _pools(self, node: str) -> Mapping[str, _Pool]:
         """The driver's pools by name; of one node, or of no single one."""
         resource = await self._client.dra("resourceslices")
+        fields = f"spec.driver={self._driver},spec.nodeName={node}"
         out: dict[str, _Pool] = {}
-        cont = ""
-        while True:
-            fields = f"spec.driver={self._driver},spec.nodeName={node}"
-            page = await self._client.page(resource, fields=fields, limit=_PAGE, cont=cont)
-            for raw in page.items or ():
-                try:
-                    pool = msgspec.json.decode(raw, type=_Head).spec.pool
-                except (ValueError, RecursionError) as e:
-                    raise ApiError(f"what the API server answers is no ResourceSlice: {printable(e)}") from None
-                seen = out.get(pool.name)
-                if seen is None or seen.generation < pool.generation:
-                    seen = out[pool.name] = _Pool(resource.version, pool.generation, pool.resource_slice_count)
-                if seen.generation == pool.generation:
-                    seen.raw.append(bytes(raw))
-            cont = page.metadata.cont
-            if not cont:
-                return out
+        for pool, raw in await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE):
+            seen = out.get(pool.name)
+            if seen is None or seen.generation < pool.generation:
+                seen = out[pool.name] = _Pool(resource.version, pool.generation, pool.resource_slice_count)
+            if seen.generation == pool.generation:
+                seen.raw.append(raw)
+        return out
 
     async def _this_node(self) -> JSON | None:
         """The Node; None where we may not read it: then the scheduler's choice stands."""
@@ -233,6 +225,13 @@ class Elsewhere:
                 self._told = True
                 log.warning("whether devices are for this node cannot be told: %s: deploy/ has the permissions", e)
             return None
+
+
+def _headed(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
+    try:
+        return msgspec.json.decode(raw, type=_Head).spec.pool, bytes(raw)
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"what the API server answers is no ResourceSlice: {printable(e)}") from None
 
 
 def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> Found:

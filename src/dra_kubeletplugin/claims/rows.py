@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import DeviceHeldError, OverdrawnError, printable
 from ..inventory import Held
+from ..wording import listed
 from .amounts import Hold, Shortage, places
 from .record import Fence, Record, State, Unreadable, check_doc
 
@@ -43,9 +44,8 @@ class OverdrawnByError(OverdrawnError):
     def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
         self.shortage = shortage
         self.holders = holders
-        who = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders[:_NAMED]]
-        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-        by = f" by claim{'s' if len(holders) > 1 else ''} {', '.join(who)}{more}: it is free when their pods have stopped"
+        shown = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders]
+        by = f" by claim{'s' if len(holders) > 1 else ''} {listed(shown, _NAMED)}: it is free when their pods have stopped"
         super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from ..cluster import ClaimState, Example, Explanation, NodeGroup, Reason, RequestOnNodes, State
-from ..cluster.judging import listed
+from ..wording import listed
 from .style import Style
 
 _GROUPS = 5

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 
 from ..cluster import Fit, Simulation, Snapshot, from_files, simulate, take
-from ..cluster.judging import listed
 from ..errors import SettingsError
 from ..kube import KubeClient
 from ..settings import load
+from ..wording import listed
 from .asking import Progress, ask, columns, config_of, encoded
 from .described_cluster import allocatable, cluster_of, host_kinds
 from .explain_text import text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from ..cel.parts import unmet
 from ..resources.quantity import Quantity, canonical, parse
 from ..scheduling.claimstore import UNUSED, Use
 from ..scheduling.nodeinfo import NodeInfo
+from ..wording import listed
 from .answers import Kind
 from .scene import Scene, told
 
@@ -149,10 +150,10 @@ class NodeDevices:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
         ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counter))
         claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.scene.holders(i)}
-        return _listed([told(c) for c in claims.values()]) or "no claim holds any of it"
+        return listed([told(c) for c in claims.values()]) or "no claim holds any of it"
 
     def _holders(self, device: DeviceId) -> str:
-        return _listed([told(c) for c in self.scene.holders(device)]) or "a claim that is not known holds it"
+        return listed([told(c) for c in self.scene.holders(device)]) or "a claim that is not known holds it"
 
 
 def _key(sl: JSON) -> PoolKey:
@@ -274,11 +275,6 @@ def _takes(device: JSON, counter_set: str, counter: str) -> bool:
 def _short(name: str) -> str:
     """A capacity without its domain."""
     return name.rpartition("/")[2]
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 __all__ = ["Fault", "NodeDevices", "taint_text"]

@@ -12,10 +12,11 @@ from ..scheduling import podinfo
 from ..scheduling.claimstore import is_allocated, reserved_for, results_of
 from ..scheduling.extended import wanted
 from ..scheduling.podinfo import PodInfo, is_extended
+from ..wording import listed
 from . import standing
 from .answers import ClaimState, Explanation, HeldDevice, Kind, Reason, State
 from .everywhere import look_everywhere
-from .judging import judged, listed, undecided
+from .judging import judged, undecided
 from .objects import KINDS, Snapshot
 from .scene import Scene, is_finished, name_of, users_of
 

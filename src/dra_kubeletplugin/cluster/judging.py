@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
+from ..wording import listed
 from .answers import Explanation, Kind, NodeGroup, State
 from .objects import Gap
 
@@ -31,13 +32,6 @@ def judged(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
 def undecided(known: Explanation) -> Explanation:
     """Nothing is claimed of what could not be read."""
     return replace(known, state=State.UNKNOWN, summary=_UNREAD, groups=(), changes=())
-
-
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """``a, b, c and 7 more``."""
-    known = list(names)
-    more = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + more
 
 
 def _fits(known: Explanation, *, unsure: bool) -> Explanation:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from ..errors import ApiError, QuestionError
 from ..kube import KubeClient, Resource
+from ..kube.paging import as_json, read_all
 from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
 from ..resources.convert import GROUP
 from .objects import Gap, Snapshot, kind_named, read
@@ -18,7 +17,6 @@ from .objects import Gap, Snapshot, kind_named, read
 JSON = dict[str, Any]
 Progress = Callable[[str, int], None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES)
-PAGE = 500  # objects, as kubectl has it
 _WHAT_FOR = {
     PODS: "what runs where is not known: nodes look emptier than they are",
     NODES: "labels, taints and free resources of nodes are not known",
@@ -103,29 +101,16 @@ async def _all(
 async def _list(
     client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress, fields: str = ""
 ) -> list[JSON]:
-    """In pages; from the start once more where the list grew too old between two of them."""
     asked = replace(resource, version=version) if resource.group == GROUP else resource
     head = {"apiVersion": asked.api_version, "kind": kind_named(resource)}
-    for attempt in range(2):
-        out: list[JSON] = []
-        cont = ""
-        try:
-            while True:
-                page = await client.page(asked, namespace, fields=fields, limit=PAGE, cont=cont)
-                out += [read({**head, **_decoded(item)}, resource) for item in page.items or []]
-                progress(resource.plural, len(out))
-                cont = page.metadata.cont
-                if not cont:
-                    return out
-        except ApiError as e:
-            if e.status != 410 or attempt:
-                raise
-    raise AssertionError("a second attempt returns or raises")
-
-
-def _decoded(item: msgspec.Raw) -> Mapping[str, Any]:
-    decoded: Mapping[str, Any] = msgspec.json.decode(item)
-    return decoded
+    return await read_all(
+        client,
+        asked,
+        lambda item: read({**head, **as_json(item)}, resource),
+        namespace,
+        fields=fields,
+        progress=lambda count: progress(resource.plural, count),
+    )
 
 
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:

@@ -18,15 +18,15 @@ from ..claims.offline import read_rows
 from ..claims.record import Record
 from ..errors import ApiError, DraError, describe
 from ..kube import KubeClient, Resource
-from ..kube.resource import EVENTS, NODES, PODS
+from ..kube.paging import as_json, read_all
+from ..kube.resource import CLAIMS, CLASSES, EVENTS, NODES, PODS, SLICES, TEMPLATES
 from ..local.runtime.spec_files import SpecFileError, parse
+from ..resources.convert import GROUP
 from .examination import Examination
 from .findings import Finding
-from .published import every
 from .redaction import text, tidy
 
 JSON = Mapping[str, Any]
-_KINDS = ("resourceslices", "resourceclaims", "resourceclaimtemplates", "deviceclasses")
 _LOG_LINES = "5000"
 _LOG_BYTES = str(4 << 20)
 _WAIT = 2.0  # seconds for an instance that writes records
@@ -74,22 +74,17 @@ async def gather(what: Examination, findings: Sequence[Finding], archive: Archiv
         archive.add("cluster.error", text(what.api))
         return
     async with KubeClient(what.api, what.timeout) as client:
-        for plural in _KINDS:
-            told(plural)
-            await _listed(archive, plural, client.dra(plural), client)
-        for resource in (NODES, EVENTS):
+        for resource in (SLICES, CLAIMS, TEMPLATES, CLASSES, NODES, EVENTS):
             told(resource.plural)
-            await _listed(archive, resource.plural, _known(resource), client)
+            await _listed(archive, resource, client)
         await _drivers(client, what.node, archive, told)
 
 
-async def _known(resource: Resource) -> Resource:
-    return resource
-
-
-async def _listed(archive: Archive, name: str, resource: Any, client: KubeClient) -> None:
+async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> None:
+    name = resource.plural
     try:
-        archive.add_json(f"cluster/{name}.json", [obj async for obj in every(client, await resource)])
+        served = await client.dra(name) if resource.group == GROUP else resource
+        archive.add_json(f"cluster/{name}.json", await read_all(client, served, as_json))
     except ApiError as e:
         archive.add(f"cluster/{name}.error", text(e.message))
 
@@ -97,7 +92,7 @@ async def _listed(archive: Archive, name: str, resource: Any, client: KubeClient
 async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callable[[str], None]) -> None:
     """Pods that use claims, those that wait too, and drivers' with their logs."""
     try:
-        pods = [p async for p in every(client, PODS) if not node or _at(p) in ("", node)]
+        pods = [p for p in await read_all(client, PODS, as_json) if not node or _at(p) in ("", node)]
     except ApiError as e:
         archive.add("cluster/pods.error", text(e.message))
         return

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ..errors import ApiError
-from ..kube import KubeClient, Resource
+from ..kube import KubeClient
+from ..kube.boundary import Bare
+from ..kube.paging import as_json, read_all
 from ..kube.resource import NODES
+from ..wording import listed
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
-_NAMED = 4  # things of a kind that a line names
 
 
 async def look(
@@ -26,8 +30,8 @@ async def look(
     """
     try:
         resource = await client.dra("resourceslices")
-        slices = [s async for s in every(client, resource, f"spec.nodeName={node}" if node else "")]
-        names = None if node else {n["metadata"]["name"] async for n in every(client, NODES)}
+        slices = await read_all(client, resource, as_json, fields=f"spec.nodeName={node}" if node else "")
+        names = None if node else set(await read_all(client, NODES, _name))
     except ApiError as e:
         yield unknown("slices", e.message)
         return
@@ -51,18 +55,6 @@ async def look(
         )
     elif not found:
         yield ok("slices", f"{count} devices in {len(slices)} slices of {by}")
-
-
-async def every(client: KubeClient, resource: Resource, fields: str = "") -> AsyncIterator[JSON]:
-    """All objects of a kind, in pages. Raises :class:`ApiError`."""
-    cont = ""
-    while True:
-        page = await client.list(resource, fields=fields, limit=500, cont=cont)
-        for item in page.get("items") or []:
-            yield item
-        cont = page["metadata"].get("continue") or ""
-        if not cont:
-            return
 
 
 def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
@@ -94,7 +86,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         if twice := [d for d, n in seen.items() if n > 1]:
             yield failure(
                 "slices",
-                f"pool {name} of {driver} has {_named(twice)} more than once: it is not used at all",
+                f"pool {name} of {driver} has {listed(twice)} more than once: it is not used at all",
                 "two publishers? see who writes them: managedFields",
             )
     lost = sorted(
@@ -107,7 +99,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
     if lost:
         yield warning(
             "slices",
-            f"slices for nodes that do not exist: {_named(lost)}",
+            f"slices for nodes that do not exist: {listed(lost)}",
             "they go with their owner; without one, delete them",
         )
     tainted = [
@@ -116,7 +108,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
     ]  # fmt: skip
     if tainted:
         yield warning(
-            "slices", f"{len(tainted)} taints on devices: {_named(tainted)}", "see each driver's health report"
+            "slices", f"{len(tainted)} taints on devices: {listed(tainted)}", "see each driver's health report"
         )
 
 
@@ -125,16 +117,16 @@ def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Ite
     if missing := sorted(there - published):
         yield failure(
             "slices",
-            f"{driver} finds {_named(missing)} here, and has not published them",
+            f"{driver} finds {listed(missing)} here, and has not published them",
             "see its readiness (/readyz): what is left out is named there",
         )
     if gone := sorted(published - there):
         yield warning(
             "slices",
-            f"{driver} has published {_named(gone)}, and does not find them here",
+            f"{driver} has published {listed(gone)}, and does not find them here",
             "it takes them back, unless a claim uses them",
         )
 
 
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+def _name(item: msgspec.Raw) -> str:
+    return msgspec.json.decode(item, type=Bare).metadata.name
