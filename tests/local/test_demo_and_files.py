@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin import errors, settings
+from dra_kubeletplugin import errors
 from dra_kubeletplugin.local.runtime import runc
 from dra_kubeletplugin.observe import metrics
+from dra_kubeletplugin.settings.page import page as settings_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +90,7 @@ def test_the_inspected_tree_names_roots_functions_and_devices() -> None:
 
 def test_the_generated_pages_are_current() -> None:
     assert (ROOT / "docs/errors.md").read_text() == errors.page(), "run `make docs`"
-    assert (ROOT / "docs/settings.md").read_text() == settings.page(), "run `make docs`"
+    assert (ROOT / "docs/settings.md").read_text() == settings_page(), "run `make docs`"
     assert (ROOT / "docs/metrics.md").read_text() == metrics.page(), "run `make docs`"
 
 

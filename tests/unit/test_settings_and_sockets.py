@@ -153,9 +153,10 @@ def test_a_path_is_on_the_root_file_system_where_its_nearest_folder_is(tmp_path:
 IN_A_CONTAINER = """
 import sys
 from pathlib import Path
-from dra_kubeletplugin import mounts, settings
-settings.in_container = lambda: True
-settings.on_root = lambda path: "cdi" in str(path) or path.name == "plugins"
+from dra_kubeletplugin import settings
+from dra_kubeletplugin.settings import folders
+folders.in_container = lambda: True
+folders.on_root = lambda path: "cdi" in str(path) or path.name == "plugins"
 root = Path(sys.argv[1])
 s = settings.Settings(driver_name="d.example.com", node_name="n", kubelet_root=root, cdi_root=root / "cdi")
 print("\\n".join(s.faults()))

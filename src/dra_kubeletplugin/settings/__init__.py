@@ -1,0 +1,17 @@
+"""Every option of the plugin: environment variable, flag, default."""
+
+from .loading import load
+from .node import DNS_SUBDOMAIN, HEALTH_TIMEOUT, MAX_DRIVER_NAME, Settings
+from .roles import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
+
+__all__ = [
+    "DNS_SUBDOMAIN",
+    "HEALTH_TIMEOUT",
+    "MAX_DRIVER_NAME",
+    "NODE_ONLY",
+    "WEBHOOK_OPTIONS",
+    "ControllerSettings",
+    "Settings",
+    "WebhookSettings",
+    "load",
+]

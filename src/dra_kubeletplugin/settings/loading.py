@@ -1,0 +1,62 @@
+"""Settings from flags, environment and defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, overload
+
+from ..errors import SettingsError
+from .node import Settings
+
+S = TypeVar("S", bound=Settings)
+
+
+@overload
+def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings: ...
+
+
+@overload
+def load(given: Mapping[str, Any] | None, environ: Mapping[str, str] | None, kind: type[S]) -> S: ...
+
+
+def load(
+    given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, kind: type[Settings] = Settings
+) -> Settings:
+    """Settings from flags (``given``, by field name; None means not given), else environment, else default.
+
+    Raises :class:`SettingsError` with all unreadable values at once. Whether they can work together on this
+    machine is :meth:`Settings.check`.
+    """
+    given = given or {}
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    faults = []
+    for f in fields(kind):
+        raw = given.get(f.name)
+        source = f.metadata["flag"]
+        if raw is None and environ.get(f.metadata["env"]):
+            raw, source = environ[f.metadata["env"]], f.metadata["env"]
+        if raw is None:
+            continue
+        try:
+            if isinstance(raw, str):
+                _checked(raw)
+            values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
+        except ValueError as e:
+            faults.append(f"{source} {raw!r} is {e}")
+    if faults:
+        raise SettingsError(*faults)
+    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root"):
+        if name in values:
+            values[name] = values[name].absolute()
+    return kind(**values)
+
+
+def _checked(text: str) -> None:
+    """Raises ``ValueError`` for bytes that are no text: the API server, gRPC and the records take none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid UTF-8") from None

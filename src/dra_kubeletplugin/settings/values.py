@@ -1,0 +1,61 @@
+"""An option as a field of a dataclass: its flag, its environment variable, its default, and how its text is read.
+
+What reads a text raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
+
+MAX_DURATION = 30 * 86400.0
+
+
+def option(flag: str, env: str, default: Any, help: str, parse: Callable[[str], Any] = str) -> Any:
+    return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": parse})
+
+
+def duration(flag: str, env: str, default: float, help: str, least: float = 0.1) -> Any:
+    """A duration in seconds of at least ``least``, which is below what makes sense so that tests may be quick."""
+    return field(
+        default=default, metadata={"flag": flag, "env": env, "help": help, "parse": read_seconds, "least": least}
+    )
+
+
+def read_seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", text, re.ASCII)
+    if not match:
+        raise ValueError("not a duration; write it like 500ms, 45s, 5m or 1h")
+    return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"not one of {', '.join(filter(None, allowed))}")
+        return text
+
+    return parse
+
+
+def read_flag(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("neither 1 nor 0")
+
+
+def read_count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
+        raise ValueError("not a number from 1 to 9999")
+    return int(text)
+
+
+def read_address(text: str) -> str:
+    match = re.fullmatch(r"(?:\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})", text, re.ASCII)
+    if text and (not match or int(match[1]) > 65535):
+        raise ValueError("not HOST:PORT or :PORT")
+    return text
