@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select, children
 from .declarations import FUNCTIONS, TYPE_NAMES, Overload
+from .lexer import Source
 from .literals import literal_faults
-from .parser import Source
 from .types import ANY, BOOL, DYN, ERROR, Unifier, is_dyn, is_object, is_variable, most_general, replace
 from .values import CompileError, Type, UInt
 

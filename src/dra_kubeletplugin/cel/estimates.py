@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from . import costs
 from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
 from .estimate_rules import estimate_call
-from .parser import ACCU
+from .macros import ACCU
 from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, Range, fixed
 from .types import is_object
 from .values import Type

@@ -16,7 +16,7 @@ from .attributes import Attribute, AttributeKey, Conditional, ConstantKey, Quali
 from .costs import InternalError
 from .frame import Ended, Frame, Lazy
 from .library import FUNCTIONS, regex
-from .parser import ACCU
+from .macros import ACCU
 from .values import CelError, Optional, ProgramError, Type, same
 
 _CONVERSIONS = {"int", "uint", "double", "bool", "string", "bytes", "duration", "timestamp", "dyn", "type"}

@@ -10,8 +10,9 @@ from .checker import Checker
 from .declarations import FUNCTIONS, Overload, parse_type
 from .evaluator import plan
 from .frame import Ended, Frame
+from .lexer import Source
 from .library_authorizer import AUTHORIZER_FUNCTIONS
-from .parser import Parser, Source
+from .parser import Parser
 from .types import is_dyn
 from .values import CelError, CompileError, Type, type_of
 

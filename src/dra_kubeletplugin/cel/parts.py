@@ -14,7 +14,8 @@ from typing import Any
 
 from ..resources.quantity import Quantity, canonical
 from .ast import Call, Ident, Literal, Node, Select, children
-from .parser import Parser, Source, Token, tokenize
+from .lexer import Source, Token, tokenize
+from .parser import Parser
 from .selector import Device, Selector, compile_selector
 from .values import CelError, CompileError
 

@@ -12,7 +12,8 @@ from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator
 from .evaluator import plan
 from .frame import Ended, Frame
-from .parser import Parser, Source
+from .lexer import Source
+from .parser import Parser
 from .values import CelError, CompileError, DefaultMap, type_of
 
 COST_LIMIT = 1_000_000

@@ -14,8 +14,9 @@ from typing import Any
 
 from ...cel.ast import Ident, children
 from ...cel.expressions import DYN, Budget, Environment, Expression
+from ...cel.lexer import Source
 from ...cel.library_core import parse_duration, parse_timestamp
-from ...cel.parser import Parser, Source
+from ...cel.parser import Parser
 from ...cel.values import NONE, CelError, CompileError, Optional, Type
 from ...resources.fields import FieldError, invalid
 

@@ -1,0 +1,115 @@
+"""Macros: the comprehension that a call of ``all``, ``map`` or ``cel.bind`` stands for, as cel-go writes it."""
+
+from __future__ import annotations
+
+import copy
+
+from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
+from .lexer import Source
+
+ACCU = "@result"
+_SORTED = "@__sortBy_input__"
+
+
+def _name(source: Source, node: Node) -> str:
+    if not isinstance(node, Ident):
+        raise source.error(node.pos, "argument must be a simple name")
+    if node.name in {ACCU, "__result__"}:
+        raise source.error(node.pos, f"iteration variable overwrites accumulator variable: {node.name}")
+    return node.name
+
+
+def expand(source: Source, name: str, target: Node | None, args: list[Node], pos: int) -> Node | None:
+    """The comprehension that a macro call stands for; None where it is no macro."""
+    if target is None:
+        if name == "has" and len(args) == 1:
+            arg = args[0]
+            if not isinstance(arg, Select) or arg.optional:
+                raise source.error(pos, "invalid argument to has() macro")
+            return Select(arg.operand, arg.field, test=True, pos=pos)
+        return None
+    if name == "bind" and isinstance(target, Ident) and target.name == "cel" and len(args) == 3:
+        variable = _name(source, args[0])
+        return Fold(
+            ListExpr([], [], pos=pos), "#unused", None, variable, args[1],
+            Literal(False, pos=pos), Ident(variable, pos=pos), args[2], pos=pos,
+        )  # fmt: skip
+    if name in {"optMap", "optFlatMap"} and len(args) == 2:
+        variable = _name(source, args[0])
+        value = Call("value", copy.deepcopy(target), [], pos=pos)
+        bound = Fold(
+            ListExpr([], [], pos=pos), "#unused", None, variable, value,
+            Literal(False, pos=pos), Ident(variable, pos=pos), args[1], pos=pos,
+        )  # fmt: skip
+        inner: Node = Call("optional.of", None, [bound], pos=pos) if name == "optMap" else bound
+        empty = Call("optional.none", None, [], pos=pos)
+        return Call("_?_:_", None, [Call("hasValue", target, [], pos=pos), inner, empty], pos=pos)
+    if name in {"all", "exists", "exists_one", "existsOne"} and len(args) in {2, 3}:
+        if (name == "existsOne") and len(args) == 2:
+            name = "exists_one"
+        return _quantifier(source, name.replace("existsOne", "exists_one"), target, args, pos)
+    if name in {"map", "filter"} and len(args) in {2, 3} and not (name == "filter" and len(args) == 3):
+        return _collect(source, name, target, args, pos)
+    if name in {"transformList", "transformMap", "transformMapEntry"} and len(args) in {3, 4}:
+        return _transform(source, name, target, args, pos)
+    if name == "sortBy" and len(args) == 2 and not isinstance(target, (Literal, MapExpr)):
+        keys = _collect(source, "map", Ident(_SORTED, pos=pos), args, pos)
+        ordered = Call("@sortByAssociatedKeys", Ident(_SORTED, pos=pos), [keys], pos=pos)
+        return Fold(
+            ListExpr([], [], pos=pos), "#unused", None, _SORTED, target,
+            Literal(False, pos=pos), Ident(_SORTED, pos=pos), ordered, pos=pos,
+        )  # fmt: skip
+    return None
+
+
+def _quantifier(source: Source, name: str, target: Node, args: list[Node], pos: int) -> Node:
+    variables = [_name(source, a) for a in args[:-1]]
+    test = args[-1]
+
+    def accu() -> Node:
+        return Ident(ACCU, pos=pos)
+
+    init: Node = Literal(name == "all", pos=pos)
+    condition: Node = Literal(True, pos=pos)
+    result: Node = accu()
+    if name == "all":
+        condition = Call("@not_strictly_false", None, [accu()], pos=pos)
+        step: Node = Call("_&&_", None, [accu(), test], pos=pos)
+    elif name == "exists":
+        condition = Call("@not_strictly_false", None, [Call("!_", None, [accu()], pos=pos)], pos=pos)
+        step = Call("_||_", None, [accu(), test], pos=pos)
+    else:
+        init = Literal(0, pos=pos)
+        plus = Call("_+_", None, [accu(), Literal(1, pos=pos)], pos=pos)
+        step = Call("_?_:_", None, [test, plus, accu()], pos=pos)
+        result = Call("_==_", None, [accu(), Literal(1, pos=pos)], pos=pos)
+    second = variables[1] if len(variables) > 1 else None
+    return Fold(target, variables[0], second, ACCU, init, condition, step, result, pos=pos)
+
+
+def _collect(source: Source, name: str, target: Node, args: list[Node], pos: int) -> Node:
+    variable = _name(source, args[0])
+    element = Ident(variable, pos=args[0].pos) if name == "filter" else args[-1]
+    test = args[1] if name == "filter" or len(args) == 3 else None
+    step: Node = Call("_+_", None, [Ident(ACCU, pos=pos), ListExpr([element], [False], pos=pos)], pos=pos)
+    if test is not None:
+        step = Call("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
+    empty = ListExpr([], [], pos=pos)
+    return Fold(target, variable, None, ACCU, empty, Literal(True, pos=pos), step, Ident(ACCU, pos=pos), pos=pos)
+
+
+def _transform(source: Source, name: str, target: Node, args: list[Node], pos: int) -> Node:
+    first, second = _name(source, args[0]), _name(source, args[1])
+    test = args[2] if len(args) == 4 else None
+    body = args[-1]
+    init: Node = ListExpr([], [], pos=pos)
+    if name == "transformList":
+        step: Node = Call("_+_", None, [Ident(ACCU, pos=pos), ListExpr([body], [False], pos=pos)], pos=pos)
+    else:
+        init = MapExpr([], [], pos=pos)
+        args = [Ident(first, pos=pos), body] if name == "transformMap" else [body]
+        step = Call("cel.@mapInsert", None, [Ident(ACCU, pos=pos), *args], pos=pos)
+    if test is not None:
+        step = Call("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
+    result = Ident(ACCU, pos=pos)
+    return Fold(target, first, second, ACCU, init, Literal(True, pos=pos), step, result, pos=pos)
