@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,9 @@ def attribute_of(candidate: Candidate, name: str) -> JSON | None:
     return attributes.get(bare) if domain == candidate.id.driver else None
 
 
-class _Constraint:
+class Constraint(ABC):
+    """``requests`` are those whose devices it binds; all where there are none."""
+
     def __init__(self, attribute: str, requests: list[str]) -> None:
         self.attribute = attribute
         self.requests = frozenset(requests)
@@ -43,14 +46,14 @@ class _Constraint:
         if self.covers(request, subrequest):
             self._remove(request)
 
-    def _add(self, request: str, values: Values) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _add(self, request: str, values: Values) -> bool: ...
 
-    def _remove(self, request: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _remove(self, request: str) -> None: ...
 
 
-class MatchAttribute(_Constraint):
+class MatchAttribute(Constraint):
     """Every device has the attribute, and all have a value in common: the only one, or one of a list (KEP-5491)."""
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
@@ -68,7 +71,7 @@ class MatchAttribute(_Constraint):
         self._common.pop()
 
 
-class DistinctAttribute(_Constraint):
+class DistinctAttribute(Constraint):
     """Every device has the attribute, and no value of it that a device of another request has.
 
     Within one request Kubernetes compares with that request's latest device only, because it keeps one value a request.
@@ -97,8 +100,8 @@ def _values(attribute: JSON) -> Values:
     )
 
 
-def build(claim: JSON) -> list[_Constraint]:
-    out: list[_Constraint] = []
+def build(claim: JSON) -> list[Constraint]:
+    out: list[Constraint] = []
     for c in claim["spec"].get("devices", {}).get("constraints") or []:
         requests = list(c.get("requests") or [])
         if c.get("matchAttribute") is not None:

@@ -304,7 +304,7 @@ class Search:
         if not selection.tolerated(candidate.device, request.spec):
             return None
         base, sub = (request.parent, request.name) if request.parent else (request.name, "")
-        done: list[constraints._Constraint] = []
+        done: list[constraints.Constraint] = []
         for constraint in self.constraints[index]:
             if not constraint.add(base, sub, candidate):
                 for c in reversed(done):
@@ -319,7 +319,7 @@ class Search:
         return self._commit(index, pick, done, base, sub, counted=counted)
 
     def _commit(
-        self, index: int, pick: Pick, done: list[constraints._Constraint], base: str, sub: str, *, counted: bool
+        self, index: int, pick: Pick, done: list[constraints.Constraint], base: str, sub: str, *, counted: bool
     ) -> Callable[[], None]:
         device = pick.candidate.id
         self.picks[index].append(pick)
