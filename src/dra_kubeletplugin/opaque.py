@@ -6,9 +6,12 @@ which have them in the same places.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from .driver import Config, Driver
 from .driver.parameters import judge
@@ -37,11 +40,19 @@ class Reader:
         return cls(name or driver.name, driver.config_kinds())
 
 
-def faults(obj: JSON, readers: Sequence[Reader]) -> list[str]:
-    """A sentence with the path for every entry that its driver would refuse; entries for other drivers are theirs to judge."""
+def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> list[str]:
+    """A sentence with the path for every entry that its driver would refuse; entries for other drivers are theirs to judge.
+
+    Entries that the object had ``before``, wherever they stood in it, are not judged again: one for one, so that a wrong one cannot
+    be written a second time.
+    """
     by_name = {r.driver: r for r in readers}
+    known = Counter(_content(entry) for _, entry in _entries(before or {}))
     out = []
     for path, entry in _entries(obj):
+        if known and known[content := _content(entry)]:
+            known[content] -= 1
+            continue
         reader = by_name.get(str(entry.get("driver")))
         if reader is not None:
             try:
@@ -66,6 +77,11 @@ def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
         else:
             out.append(f"{path}: parameters of {printable(name)!r} are not judged: give that driver too, with --driver")
     return out
+
+
+def _content(entry: JSON) -> bytes:
+    """What an entry says, whatever the order of its keys."""
+    return msgspec.json.encode(entry, order="sorted")
 
 
 def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:

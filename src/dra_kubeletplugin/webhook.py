@@ -25,9 +25,13 @@ from .settings import WebhookSettings
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 PATH = "/validate"
+_MIB = 1024 * 1024
 LIMITS = Limits(
-    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=256, head_bytes=16 * 1024
-)
+    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, head_bytes=16 * 1024,
+    body_bytes=6 * _MIB,  # an object of the 3 MiB that an API server reads, the one before it, and what is around them
+    bodies_bytes=16 * _MIB,
+)  # fmt: skip
+_OBJECT = dict[str, msgspec.Raw]
 
 
 class Webhook:
@@ -75,8 +79,7 @@ class Webhook:
 
     def _reviewed(self, body: bytes) -> Response:
         try:
-            review = msgspec.json.decode(body)
-            answer = self.review(review)
+            answer = self.review(_read(body))
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
             text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
             return Response(400, text.encode(), "text/plain")
@@ -105,8 +108,34 @@ class Webhook:
         obj, old = request.get("object"), request.get("oldObject")
         if not isinstance(obj, Mapping) or obj.get("kind") not in KINDS:
             return []
-        before = set(faults(old, self.readers)) if isinstance(old, Mapping) else set()
-        return [clip(f) for f in faults(obj, self.readers) if f not in before]
+        before = old if isinstance(old, Mapping) else None
+        return list(map(clip, faults(obj, self.readers, before)))
+
+
+def _read(body: bytes) -> object:
+    """An AdmissionReview, with as much of its objects as has parameters: read whole, one would take many times its size."""
+    review = msgspec.json.decode(body, type=_OBJECT)
+    request = msgspec.json.decode(review.get("request", b"null"), type=_OBJECT | None)
+    if request is None:
+        return None
+    read = {
+        name: _with_parameters(raw) if name in {"object", "oldObject"} else msgspec.json.decode(raw)
+        for name, raw in request.items()
+        if name in {"uid", "namespace", "name", "object", "oldObject"}
+    }
+    return {"apiVersion": msgspec.json.decode(review.get("apiVersion", b"null")), "request": read}
+
+
+def _with_parameters(raw: msgspec.Raw, depth: int = 4) -> object:
+    """An object's kind, and the way down to its entries; None for what is no object."""
+    try:
+        fields = msgspec.json.decode(raw, type=_OBJECT)
+    except msgspec.ValidationError:
+        return None
+    out: dict[str, object] = {k: msgspec.json.decode(fields[k]) for k in ("kind", "config") if k in fields}
+    if depth:
+        out |= {k: _with_parameters(fields[k], depth - 1) for k in ("spec", "devices") if k in fields}
+    return out
 
 
 class Certificate:

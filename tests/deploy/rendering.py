@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from dra_kubeletplugin.deploying import driver
 from dra_kubeletplugin.deploying.source import PARAMETER, load
 from dra_kubeletplugin.deploying.values import Values, merged, read
+from dra_kubeletplugin.local.apiserver import certificate
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -35,10 +37,22 @@ def values_of(name: str) -> JSON:
     return loaded
 
 
+ALL = tuple(f for f in SOURCE.features if f not in {"hostNetwork", "webhookCABundle"})
+"""As many features as go together; the two left out have others in the place of some."""
+NEEDS = {
+    "webhook": ("webhook", "certManager"),
+    "certManager": ("webhook", "certManager"),
+    "webhookCABundle": ("webhook", "webhookCABundle"),
+}
+"""Features that are not for themselves."""
+CA, _ = certificate.make(["npu-webhook.npu-system.svc"])
+
+
 def with_features(*names: str, **more: Any) -> JSON:
     """``LEAST`` with these features and no others."""
     features = {f: f in names for f in SOURCE.features}
-    return merged(LEAST, {"features": features, "nodeLabel": "example.com/npu", **more})
+    needed = {"nodeLabel": "example.com/npu", "webhookCABundle": base64.b64encode(CA.encode()).decode()}
+    return merged(LEAST, {"features": features, **needed, **more})
 
 
 def plain(given: JSON) -> list[JSON]:
@@ -125,8 +139,9 @@ def _options_name(manifests: list[JSON]) -> str:
     return str(name)
 
 
-def one(manifests: list[JSON], kind: str) -> JSON:
-    (found,) = (m for m in manifests if m["kind"] == kind)
+def one(manifests: list[JSON], kind: str, name: str = "") -> JSON:
+    """The only one of the kind; with ``name``, of those whose names end so."""
+    (found,) = (m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(name))
     return found
 
 

@@ -14,12 +14,14 @@ import yaml
 from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.local.cluster import LocalCluster
 
-from .rendering import DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features
+from .rendering import ALL, DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features
 
+CERT_MANAGER = Path(__file__).parent / "cert_manager.yaml"
 Kubectl = Callable[..., Awaitable[str]]
-NAMESPACED = "serviceaccount,configmap,daemonset,deployment,role,rolebinding"
+NAMESPACED = "serviceaccount,configmap,daemonset,deployment,role,rolebinding,service,poddisruptionbudget"
 CLUSTER_WIDE = (
-    "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace"
+    "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace,"
+    "validatingwebhookconfiguration"
 )
 
 
@@ -48,6 +50,8 @@ async def kubectl() -> AsyncIterator[Kubectl]:
         async def kubectl(*args: str, stdin: str = "") -> str:
             return await run(cluster, "kubectl", *args, stdin=stdin)
 
+        await kubectl("apply", "-f", str(CERT_MANAGER))
+        await kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(CERT_MANAGER))
         yield kubectl
 
 
@@ -55,7 +59,7 @@ def text(manifests: list[JSON]) -> str:
     return yaml.safe_dump_all(manifests)
 
 
-EVERYTHING = with_features(*(f for f in SOURCE.features if f != "hostNetwork"))
+EVERYTHING = with_features(*ALL)
 ON_NODE = with_features("probes", "hostNetwork", "namespace")
 
 

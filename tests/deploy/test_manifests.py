@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from dra_kubeletplugin import settings
-from dra_kubeletplugin.settings import NODE_ONLY, ControllerSettings
+from dra_kubeletplugin.settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, Settings, WebhookSettings
 
-from .rendering import DRIVERS, JSON, SOURCE, container, one, plain, values_of, with_features
+from .rendering import ALL, DRIVERS, JSON, container, one, plain, values_of, with_features
 
-EVERYTHING = plain(with_features(*(f for f in SOURCE.features if f not in {"hostNetwork", "privileged"})))
+EVERYTHING = plain(with_features(*(f for f in ALL if f != "privileged")))
 NOTHING = plain(with_features())
 SLICES = {"list", "watch", "create", "update", "delete"}
+
+
+def options_of(
+    kind: type[Settings], only: frozenset[str] | None = None, without: frozenset[str] = frozenset()
+) -> set[str]:
+    """Environment variables that a role knows."""
+    return {f.metadata["env"] for f in fields(kind) if (only is None or f.name in only) and f.name not in without}
 
 
 def rules(manifests: list[JSON], account: str) -> dict[tuple[str, str, str], set[str]]:
@@ -54,10 +62,15 @@ def test_the_controller_may_do_what_it_does_and_no_more() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["DaemonSet", "Deployment"])
-def test_a_container_has_the_least_privileges_that_its_work_leaves(kind: str) -> None:
-    spec = one(EVERYTHING, kind)["spec"]["template"]["spec"]
-    context = container(one(EVERYTHING, kind))["securityContext"]
+WORKLOADS = pytest.mark.parametrize(
+    ("kind", "name"), [("DaemonSet", "npu"), ("Deployment", "npu-controller"), ("Deployment", "npu-webhook")]
+)
+
+
+@WORKLOADS
+def test_a_container_has_the_least_privileges_that_its_work_leaves(kind: str, name: str) -> None:
+    spec = one(EVERYTHING, kind, name)["spec"]["template"]["spec"]
+    context = container(one(EVERYTHING, kind, name))["securityContext"]
     assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -70,11 +83,40 @@ def test_a_privileged_container_says_nothing_that_contradicts_it() -> None:
     assert context == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
 
 
-def test_the_controller_needs_nothing_of_the_host() -> None:
-    deployment = one(EVERYTHING, "Deployment")
+@pytest.mark.parametrize(("name", "mounted"), [("npu-controller", []), ("npu-webhook", ["tls"])])
+def test_the_controller_and_the_webhook_need_nothing_of_the_host(name: str, mounted: list[str]) -> None:
+    deployment = one(EVERYTHING, "Deployment", name)
     spec = deployment["spec"]["template"]["spec"]
-    assert [v["name"] for v in spec["volumes"] if "emptyDir" not in v] == []
+    assert [v["name"] for v in spec["volumes"] if "emptyDir" not in v] == mounted
+    assert not [v for v in spec["volumes"] if "hostPath" in v]
     assert container(deployment)["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_webhook_may_do_nothing_and_has_no_token() -> None:
+    assert rules(EVERYTHING, "npu-webhook") == {}
+    assert (
+        one(EVERYTHING, "Deployment", "npu-webhook")["spec"]["template"]["spec"]["automountServiceAccountToken"]
+        is False
+    )
+
+
+def test_what_the_api_server_is_told_of_the_webhook_leads_to_its_pods() -> None:
+    service, deployment = one(EVERYTHING, "Service"), one(EVERYTHING, "Deployment", "npu-webhook")
+    (hook,) = one(EVERYTHING, "ValidatingWebhookConfiguration")["webhooks"]
+    where = hook["clientConfig"]["service"]
+    assert (where["namespace"], where["name"]) == (service["metadata"]["namespace"], service["metadata"]["name"])
+    (port,) = service["spec"]["ports"]
+    assert where["port"] == port["port"]
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    env = {e["name"]: e["value"] for e in container(deployment)["env"]}
+    (named,) = container(deployment)["ports"]
+    assert (port["targetPort"], f":{named['containerPort']}") == (named["name"], env["WEBHOOK_ADDRESS"])
+    certificate = one(EVERYTHING, "Certificate")["spec"]
+    assert certificate["dnsNames"] == [f"{where['name']}.{where['namespace']}.svc"]
+    (tls,) = (v["secret"]["secretName"] for v in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in v)
+    assert certificate["secretName"] == tls
+    budget = one(EVERYTHING, "PodDisruptionBudget")["spec"]
+    assert budget["selector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_the_plugin_sees_of_the_host_what_it_uses() -> None:
@@ -101,25 +143,34 @@ def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
     }
 
 
-@pytest.mark.parametrize(("kind", "known"), [("DaemonSet", settings.Settings), ("Deployment", ControllerSettings)])
-def test_every_variable_is_an_option_of_that_role(kind: str, known: type[settings.Settings]) -> None:
-    from dataclasses import fields
-
-    options = {f.metadata["env"] for f in fields(known) if known is settings.Settings or f.name not in NODE_ONLY}
-    given = {e["name"] for e in container(one(EVERYTHING, kind))["env"]}
-    assert given <= options
-    needed = {
-        "DaemonSet": {"NODE_NAME", "POD_UID", "DRIVER_NAME"},
-        "Deployment": {"POD_NAMESPACE", "POD_NAME", "DRIVER_NAME"},
-    }
-    assert needed[kind] <= given
+@pytest.mark.parametrize(
+    ("kind", "name", "known", "needed"),
+    [
+        ("DaemonSet", "npu", options_of(Settings), {"NODE_NAME", "POD_UID", "DRIVER_NAME"}),
+        (
+            "Deployment",
+            "npu-controller",
+            options_of(ControllerSettings, without=NODE_ONLY),
+            {"POD_NAMESPACE", "POD_NAME", "DRIVER_NAME"},
+        ),
+        (
+            "Deployment",
+            "npu-webhook",
+            options_of(WebhookSettings, WEBHOOK_OPTIONS),
+            {"DRIVER_NAME", "TLS_CERT", "TLS_KEY"},
+        ),
+    ],
+)
+def test_every_variable_is_an_option_of_that_role(kind: str, name: str, known: set[str], needed: set[str]) -> None:
+    given = {e["name"] for e in container(one(EVERYTHING, kind, name))["env"]}
+    assert needed <= given <= known
 
 
 def test_a_token_is_mounted_where_a_pod_asks_for_it_and_nowhere_else() -> None:
     accounts = [m for m in EVERYTHING if m["kind"] == "ServiceAccount"]
-    assert [a["automountServiceAccountToken"] for a in accounts] == [False, False]
-    for kind in ("DaemonSet", "Deployment"):
-        assert one(EVERYTHING, kind)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    assert [a["automountServiceAccountToken"] for a in accounts] == [False, False, False]
+    for kind, name in (("DaemonSet", "npu"), ("Deployment", "npu-controller")):
+        assert one(EVERYTHING, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
 
 
 @pytest.mark.parametrize("name", ["", *DRIVERS])
@@ -127,6 +178,8 @@ def test_manifests_are_objects_of_the_official_models(name: str) -> None:
     import kubernetes.client as models
 
     for manifest in plain(values_of(name)) if name else EVERYTHING:
+        if manifest["apiVersion"] == "cert-manager.io/v1":
+            continue  # none of Kubernetes' own
         getattr(models, f"V1{manifest['kind']}").model_validate(manifest)
 
 

@@ -15,10 +15,12 @@ from dra_kubeletplugin.deploying.source import Distribution, Manifest, SourceErr
 from dra_kubeletplugin.deploying.values import merged
 
 from .rendering import (
+    ALL,
     CHART,
     DRIVERS,
     JSON,
     LEAST,
+    NEEDS,
     ROOT,
     SOURCE,
     built,
@@ -33,7 +35,6 @@ from .rendering import (
 )
 
 FEATURES = tuple(SOURCE.features)
-ALL = tuple(f for f in FEATURES if f != "hostNetwork")
 WANTED: dict[str, JSON] = {
     "nothing": with_features(),
     "odd-options": with_features(
@@ -41,7 +42,8 @@ WANTED: dict[str, JSON] = {
     ),
     "everything": with_features(*ALL),
     "on-the-node's-network": with_features("probes", "hostNetwork", "controller"),
-    **{f"only-{f}": with_features(f) for f in FEATURES},
+    "a-CA-of-ones-own": with_features(*(f for f in ALL if f != "certManager"), "webhookCABundle"),
+    **{f"only-{f}": with_features(*NEEDS.get(f, (f,))) for f in FEATURES},
     **{f"all-but-{f}": with_features(*(x for x in ALL if x != f)) for f in ("probes", "privileged", "controller")},
     "every-parameter": with_features(
         *ALL,
@@ -51,6 +53,8 @@ WANTED: dict[str, JSON] = {
         logLevel="debug",
         httpPort=9100,
         controllerReplicas=3,
+        webhookReplicas=4,
+        webhookFailurePolicy="Fail",
         seLinuxType="npu_t",
         resourceAPI="v1beta1",
     ),
@@ -169,6 +173,9 @@ def test_no_overlay_patches_by_place() -> None:
         ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: must be given"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
+        ({"features": {"webhook": True}}, "nobody trusts the webhook's certificate: switch certManager on"),
+        ({"features": {"certManager": True}}, "certManager is for the webhook's certificate: switch webhook on"),
+        ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
         ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is no text: write it in quotes, "8"'),
         ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set it themselves"),
         ({"options": {"A-B": "n"}}, "options.A-B: no name of an environment variable"),
@@ -206,6 +213,9 @@ def test_wrong_values_are_told_in_a_sentence(
         ({"features": {"probe": True}}, "probe"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: With the feature nodeLabel"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
+        ({"features": {"webhook": True}}, "nobody trusts the webhook's certificate: switch certManager on"),
+        ({"features": {"certManager": True}}, "certManager is for the webhook's certificate: switch webhook on"),
+        ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
         ({"options": {"COUNT": 8}}, "string"),
         ({"options": {"NODE_NAME": "n"}}, "NODE_NAME"),
     ],

@@ -22,7 +22,7 @@ from dra_kubeletplugin.local.apiserver import certificate
 from dra_kubeletplugin.opaque import Reader
 from dra_kubeletplugin.resources.convert import convert
 from dra_kubeletplugin.settings import WebhookSettings
-from dra_kubeletplugin.webhook import Webhook
+from dra_kubeletplugin.webhook import LIMITS, Webhook
 
 from .serving import serving as api_server
 
@@ -114,6 +114,36 @@ async def test_an_object_from_before_the_webhook_may_still_be_changed_elsewhere(
         bad, worse = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
         assert webhook.review(review(bad, bad))["response"]["allowed"]
         assert not webhook.review(review(worse, bad))["response"]["allowed"]
+
+
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
+async def test_an_update_is_judged_by_what_its_entries_say_wherever_they_stand(tmp_path: Path, kind: str) -> None:
+    bad, worse, good = parameters(count=9), parameters(count=10), parameters(count=2)
+    reordered = dict(reversed(bad.items()))
+
+    async with serving(tmp_path) as (webhook, _):
+
+        def allowed(before: list[JSON], after: list[JSON]) -> bool:
+            response = webhook.review(review(claim(*after, kind=kind), claim(*before, kind=kind)))["response"]
+            return bool(response["allowed"])
+
+        assert allowed([bad], [good, bad])  # the old fault has moved
+        assert allowed([good, bad], [reordered])
+        assert allowed([bad, bad], [bad])
+        assert not allowed([bad], [worse])  # another fault in the same place
+        assert not allowed([bad], [bad, bad])  # and one more of the kind
+        assert not allowed([bad, good], [good, worse])
+        assert allowed([worse, bad], [good])
+
+
+async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_work(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, ca):
+        obj = claim(parameters())
+        obj["metadata"]["annotations"] = {"x": "y" * 3 * 1024 * 1024}
+        status, _ = await post(webhook.url, ca, json.dumps(review(obj)).encode())
+        assert status == 200  # the largest that an API server reads
+        status, said = await post(webhook.url, ca, b"x" * (LIMITS.body_bytes + 1))
+        assert (status, said) == (413, b"the body is larger than 6291456 bytes, the most that is read\n")
 
 
 async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: Path) -> None:

@@ -146,6 +146,140 @@ def test_what_is_wrong_in_one_layer_is_told_with_that_layer() -> None:
         resolve([entry({"mode": "a", "sizes": "x"}, "FromClass"), entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
 
+# --- layers in several versions ----------------------------------------------------------------------
+
+
+class First(Config):
+    KIND, API_VERSION, LAYERED = "Clock", "gpu.example.com/v1alpha1", True
+    mhz: int = 1000
+    name: str = ""
+    inner: Inner = Inner()
+
+
+class Second(Config):
+    KIND, API_VERSION, LAYERED, OLDER = "Clock", "gpu.example.com/v1beta1", True, (First,)
+    speed: Literal["Low", "High"] = "Low"
+    name: str = ""
+    inner: Inner = Inner()
+
+    @classmethod
+    def convert_from(cls, older: First, /) -> Second:
+        return cls(speed="High" if older.mhz > 2000 else "Low", name=older.name, inner=older.inner)
+
+
+class Third(Config):
+    KIND, API_VERSION, LAYERED, OLDER = "Clock", "gpu.example.com/v1", True, (Second,)
+    fast: bool = False
+    name: str = ""
+    inner: Inner = Inner()
+    burst: bool = False
+
+    @classmethod
+    def convert_from(cls, older: Second, /) -> Third:
+        return cls(fast=older.speed == "High", name=older.name, inner=older.inner)
+
+    def check(self) -> None:
+        if self.burst and not self.fast:
+            raise ValueError("burst needs fast")
+
+
+SPEED = {
+    "v1alpha1": lambda fast: {"mhz": 3000 if fast else 1000},
+    "v1beta1": lambda fast: {"speed": "High" if fast else "Low"},
+    "v1": lambda fast: {"fast": fast},
+}
+said = st.fixed_dictionaries(
+    {},
+    optional={"fast": st.booleans(), "name": st.sampled_from(["", "a", "b"]), "label": st.sampled_from(["", "x", "y"])},
+)
+
+
+def clock(version: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What somebody says in a version's own words."""
+    out: dict[str, Any] = {"apiVersion": f"{DRIVER}/{version}", "kind": "Clock"}
+    if "fast" in fields:
+        out |= SPEED[version](fields["fast"])
+    if "name" in fields:
+        out["name"] = fields["name"]
+    if "label" in fields:
+        out["inner"] = {"label": fields["label"]}
+    return out
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(SPEED)), said), min_size=1, max_size=4))
+def test_layers_in_any_versions_come_to_what_they_say_together(layers: list[tuple[str, dict[str, Any]]]) -> None:
+    entries = [entry(clock(version, fields), "FromClass") for version, fields in layers]
+    wanted: dict[str, Any] = {"fast": False, "name": "", "label": ""}
+    mixed = False
+    for i, (version, fields) in enumerate(layers):
+        mixed = mixed or version != layers[0][0]
+        for name, value in fields.items():
+            # A field of another name in an older version, given its default, cannot be told from one that is left out.
+            if name == "fast" and i and mixed and version != "v1" and not value:
+                continue
+            wanted[name] = value
+    config, _ = resolve(entries, [Third], DRIVER, "r")
+    assert config == Third(fast=wanted["fast"], name=wanted["name"], inner=Inner(label=wanted["label"]))
+
+
+def test_rules_of_the_newest_version_are_for_all_layers_together() -> None:
+    fast, burst = clock("v1alpha1", {"fast": True}), {**clock("v1", {}), "burst": True}
+    for entries in ([entry(fast, "FromClass"), entry(burst)], [entry(burst, "FromClass"), entry(fast)]):
+        assert resolve(entries, [Third], DRIVER, "r")[0] == Third(fast=True, burst=True)
+    with pytest.raises(ConfigError, match=r"parameters \(FromClaim\): parameters: burst needs fast"):
+        resolve([entry(clock("v1alpha1", {"fast": False}), "FromClass"), entry(burst)], [Third], DRIVER, "r")
+
+
+def test_a_layer_that_cannot_be_converted_is_told_with_its_own_place() -> None:
+    class Strict(Config):
+        KIND, API_VERSION, LAYERED = "Clock", "gpu.example.com/v1alpha1", True
+        mhz: int
+
+    class New(Config):
+        KIND, API_VERSION, LAYERED, OLDER = "Clock", "gpu.example.com/v1", True, (Strict,)
+        fast: bool = False
+        burst: bool = False
+
+        @classmethod
+        def convert_from(cls, older: Strict, /) -> New:
+            return cls(fast=older.mhz > 2000)
+
+    old, new = clock("v1alpha1", {"fast": True}), {**clock("v1", {}), "burst": True}
+    assert resolve([entry(old, "FromClass"), entry(new)], [New], DRIVER, "r")[0] == New(fast=True, burst=True)
+    assert resolve([entry(new, "FromClass"), entry(old)], [New], DRIVER, "r")[0] == New(fast=True)  # it says everything
+    for entries in (
+        [entry(clock("v1alpha1", {}), "FromClass"), entry(new)],
+        [entry(new, "FromClass"), entry(clock("v1alpha1", {}))],
+    ):
+        at = next(i for i, e in enumerate(entries) if e["opaque"]["parameters"]["apiVersion"].endswith("v1alpha1"))
+        with pytest.raises(ConfigError, match=rf"config\[{at}\] .*missing required field `mhz`"):
+            resolve(entries, [New], DRIVER, "r")
+
+
+def test_a_layer_alone_may_give_a_field_its_default_back() -> None:
+    config, _ = resolve([entry({**clock("v1", {}), "name": None})], [Third], DRIVER, "r")
+    assert config == Third()
+
+
+def test_an_older_version_that_is_no_layer_takes_the_place_of_the_class_and_is_laid_under_a_claim() -> None:
+    class Plain(Config):
+        KIND, API_VERSION = "Clock", "gpu.example.com/v0"
+        name: str = ""
+
+    class Layer(Config):
+        KIND, API_VERSION, LAYERED, OLDER = "Clock", "gpu.example.com/v1", True, (Plain,)
+        name: str = ""
+        fast: bool = False
+
+        @classmethod
+        def convert_from(cls, older: Plain, /) -> Layer:
+            return cls(name=older.name)
+
+    plain, layer = clock("v0", {"name": "a"}), {**clock("v1", {}), "fast": True}
+    assert resolve([entry(plain, "FromClass"), entry(layer)], [Layer], DRIVER, "r")[0] == Layer(name="a", fast=True)
+    assert resolve([entry(layer, "FromClass"), entry(plain)], [Layer], DRIVER, "r")[0] == Layer(name="a")
+
+
 class Whole(Config):
     """All that a schema can tell."""
 

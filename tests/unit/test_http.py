@@ -207,3 +207,47 @@ async def test_an_answer_has_its_date_as_clients_read_it() -> None:
         head = (await get(port)).partition(b"\r\n\r\n")[0].decode()
     (date,) = [line.removeprefix("Date: ") for line in head.split("\r\n") if line.startswith("Date: ")]
     assert before <= email.utils.parsedate_to_datetime(date).timestamp() <= time.time()
+
+
+async def post(port: int, body: bytes, *, chunked: bool = False) -> bytes:
+    async with asyncio.timeout(5):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + length + b"\r\n\r\n")
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in answer.lower().splitlines() if line.startswith(b"content-length:"))
+        answer += await reader.readexactly(int(length.partition(b":")[2]))
+        writer.close()
+        return answer
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_too_large_is_answered_in_a_sentence(chunked: bool) -> None:
+    async with serving(Limits(body_bytes=1000)) as port:
+        assert (await post(port, b"x" * 1000, chunked=chunked)).endswith(b"ok /")
+        for size in (1001, 3_000_000):  # more than buffers hold: the answer is there all the same
+            answer = await post(port, b"x" * size, chunked=chunked)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert answer.endswith(b"the body is larger than 1000 bytes, the most that is read\n")
+
+
+async def test_bodies_of_all_connections_together_are_bounded_and_room_comes_back() -> None:
+    async with serving(Limits(body_bytes=1000, bodies_bytes=2000)) as port, contextlib.AsyncExitStack() as stack:
+        writers = []
+        for _ in range(2):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.transport.abort)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            writers.append(writer)
+        while not (refused := await post(port, b"x")).startswith(b"HTTP/1.1 429 "):
+            await asyncio.sleep(0.01)
+        assert b"Retry-After: 1\r\n" in refused
+        assert refused.endswith(b"2000 bytes of other requests are at work: ask again in a second\n")
+        assert (await get(port)).endswith(b"ok /healthz")  # a probe has no body
+        writers[0].transport.abort()  # and one that goes gives its room back
+        while (answer := await post(port, b"x" * 1000)).startswith(b"HTTP/1.1 429 "):
+            await asyncio.sleep(0.01)
+        assert answer.endswith(b"ok /")
+        for _ in range(5):
+            assert (await post(port, b"x" * 1000)).endswith(b"ok /")

@@ -10,7 +10,7 @@ import yaml
 
 from .kustomize import HEADER
 from .source import PARAMETER, Manifest, Parameter, Source
-from .values import EXCLUSIVE, EXCLUSIVE_BECAUSE, OPTION
+from .values import OPTION, REFUSED
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
@@ -35,12 +35,6 @@ spec:
   {{- toYaml $spec | nindent 2 }}
 {{- end }}
 """
-_REFUSED = f"""{{{{- if and {" ".join(f".Values.features.{f}" for f in EXCLUSIVE)} }}}}
-{{{{- fail "{EXCLUSIVE_BECAUSE}" }}}}
-{{{{- end }}}}
-"""
-
-
 def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
     """Path below ``deploy/helm``, and content."""
     chart = {
@@ -58,11 +52,20 @@ def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
     yield f"{CHART}/templates/_helpers.tpl", _helpers(source)
     for name, manifests in source.manifests.items():
         shown = "".join(_template(m, source) for m in manifests if m.feature != "namespace")
-        yield f"{CHART}/templates/{name}.yaml", HEADER + (_REFUSED if name == "node" else "") + shown
+        yield f"{CHART}/templates/{name}.yaml", HEADER + (_refused() if name == "node" else "") + shown
     yield f"{CHART}/templates/options.yaml", HEADER + _OPTIONS
     yield f"{CHART}/templates/deviceclasses.yaml", HEADER + _CLASSES
     for d in source.distributions.values():
         yield f"distributions/{d.name}.yaml", f"# {d.help}\n" + HEADER + yaml.safe_dump(d.values, sort_keys=False)
+
+
+def _refused() -> str:
+    """Ends the rendering where features do not go together."""
+    out = ""
+    for together, why in REFUSED:
+        asked = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
+        out += f'{{{{- if and {" ".join(asked)} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
+    return out
 
 
 def _template(manifest: Manifest, source: Source) -> str:

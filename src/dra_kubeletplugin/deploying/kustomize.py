@@ -12,6 +12,7 @@ import yaml
 from .patching import patch
 from .replacing import Place, places
 from .source import JSON, PARAMETER, Manifest, Source
+from .values import merged
 
 HEADER = "# Made by `dra deploy`: a change here is lost.\n"
 PARAMETERS = "parameters"
@@ -104,7 +105,7 @@ def _patch(manifest: Manifest, feature: str, capitals: _Capitals) -> JSON:
 def _patch_of(target: JSON, change: JSON) -> JSON:
     name = target["metadata"]["name"]
     head = {"apiVersion": target["apiVersion"], "kind": target["kind"], "metadata": {"name": name.replace(".*", "any")}}
-    text = yaml.safe_dump(head | change, sort_keys=False, width=140)
+    text = yaml.safe_dump(merged(head, change), sort_keys=False, width=140)
     return {"target": {"kind": target["kind"], "name": name}, "patch": text}
 
 

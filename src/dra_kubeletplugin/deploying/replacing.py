@@ -8,7 +8,7 @@ from typing import Any
 
 from .source import JSON, PARAMETER, SourceError
 
-_DELIMITERS = '"/:-'
+_DELIMITERS = '"/:-.'
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,14 @@ class SourceError(Exception):
 
 @dataclass(frozen=True)
 class Parameter:
-    """``default`` is None where a value must be given; ``pattern`` is a regular expression for the whole of a text."""
+    """``default`` is None where a value must be given: always, or with the feature that ``needed`` names. ``pattern`` is a regular
+    expression for the whole of a text."""
 
     name: str
     help: str
     default: str | int | None = None
     pattern: str = ""
+    needed: str = ""
 
     @property
     def most(self) -> int:
@@ -131,7 +133,7 @@ def load(folder: Path = SOURCE) -> Source:
         {name: Parameter(name, **p) for name, p in said["parameters"].items()},
         {name: Feature(name, **f) for name, f in said["features"].items()},
         {name: Distribution(name, **d) for name, d in said["distributions"].items()},
-        {n: tuple(_manifests((folder / f"{n}.yaml").read_text())) for n in ("node", "controller")},
+        {n: tuple(_manifests((folder / f"{n}.yaml").read_text())) for n in ("node", "controller", "webhook")},
     )
     for manifest in source.all:
         if unknown := (manifest.features | {manifest.feature}) - {*source.features, ""}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,27 @@ OPTION = "[A-Za-z_][A-Za-z0-9_]*"
 _OTHER_TYPES = re.compile(
     r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
 )
-EXCLUSIVE = ("hostNetwork", "probes", "rollingUpdate")
-EXCLUSIVE_BECAUSE = (
-    "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
-    "probes off"
+_NO_WEBHOOK = "features: {0} is for the webhook's certificate: switch webhook on, or {0} off"
+REFUSED = (
+    (
+        ("hostNetwork", "probes", "rollingUpdate"),
+        "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
+        "probes off",
+    ),
+    (("certManager", "!webhook"), _NO_WEBHOOK.format("certManager")),
+    (("webhookCABundle", "!webhook"), _NO_WEBHOOK.format("webhookCABundle")),
+    (
+        ("webhook", "!certManager", "!webhookCABundle"),
+        "features: nobody trusts the webhook's certificate: switch certManager on, or webhookCABundle with the value of this name",
+    ),
+    (("certManager", "webhookCABundle"), "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off"),
 )
+"""Features that do not go together, those with ``!`` being off, and why."""
+
+
+def _hold(features: Sequence[str], on: Set[str]) -> bool:
+    """Whether all are on, and those with ``!`` in front are off."""
+    return all((feature.lstrip("!") in on) is not feature.startswith("!") for feature in features)
 
 
 @dataclass(frozen=True)
@@ -65,9 +81,10 @@ def _faults(source: Source, given: JSON, features: Mapping[str, Any], values: Ma
             yield f"features.{name}: no such feature; there are {', '.join(source.features)}"
         elif not isinstance(wanted, bool):
             yield f"features.{name}: {wanted!r} is neither true nor false"
+    on = {name for name, wanted in features.items() if wanted is True}
     for p in source.parameters.values():
         if values[p.name] is None:
-            if p.name not in source.features or features[p.name] is True:  # nodeLabel is for its feature alone
+            if not p.needed or p.needed in on:
                 yield f"{p.name}: must be given: {p.help}"
         elif fault := _fault(p, values[p.name]):
             yield f"{p.name}: {fault}"
@@ -75,8 +92,7 @@ def _faults(source: Source, given: JSON, features: Mapping[str, Any], values: Ma
     for name, spec in (given.get("deviceClasses") or {}).items():
         if not isinstance(spec, dict):
             yield f"deviceClasses.{name}: {spec!r} is no spec of a DeviceClass"
-    if all(features.get(f) is True for f in EXCLUSIVE):
-        yield EXCLUSIVE_BECAUSE
+    yield from (why for together, why in REFUSED if _hold(together, on))
 
 
 def _option_faults(source: Source, options: JSON) -> Iterator[str]:

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
-from .config import Config, checked, converted, read_form
+from .config import Config, as_json, checked, converted, read_form
 from .config_faults import apart, explained
 from .data import plain_json
+from .merging import difference, laid_over
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
+
+
+class Given(NamedTuple):
+    """Fields as one entry, or several laid over each other, give them, and the kind that they are of."""
+
+    cls: type[Config]
+    fields: JSON
+    where: str
 
 
 def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
@@ -32,7 +41,7 @@ def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str,
     """
     found: Config | None = None
     origin = ""
-    below: tuple[type[Config], JSON] | None = None
+    below: Given | None = None
     for i, entry in enumerate(entries):
         opaque = entry.get("opaque")
         if not opaque or opaque.get("driver") != driver or not applies(entry.get("requests") or (), request):
@@ -42,21 +51,63 @@ def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str,
         read = _given(opaque.get("parameters"), kinds, driver, where)
         if read is None:
             continue
-        cls, given = read
-        if cls.LAYERED:
-            _check_partial(given, cls, where)  # a field of this entry is told with this entry
-            given = _laid_over(below[1], given) if below and below[0] is cls else given
-            below = cls, given
-            found, origin = None, source
+        found, origin = None, source
+        if read.cls.LAYERED:
+            _check_partial(read)  # a field of this entry is told with this entry
+            below = _layer(below, read, kinds) if below else read._replace(fields=laid_over({}, read.fields))
         else:
-            below = None
-            found, origin = _newest(given, cls, kinds, where), source
-    if below:
-        found = _newest(below[1], below[0], kinds, f"parameters ({origin})")
+            below = read
+            found = _newest(read, kinds)
+    if below and found is None:
+        found = _newest(below._replace(where=f"parameters ({origin})"), kinds)
     if found is None and kinds:
         with contextlib.suppress(msgspec.ValidationError):
             found = converted({}, kinds[0])
     return found, origin
+
+
+def _layer(below: Given, above: Given, kinds: Sequence[type[Config]]) -> Given:
+    """``above`` over ``below``: in their own version where it is one, else in the newest, which both are converted to."""
+    if below.cls is above.cls:
+        return above._replace(fields=laid_over(below.fields, above.fields))
+    newest = _line(below.cls, kinds)[-1]
+    if newest is not _line(above.cls, kinds)[-1]:
+        return above  # of another kind
+    return Given(newest, laid_over(_as_newest(below, kinds), _said_in_newest(above, kinds)), above.where)
+
+
+def _said_in_newest(given: Given, kinds: Sequence[type[Config]]) -> JSON:
+    """What an entry gives, in the words of the newest version: the fields that come out otherwise than if it gave nothing, and those
+    that it gives by the same name. An older version with fields that must be given says everything."""
+    if _line(given.cls, kinds)[-1] is given.cls:
+        return given.fields
+    said = _as_newest(given, kinds)
+    try:
+        unsaid = _as_newest(given._replace(fields={}), kinds)
+    except ConfigError:
+        return said
+    return difference(unsaid, said, given.fields)
+
+
+def _as_newest(given: Given, kinds: Sequence[type[Config]]) -> JSON:
+    """All fields in the newest version, of which the rest of the layers is not known yet: its own rules are for later."""
+    *_, newest = line = _line(given.cls, kinds)
+    if newest is given.cls:
+        return given.fields
+    config = _decoded(given._replace(fields=laid_over({}, given.fields)))
+    for target in line[1:]:
+        config = _converted_to(target, config, given.where, check=target is not newest)
+    out: JSON = as_json(config)
+    return out
+
+
+def _line(cls: type[Config], kinds: Sequence[type[Config]]) -> list[type[Config]]:
+    """A kind and those that it is converted to, up to the one that the driver's code knows."""
+    newer = versions(kinds)
+    out = [cls]
+    while (target := newer[out[-1]]) is not None:
+        out.append(target)
+    return out
 
 
 def applies(requests: Sequence[str], request: str) -> bool:
@@ -74,23 +125,20 @@ def judge(parameters: object, kinds: Sequence[type[Config]], driver: str, where:
     read = _given(parameters, kinds, driver, where)
     if read is None:
         return
-    cls, given = read
-    if cls.LAYERED:
-        _check_partial(given, cls, where)
+    if read.cls.LAYERED:
+        _check_partial(read)
     else:
-        _newest(given, cls, kinds, where)
+        _newest(read, kinds)
 
 
 def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
     """The typed parameters of one entry alone; None for an object of somebody else's kind. Raises as :func:`resolve` does."""
     read = _given(parameters, kinds, driver, where)
-    return None if read is None else _newest(read[1], read[0], kinds, where)
+    return None if read is None else _newest(read, kinds)
 
 
-def _given(
-    parameters: object, kinds: Sequence[type[Config]], driver: str, where: str
-) -> tuple[type[Config], JSON] | None:
-    """The kind of the parameters, and their fields; None for an object of somebody else's kind."""
+def _given(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Given | None:
+    """None for an object of somebody else's kind."""
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"{where}: opaque.parameters must be an object")
     try:
@@ -104,34 +152,33 @@ def _given(
         return None
     if any(f.encode_name in {"apiVersion", "kind"} for f in msgspec.structs.fields(cls)):
         fields = given
-    return cls, fields
+    return Given(cls, fields, where)
 
 
-def _newest(given: JSON, cls: type[Config], kinds: Sequence[type[Config]], where: str) -> Config:
+def _newest(given: Given, kinds: Sequence[type[Config]]) -> Config:
     """The typed parameters, converted to the version that the driver's code knows."""
-    config = _decoded(given, cls, where)
-    newer = versions(kinds)
-    while (target := newer[type(config)]) is not None:
-        config = _converted_to(target, config, where)
+    config = _decoded(given)
+    for target in _line(given.cls, kinds)[1:]:
+        config = _converted_to(target, config, given.where)
     return config
 
 
-def _decoded(given: JSON, cls: type[Config], where: str) -> Config:
+def _decoded(given: Given) -> Config:
     try:
-        return converted(given, cls, check=True)
+        return converted(given.fields, given.cls, check=True)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {explained(printable(e), cls)}") from None
+        raise ConfigError(f"{given.where}: {explained(printable(e), given.cls)}") from None
     except ValueError as e:
-        raise ConfigError(f"{where}: {printable(e)}") from None
+        raise ConfigError(f"{given.where}: {printable(e)}") from None
 
 
-def _converted_to(target: type[Config], older: Config, where: str) -> Config:
+def _converted_to(target: type[Config], older: Config, where: str, *, check: bool = True) -> Config:
     """Where the author's ``convert_from`` runs."""
     step = f"{_name(type(older))} as {_name(target)}"
     try:
         config = target.convert_from(older)
         if type(config) is target:
-            return checked(config)
+            return checked(config) if check else config
     except ValueError as e:
         raise ConfigError(f"{where}: {step}: {printable(e)}") from None
     except DraError:
@@ -177,26 +224,12 @@ def _name(cls: type[Config]) -> str:
     return f"{cls.API_VERSION or '-'} {cls.KIND or cls.__name__}"
 
 
-def _laid_over(below: JSON, above: JSON) -> JSON:
-    """JSON Merge Patch (RFC 7386)."""
-    out = dict(below)
-    for key, value in above.items():
-        if value is None:
-            out.pop(key, None)
-        elif isinstance(value, Mapping):
-            under = out.get(key)
-            out[key] = _laid_over(under if isinstance(under, Mapping) else {}, value)
-        else:
-            out[key] = value
-    return out
-
-
-def _check_partial(given: JSON, cls: type[Config], where: str) -> None:
+def _check_partial(given: Given) -> None:
     """The fields that are given, by name and type, in objects within too; what is missing may come from elsewhere."""
     try:
-        _check_given(_laid_over({}, given), msgspec.inspect.type_info(cls), "$")
+        _check_given(laid_over({}, given.fields), msgspec.inspect.type_info(given.cls), "$")
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {explained(printable(e), cls)}") from None
+        raise ConfigError(f"{given.where}: {explained(printable(e), given.cls)}") from None
 
 
 def _check_given(given: JSON, info: Any, path: str) -> None:

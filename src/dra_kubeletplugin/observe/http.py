@@ -54,7 +54,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a client may take: seconds, connections, bytes. None is no limit."""
+    """What a client may take: seconds, connections, bytes. None is no limit.
+
+    A body that is too large is answered with 413, one for which there is no room beside the others with 429.
+    """
 
     head_timeout: float | None = None  # for all of a request's line and headers, from its first byte
     body_timeout: float | None = None  # for all of its body
@@ -63,12 +66,46 @@ class Limits:
     connections: int | None = None  # beyond this the longest idle is closed, or the new one where all are at work
     head_bytes: int = 64 * 1024
     body_bytes: int = MAX_BODY
+    bodies_bytes: int | None = None  # of all requests together, from a body's first byte until its answer has left
 
 
 PROBES = Limits(
     head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=64, head_bytes=16 * 1024, body_bytes=1024
 )  # fmt: skip
 """For metrics and probes, which ask without a body: a kubelet and a few scrapers, and whoever else can reach the port."""
+
+
+class _Refused(Exception):
+    """A request that is answered before its body was read."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+class _Bodies:
+    """Bytes of bodies that are in memory, of all connections."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.held = 0
+
+    def take(self, held: int, size: int) -> int:
+        """Bytes that a request holds from now on, ``held`` before. Raises :class:`_Refused`."""
+        most, all_of_them = self.limits.body_bytes, self.limits.bodies_bytes
+        if size > most:
+            raise _Refused(_plain(413, f"the body is larger than {most} bytes, the most that is read"))
+        if size > held:
+            if all_of_them is not None and self.held + size - held > all_of_them:
+                refused = _plain(429, f"{all_of_them} bytes of other requests are at work: ask again in a second")
+                refused.headers["Retry-After"] = "1"  # which the API server's client does
+                raise _Refused(refused)
+            self.held += size - held
+        return max(held, size)
+
+
+def _plain(status: int, text: str) -> Response:
+    return Response(status, f"{text}\n".encode(), "text/plain", {"Connection": "close"})
 
 
 class HttpServer:
@@ -89,6 +126,7 @@ class HttpServer:
         self._host, self._port = host.strip("[]"), int(port)
         self._tls = tls
         self._limits = limits or Limits()
+        self._bodies = _Bodies(self._limits)
         self._server: asyncio.Server | None = None
         self._tasks: dict[asyncio.Task[None], _Connection] = {}
 
@@ -124,7 +162,7 @@ class HttpServer:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
-        connection = _Connection(self.handler, reader, writer, self._limits)
+        connection = _Connection(self.handler, reader, writer, self._bodies)
         if not self._room():
             writer.transport.abort()
             return
@@ -178,16 +216,40 @@ class _Connection:
     """``idle_since`` is when a client began to wait, in seconds of the loop's clock; None while a request is worked on."""
 
     def __init__(
-        self, handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+        self, handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bodies: _Bodies
     ) -> None:
         self.handler = handler
         self.reader = reader
         self.writer = writer
-        self.limits = limits
+        self.bodies, self.limits = bodies, bodies.limits
+        self.held = 0  # bytes of its body
         self.idle_since: float | None = asyncio.get_running_loop().time()
-        self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
 
     async def serve(self) -> None:
+        try:
+            await self._serve()
+        except _Refused as e:
+            self._free()
+            await self._refuse(e.response)
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        self.bodies.held -= self.held
+        self.held = 0
+
+    async def _refuse(self, response: Response) -> None:
+        """Answers, and reads what the client goes on to send: a connection closed on it would take the answer along."""
+        self._write(*_head_and_body(response))
+        if self.writer.can_write_eof():  # TLS cannot
+            self.writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE):
+                while await self.reader.read(65536):
+                    pass
+
+    async def _serve(self) -> None:
         while True:
             request = await self._request()
             if request is None:
@@ -202,6 +264,8 @@ class _Connection:
                 await self._become(response.tunnel, response.headers)
                 return
             await self._send(request, response)
+            del request  # its body
+            self._free()
             if self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
                 return
             try:
@@ -235,7 +299,7 @@ class _Connection:
         if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # nobody's tunnel
             return None
         async with _within(self.limits.body_timeout):
-            body = await self._body()
+            body = await self._body(head)
         if body is None:
             return None
         try:
@@ -255,27 +319,27 @@ class _Connection:
         found = self.writer.get_extra_info("peername")
         return str(found[0]) if isinstance(found, tuple) else ""
 
-    async def _body(self) -> bytes | None:
-        body = bytearray()
+    async def _body(self, head: h11.Request) -> bytes | None:
+        length = next((value for name, value in head.headers if name == b"content-length"), b"0")
+        self.held = self.bodies.take(0, int(length))  # h11 refuses what is no number
+        parts: list[bytes] = []
+        size = 0
         while True:
             event = await self._event()
             if isinstance(event, h11.EndOfMessage):
-                return bytes(body)
-            if not isinstance(event, h11.Data) or len(body) + len(event.data) > self.limits.body_bytes:
+                return b"".join(parts)
+            if not isinstance(event, h11.Data):
                 return None
-            body += event.data
+            size += len(event.data)
+            self.held = self.bodies.take(self.held, size)
+            parts.append(bytes(event.data))
 
     async def _send(self, request: Request, response: Response) -> None:
-        headers = {"Date": _date(int(time.time())), "Content-Type": response.content_type, **response.headers}
-        if response.stream is None:
-            headers["Content-Length"] = str(len(response.body))
-        else:
-            headers["Transfer-Encoding"] = "chunked"
-        head = h11.Response(status_code=response.status, headers=list(headers.items()))
+        head, *body = _head_and_body(response)
         if request.method == "HEAD":
             self._write(head, h11.EndOfMessage())
         elif response.stream is None:
-            self._write(head, h11.Data(data=response.body), h11.EndOfMessage())
+            self._write(head, *body)
         else:
             self._write(head)
             await self._stream(response.stream)
@@ -309,3 +373,14 @@ class _Connection:
         """Together: what is written in parts is sent in parts."""
         if data := b"".join([self.h11.send(e) or b"" for e in events]):
             self.writer.write(data)
+
+
+def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
+    """The events of an answer; of a stream its head."""
+    headers = {"Date": _date(int(time.time())), "Content-Type": response.content_type, **response.headers}
+    if response.stream is None:
+        headers["Content-Length"] = str(len(response.body))
+    else:
+        headers["Transfer-Encoding"] = "chunked"
+    head = h11.Response(status_code=response.status, headers=list(headers.items()))
+    return (head, h11.Data(data=response.body), h11.EndOfMessage()) if response.stream is None else (head,)

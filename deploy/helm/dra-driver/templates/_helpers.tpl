@@ -12,3 +12,6 @@
 {{- define "dra.nodeLabel" }}{{ required "nodeLabel: With the feature nodeLabel: only nodes that have this label, whatever its value." .Values.nodeLabel }}{{ end }}
 {{- define "dra.seLinuxType" }}{{ .Values.seLinuxType }}{{ end }}
 {{- define "dra.resourceAPI" }}{{ .Values.resourceAPI }}{{ end }}
+{{- define "dra.webhookReplicas" }}{{ .Values.webhookReplicas }}{{ end }}
+{{- define "dra.webhookFailurePolicy" }}{{ .Values.webhookFailurePolicy }}{{ end }}
+{{- define "dra.webhookCABundle" }}{{ required "webhookCABundle: With the feature webhookCABundle: who signed the webhook's certificate, PEM in base64." .Values.webhookCABundle }}{{ end }}
