@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
+from ..errors import ConfigError, DraError, DriverFailedError, printable
 from .config import Config, checked, converted, read_form
 from .config_faults import apart, explained
 from .data import plain_json
+from .mistakes import explained as explained_fault
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
@@ -137,7 +138,7 @@ def _converted_to(target: type[Config], older: Config, where: str) -> Config:
     except DraError:
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
-        raise DriverFailedError(f"convert_from() of {target.__name__} raised {describe(e)}") from e
+        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained_fault(e)}") from e
     raise DriverFailedError(
         f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
     )
