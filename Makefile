@@ -65,7 +65,7 @@ proto: proto-env ## regenerate the committed stubs, in an environment of their o
 	@PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python proto/generate.py src
 
 docs: $(STAMP) ## regenerate the pages that come from the code
-	@$(BIN)/python -c 'from dra_kubeletplugin import errors; print(errors.page(), end="")' > docs/errors.md
+	@$(BIN)/python -c 'from dra_kubeletplugin.errors_page import page; print(page(), end="")' > docs/errors.md
 	@$(BIN)/python -c 'from dra_kubeletplugin.settings.page import page; print(page(), end="")' > docs/settings.md
 	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
 

@@ -21,7 +21,7 @@ from .driver import (
     RecoveredClaim,
     Role,
 )
-from .errors import DraError, PermanentError, RetryableError
+from .errors import DraError, DriverError, PermanentError, RetryableError
 from .host import Host, PciFunction
 from .resources.amounts import Capacity, NodeResource, RequestPolicy
 from .resources.gates import Gate
@@ -36,7 +36,12 @@ def run(driver: type[Driver]) -> None:
     """Runs a driver class as a plugin until SIGTERM; options come from flags and environment, as with ``dra run``."""
     # Imported here, so that a unit test of a driver does not load a gRPC server.
     from .cli import run_class
+    from .driver.loading import importing
 
+    if importing():
+        raise DriverError(
+            f'run({driver.__name__}) is called while its file is imported: write it below `if __name__ == "__main__":`'
+        )
     raise SystemExit(run_class(driver))
 
 

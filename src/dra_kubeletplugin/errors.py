@@ -22,12 +22,13 @@ The tree::
 
 A message says what, where and what to do, in one sentence of at most 1 KiB; it has no value that differs from one try to the
 next (counts of tries, times, addresses of objects), because each new text is a new event. ``make docs`` writes
-``docs/errors.md`` from this file.
+``docs/errors.md`` from this file, by :mod:`.errors_page`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 1024
@@ -63,6 +64,14 @@ def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     if len(raw) <= limit:
         return line
     return raw[: max(limit - 3, 0)].decode(errors="ignore") + "..."
+
+
+def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``, did you mean 'x'?``, of the ``known`` names; or nothing."""
+    import difflib  # for a mistake alone
+
+    found = difflib.get_close_matches(name, list(known), 1, cutoff)
+    return f", did you mean {found[0]!r}?" if found else ""
 
 
 def _described(e: BaseException, depth: int) -> str:
@@ -426,31 +435,3 @@ class QuestionError(DraError):
     code = "DRA-E150"
     reason = "QUESTION"
     help = "The message says what was asked for, and what there is instead."
-
-
-def catalogue() -> list[type[DraError]]:
-    """All error classes, by code."""
-    found: list[type[DraError]] = []
-    queue: list[type[DraError]] = [DraError]
-    while queue:
-        cls = queue.pop()
-        if cls.__module__ == __name__:  # others only carry more data
-            found.append(cls)
-        queue.extend(cls.__subclasses__())
-    return sorted(found, key=lambda c: c.code)
-
-
-def page() -> str:
-    """The Markdown page that lists all errors."""
-    lines = [
-        "# Errors",
-        "",
-        "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. The reason comes first in a pod's event, the",
-        "code last, and the same fault has the same text each time it is tried. Search the plugin's log for that text: its",
-        "line has the operation id (eight hex digits in brackets) that all other lines of that call have too.",
-        "",
-        "| code | reason | class | what to do |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| {c.code} | `{c.reason}` | `{c.__name__}` | {c.help} |" for c in catalogue()]
-    return "\n".join(lines) + "\n"

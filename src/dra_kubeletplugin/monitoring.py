@@ -9,6 +9,7 @@ import time
 
 from .driver import Driver
 from .driver.calls import Calls
+from .driver.mistakes import judging
 from .errors import DraError, printable
 from .inventory import Inventory
 from .observe.metrics import Metrics
@@ -63,9 +64,11 @@ class HealthWatch:
     async def _ask(self) -> None:
         asked = time.monotonic()
         try:
-            await self._inventory.set_health(await self._calls(self._driver.health), asked)
+            report = await self._calls(self._driver.health)
+            with judging(self._driver.health):
+                await self._inventory.set_health(report, asked)
         except DraError as e:
-            before, self.fault = self.fault, f"health() of the driver failed, devices turn to unknown: {printable(e)}"
+            before, self.fault = self.fault, f"{printable(e)}; until health() succeeds, devices turn to unknown"
             self._metrics.inc("health_failures_total")
             if self.fault != before:
                 log.warning("%s", self.fault)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from .errors import DraError, DriverError, describe, printable
+from .driver.mistakes import instead
+from .errors import DraError, DriverError, describe, near, printable
 from .resources.gates import Gate, gates_of
 from .resources.nodes import Nodes, Where
 from .resources.pools import MAX_DEVICES, Pool
@@ -176,6 +177,8 @@ def answered(answer: object, method: str) -> list[Answered]:
     for pool in _items(answer, Pool, f"{method}() answered", MAX_POOLS):
         name, nodes = pool.name, pool.nodes
         where = f"{method}() answered pool {printable(name)!r}"
+        # Of a pool that was made of what `devices` answered, its author knows nothing.
+        devices_told = f"{method}() answered" if method == "devices" else f"{where} whose devices are"
         if not isinstance(nodes, Nodes):
             raise DriverError(
                 f"{where} whose nodes are {_kind(nodes)}: give Nodes.this(), Nodes.all(), Nodes.named('node-1') or another of Nodes"
@@ -184,7 +187,7 @@ def answered(answer: object, method: str) -> list[Answered]:
         if name in out:
             raise DriverError(f"{method}() answered two pools named {printable(name)!r}: names must be unique")
         devices: dict[str, Device] = {}
-        for device in _items(pool.devices, Device, f"{where} whose devices are", MAX_DEVICES):
+        for device in _items(pool.devices, Device, devices_told, MAX_DEVICES):
             if device.name in devices:
                 raise DriverError(
                     f"{method}() answered two devices named {printable(device.name)!r}: names must be unique in a pool"
@@ -229,11 +232,11 @@ def _kind(value: object) -> str:
 def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
     """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        raise DriverError(f"{told} {_kind(answer)}: it must be a list of {kind.__name__}")
+        raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{instead(answer, kind.__name__)}")
     try:
         for i, item in enumerate(answer):
             if not isinstance(item, kind):
-                raise DriverError(f"{told} {_kind(item)}, not {kind.__name__}")
+                raise DriverError(f"{told} a list with {_kind(item)} at [{i}], not {kind.__name__}")
             if not isinstance(item.name, str):
                 raise DriverError(f"{told} a {kind.__name__} whose name is {_kind(item.name)}, not text")
             if i >= most:
@@ -256,11 +259,14 @@ def counters_fault(device: Judged, sets: Mapping[str, Judged], counters: Mapping
         name = consumption["counterSet"]
         found = sets.get(name)
         if found is None:
-            return f"it draws from counter set {name!r}, which its pool does not have"
+            known = near(name, sets) or (
+                "" if sets else ": declare it, pools() answers Pool(counter_sets=[CounterSet(...)])"
+            )
+            return f"it draws from counter set {name!r}, which its pool does not have{known}"
         if found.fault:
             return f"its counter set {name!r} is left out: {found.fault}"
         if unknown := sorted(set(consumption["counters"]).difference(counters[name])):
-            return f"counter set {name!r} has no counter {unknown[0]!r}"
+            return f"counter set {name!r} has no counter {unknown[0]!r}{near(unknown[0], counters[name])}"
     return ""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .driver import Driver, Role
 from .driver.calls import Calls
+from .driver.mistakes import judging
 from .errors import DraError, describe, printable
 from .host.events import kernel_events
 from .inventory import Held, Inventory
@@ -116,16 +117,15 @@ class DeviceScan:
         if self._hangs:
             return f"{asked(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
         if self._failure:
-            return f"looking at the devices failed {self._failures} times, {self._consequence}: {self._failure}"
+            return f"{self._failure}; {self._consequence}"
         return ""
 
     @property
     def _consequence(self) -> str:
-        return (
-            "the last answer stays in force"
-            if self._inventory.known
-            else "no device can be given out until one succeeds"
-        )
+        what = f"{asked(self._driver)}()"
+        if self._inventory.known:
+            return f"the last answer of {what} stays in force"
+        return f"no device can be given out until {what} succeeds"
 
     async def first_look(self, timeout: float) -> bool:
         """Waits until a look has ended, well or not; False where none has within ``timeout`` seconds."""
@@ -186,7 +186,9 @@ class DeviceScan:
         except DraError as e:
             log.warning("which devices claims hold is not known (%s): all that vanish stay published with a taint", e)
             held = None
-        if await self._inventory.update(pools, held, asked(self._driver)):
+        with judging(getattr(self._driver, asked(self._driver))):
+            changed = await self._inventory.update(pools, held, asked(self._driver))
+        if changed:
             log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
         before, self.note = self.note, self._nobody_binds()
         if self.note and self.note != before:
@@ -215,11 +217,7 @@ class DeviceScan:
         self._metrics.inc("scan_failures_total")
         if text != self._failure:
             # The traceback of what a driver raised is in the log already; what is left is our own.
-            log.error(
-                "looking at the devices failed, %s: %s",
-                self._consequence,
-                text, exc_info=None if isinstance(error, DraError) else error,
-            )  # fmt: skip
+            log.error("%s; %s", text, self._consequence, exc_info=None if isinstance(error, DraError) else error)
         self._failure = text
 
     # --- when to look again ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin import errors
+from dra_kubeletplugin import errors_page
 from dra_kubeletplugin.local.runtime import runc
 from dra_kubeletplugin.observe import metrics
 from dra_kubeletplugin.settings.page import page as settings_page
@@ -89,15 +89,15 @@ def test_the_inspected_tree_names_roots_functions_and_devices() -> None:
 
 
 def test_the_generated_pages_are_current() -> None:
-    assert (ROOT / "docs/errors.md").read_text() == errors.page(), "run `make docs`"
+    assert (ROOT / "docs/errors.md").read_text() == errors_page.page(), "run `make docs`"
     assert (ROOT / "docs/settings.md").read_text() == settings_page(), "run `make docs`"
     assert (ROOT / "docs/metrics.md").read_text() == metrics.page(), "run `make docs`"
 
 
 def test_every_error_has_its_own_code_and_a_help_text() -> None:
-    codes = [c.code for c in errors.catalogue()]
+    codes = [c.code for c in errors_page.catalogue()]
     assert len(set(codes)) == len(codes)
-    assert all(len(c.help) > 10 for c in errors.catalogue())
+    assert all(len(c.help) > 10 for c in errors_page.catalogue())
 
 
 def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import errors
+from dra_kubeletplugin import errors_page
 from dra_kubeletplugin.errors import DraError, PermanentError, clip, describe, printable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
@@ -95,6 +95,6 @@ def test_nested_groups_without_end_are_described_in_bounded_time() -> None:
 
 
 def test_every_class_has_a_code_of_its_own_and_the_page_is_what_the_code_says() -> None:
-    codes = [c.code for c in errors.catalogue()]
+    codes = [c.code for c in errors_page.catalogue()]
     assert len(set(codes)) == len(codes)
-    assert (Path(__file__).parents[2] / "docs/errors.md").read_text() == errors.page()
+    assert (Path(__file__).parents[2] / "docs/errors.md").read_text() == errors_page.page()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
+from ..driver.mistakes import instead
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
 from .record import Record, allocated_json, identity, request_names
 
@@ -81,10 +82,14 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     shown = f"claim {claim.namespace}/{claim.name}"
     given: dict[_Key, PreparedDevice] = {}
     if not isinstance(prepared, Iterable):
-        raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice")
+        hint = instead(prepared, "PreparedDevice", of="device.prepared()")
+        raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
     for p in prepared:
         if not isinstance(p, PreparedDevice):
-            raise BadAnswerError(f"{shown}: prepare answered {_type(p)}, not PreparedDevice")
+            raise BadAnswerError(
+                f"{shown}: prepare answered a list with {_type(p)}, not PreparedDevice: "
+                "answer device.prepared(...) for each of claim.devices"
+            )
         key = (p.pool, p.name, p.share_id, p.request)
         if not all(isinstance(k, _TEXT) for k in key):
             raise BadAnswerError(

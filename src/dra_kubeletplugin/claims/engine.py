@@ -18,6 +18,7 @@ from typing import Any
 
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
+from ..driver.mistakes import judging
 from ..errors import ApiUnavailableError, ClaimBusyError, ClaimTakenError, DraError, StillWorkingError, StoppingError
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
@@ -261,11 +262,12 @@ class Engine:
                 prepared = await self.calls(self.driver.prepare, claim)
             finally:
                 await undo.settle()
-            undo.check()
-            complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
-            if self.driver.metadata:
-                metadata.describe(record, claim, prepared, self.files.specs)
-            elif not self._unread and any(p.metadata for p in prepared):
+            with judging(self.driver.prepare):
+                undo.check()
+                complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
+                if self.driver.metadata:
+                    metadata.describe(record, claim, prepared, self.files.specs)
+            if not self.driver.metadata and not self._unread and any(p.metadata for p in prepared):
                 self._unread = True
                 log.warning(
                     "prepare gives metadata of devices, and %s.metadata is off: no container has it",

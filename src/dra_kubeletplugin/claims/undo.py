@@ -16,7 +16,7 @@ from ..driver import Driver, PreparedClaim
 from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
 from ..driver.data import plain_json
-from ..errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError, describe, printable
+from ..errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError, describe, near, printable
 
 log = logging.getLogger(__name__)
 Step = Mapping[str, Any]  # as it is on record: {"step": name, "data": {...}}
@@ -196,7 +196,7 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
     method = getattr(driver, name, None)
     if not callable(method):
         known = [n.removeprefix("undo_") for n in dir(type(driver)) if n.startswith("undo_")]
-        return f"{cls} has no method {printable(name)}(claim, **data)" + _near(step, known)
+        return f"{cls} has no method {printable(name)}(claim, **data)" + near(step, known)
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
@@ -208,16 +208,11 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
         any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         for given in data:
             if given not in parameters and not any_name:
-                return f"{cls}.{printable(name)} has no parameter {given!r}" + _near(given, parameters[1:])
+                return f"{cls}.{printable(name)} has no parameter {given!r}" + (
+                    near(given, parameters[1:]) or f": they are {', '.join(parameters[1:]) or 'none'}"
+                )
         return f"{cls}.{printable(name)} cannot be called with these parameters: {printable(e)}"
     return ""
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    import difflib  # for this sentence alone
-
-    near = difflib.get_close_matches(word, known, 1)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 __all__ = ["RecordUndo", "has_undo", "run_undo"]

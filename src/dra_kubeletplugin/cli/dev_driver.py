@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -19,8 +19,8 @@ import msgspec
 
 from ..controller import Controller
 from ..driver import Driver, load_driver
-from ..driver.calls import Calls
 from ..driver.contract import Health
+from ..driver.told_health import told_besides
 from ..errors import DraError, NotReadyError
 from ..plugin import Plugin
 from ..resources.types import Taint
@@ -51,23 +51,18 @@ class _Told(msgspec.Struct, frozen=True):
 def steered(driver: type[Driver], file: Path) -> type[Driver]:
     """The driver with what ``file`` says of devices in place of what it reports itself."""
 
-    class Steered(driver):  # type: ignore[valid-type,misc]
-        _own = Calls()
+    def told(self: Driver) -> dict[str, Health]:
+        out = {}
+        for device, said in _told(file).items():
+            taint = self.unhealthy_taint
+            if said.effect and said.healthy is False:
+                key = taint.key if taint else "dra-kubeletplugin.dev/unhealthy"
+                out[device] = Health(said.healthy, said.message, Taint(key=key, effect=said.effect))
+            else:
+                out[device] = Health(said.healthy, said.message)
+        return out
 
-        async def health(self) -> Mapping[str, Health]:
-            reported = dict(await self._own(super().health))
-            for device, told in _told(file).items():
-                taint = self.unhealthy_taint
-                if told.effect and told.healthy is False:
-                    taint = Taint(key=taint.key if taint else "dra-kubeletplugin.dev/unhealthy", effect=told.effect)
-                    reported[device] = Health(told.healthy, told.message, taint)
-                else:
-                    reported[device] = Health(told.healthy, told.message)
-            return reported
-
-    Steered.__name__ = Steered.__qualname__ = driver.__name__
-    Steered.__module__ = driver.__module__
-    return Steered
+    return told_besides(driver, told)
 
 
 def _told(file: Path) -> dict[str, _Told]:
@@ -127,8 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _node(argv: Sequence[str]) -> NoReturn:
     args = _parsed(argv, Settings)
     driver, file = load_driver(args.driver), os.environ.get(HEALTH, "")
-    told = file and driver.health is not Driver.health
-    run(steered(driver, Path(file)) if told else driver, given(args), _beside_plugin)
+    run(steered(driver, Path(file)) if file else driver, given(args), _beside_plugin)
 
 
 def _controller(argv: Sequence[str]) -> NoReturn:

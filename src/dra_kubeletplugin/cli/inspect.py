@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
+from ..driver.mistakes import judging
 from ..errors import DriverError
 from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
@@ -88,7 +89,8 @@ async def look(driver: Driver, settings: Settings) -> Inventory:
                 f"{asked(driver)}() of {type(driver).__name__} has not answered within {settings.scan_timeout:g}s: see what it "
                 "waits for, or give it longer with --scan-timeout (SCAN_TIMEOUT)"
             ) from None
-        await inventory.update(found, method=asked(driver))
+        with judging(getattr(driver, asked(driver))):
+            await inventory.update(found, method=asked(driver))
     return inventory
 
 

@@ -35,6 +35,8 @@ spec:
   {{- toYaml $spec | nindent 2 }}
 {{- end }}
 """
+
+
 def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
     """Path below ``deploy/helm``, and content."""
     chart = {

@@ -27,7 +27,10 @@ REFUSED = (
         ("webhook", "!certManager", "!webhookCABundle"),
         "features: nobody trusts the webhook's certificate: switch certManager on, or webhookCABundle with the value of this name",
     ),
-    (("certManager", "webhookCABundle"), "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off"),
+    (
+        ("certManager", "webhookCABundle"),
+        "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off",
+    ),
 )
 """Features that do not go together, those with ``!`` being off, and why."""
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
+from .mistakes import explained, located, own_traceback
 from .threads import Threads
 
 log = logging.getLogger(__name__)
@@ -204,17 +205,17 @@ class Calls:
             return outcome.value
         meant = _meant(error)
         if meant is not None:
-            raise meant
-        text = f"the driver's {name} raised {describe(error)}"
+            raise located(meant)
+        text = f"the driver's {name} raised {explained(error)}"
         self._log(name, text, error)
         raise DriverFailedError(text) from error
 
     def _log(self, name: str, text: str, error: BaseException) -> None:
-        """The traceback once, not with each retry of the kubelet."""
+        """The traceback once, not with each retry of the kubelet, and none where the text says all."""
         last, now = self._logged.get(name), time.monotonic()
         if last is None or last.text != text or now - last.when >= _AGAIN:
             self._logged[name] = _Logged(text, now)
-            log.error("%s", text, exc_info=error)
+            log.error("%s", text, exc_info=own_traceback(error))
             return
         last.times += 1
         if last.times & (last.times - 1) == 0:  # the 2nd, 4th, 8th time: a method that fails each second fills no log

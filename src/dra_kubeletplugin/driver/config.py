@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
 
-from ..errors import DraError, DriverFailedError, describe, printable
+from ..errors import DraError, DriverError, DriverFailedError, printable
 from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
 from ..resources.version import Version
+from .mistakes import defined, explained
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -21,7 +22,18 @@ class _ConfigMeta(msgspec.StructMeta):
     """Subclasses of :class:`Config` are frozen and made by keyword as it is, without saying so, for type checkers too."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        for field, value in namespace.items():
+            if isinstance(value, (list, dict, set)) and value and field in namespace.get("__annotations__", {}):
+                raise DriverError(
+                    f"{name}.{field} = {printable(repr(value))[:80]} would be one object for all claims: write "
+                    f"msgspec.field(default_factory=lambda: {printable(repr(value))[:80]})"
+                )
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name.startswith("__dataclass_"):
+            raise DriverError(f"{cls.__name__} is made from its fields by Config already: take @dataclass off")
+        super().__setattr__(name, value)
 
 
 class Config(
@@ -119,7 +131,7 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
     except (ValueError, DraError):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
-        raise DriverFailedError(f"the checks of {cls.__name__} raised {describe(e)}") from e
+        raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}") from e
 
 
 def checked(config: Config) -> Config:
@@ -134,9 +146,14 @@ def _check(value: object, path: str) -> None:
         for f in msgspec.structs.fields(value):
             _check(getattr(value, f.name), f"{path}.{f.encode_name}")
         try:
-            value.check()
+            said: object = value.check()
         except ValueError as e:
             raise ValueError(f"{path}: {printable(e)}") from None
+        if said is not None:
+            raise DriverError(
+                f"{type(value).__name__}.check() answered {printable(repr(said))[:80]}, which nobody reads: raise ValueError(...) "
+                f"for what cannot work ({defined(value.check)})"
+            )
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check(item, f"{path}[{printable(key)}]")

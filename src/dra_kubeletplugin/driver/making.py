@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, get_origin
 
 import msgspec
 
-from ..errors import DraError, DriverError, describe, printable
-from .config import FORMS, Config, given_as_default
+from ..errors import DraError, DriverError, DriverFailedError, printable
+from ..resources.types import Taint
+from .config import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
+from .mistakes import explained, located, place
+from .names import check_config_names, check_names, near_config_name
 
 T = TypeVar("T")
 _CLAIM = ("claim",)
@@ -40,42 +43,41 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(f"{printable(repr(cls))} is no subclass of Driver: give the class, not an object or its name")
     for name, arguments in _CALLED.items():
         _check_method(cls, name, arguments)
+    check_names(cls, _CALLED)
     if cls.devices is Driver.devices and cls.pools is Driver.pools:
         raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
     if role is Role.NODE and cls.prepare is Driver.prepare:
         raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+    if not isinstance(cls.unhealthy_taint, Taint | None):
+        raise DriverError(
+            f"{cls.__name__}.unhealthy_taint is {printable(repr(cls.unhealthy_taint))[:80]}: give Taint(key=..., effect=...) or None"
+        )
     if not isinstance(cls.metadata, bool):
         raise DriverError(f"{cls.__name__}.metadata is {printable(repr(cls.metadata))}: give True or False")
     if cls.metadata and not cls.name[:1].isalpha():
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
         )
-    for kind in _kinds(cls):
+    kinds = _kinds(cls)
+    for kind in kinds:
         _check_config(cls, kind)
+    _check_apart(kinds)
 
 
 def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
     """What an author's code answers before anything of ours runs. Raises :class:`DriverError`, for ``SystemExit`` too."""
     try:
         return make()
-    except DraError:
-        raise
+    except DraError as e:
+        raise located(e) from e.__cause__
     except (Exception, SystemExit) as e:
-        raise DriverError(f"{what} raised {describe(e)}{_where(e)}{hint(e)}") from e
-
-
-def _where(e: BaseException) -> str:
-    """Where an author's code raised it; a SyntaxError says so itself."""
-    frames = traceback.extract_tb(e.__traceback__)
-    if isinstance(e, SyntaxError) or not frames or frames[-1].filename == __file__:
-        return ""
-    return f" ({frames[-1].filename}:{frames[-1].lineno})"
+        raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
 
 
 def _hint(e: BaseException) -> str:
     if isinstance(e, AttributeError) and e.name in _LATER:
         return f": self.{e.name} is set after __init__, use it in start() or later"
-    if isinstance(e, TypeError) and not _where(e):
+    if isinstance(e, TypeError) and not place(e):
         return ": it is made without arguments"
     return ": what may fail belongs in start()"
 
@@ -121,7 +123,9 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     _check_plain(kind)
-    if kind.OLDER and kind.convert_from.__func__ is Config.convert_from.__func__:  # type: ignore[attr-defined]
+    _check_named(kind)
+    check_config_names(kind)
+    if kind.OLDER and "convert_from" not in {n for c in kind.__mro__[: kind.__mro__.index(Config)] for n in vars(c)}:
         raise DriverError(
             f"{kind.__name__} names older versions in OLDER and has no convert_from(cls, older): write it"
         )
@@ -136,6 +140,7 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     for within in objects:
         if issubclass(within, Config):
             _check_plain(within)
+            check_config_names(within)
     for f in fields:
         if f.default is msgspec.NODEFAULT:
             continue
@@ -146,20 +151,63 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
                 raise DriverError(
                     f"{kind.__name__}.{f.name} = {printable(repr(f.default))[:80]} is no default of its type: {e}"
                 ) from None
+    with contextlib.suppress(ValueError, DriverFailedError):  # a default may still be outside of what a claim may give
+        converted({}, kind, check=True)
     known = {f.name for f in fields} | vars(Config).keys()
     for name, value in vars(kind).items():
+        if name not in known and (meant := near_config_name(kind, name)) and _is_plain(kind, name, value):
+            raise DriverError(f"{kind.__name__}.{name} is read by nobody, did you mean `{meant}`?")
         if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
             raise DriverError(
                 f"{kind.__name__}.{name} has no type, so no claim can give it: write `{name}: {type(value).__name__} = ...`"
             )
 
 
+def _check_apart(kinds: Sequence[type[Config]]) -> None:
+    """Of kinds that a claim cannot name one by one, all but the first would never be read."""
+    named: dict[tuple[str, str], type[Config]] = {}
+    for kind in kinds:
+        other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
+        if other is not kind:
+            raise DriverError(
+                f"{other.__name__} and {kind.__name__} are told apart by nothing: give each a KIND, or an API_VERSION, of its own"
+            )
+
+
+def _check_named(kind: type[Config]) -> None:
+    for name in ("KIND", "API_VERSION"):
+        if not isinstance(value := getattr(kind, name), str):
+            raise DriverError(f"{kind.__name__}.{name} is {printable(repr(value))[:80]}: give text")
+    if kind.API_VERSION.count("/") > 1 or (kind.API_VERSION and not all(kind.API_VERSION.split("/"))):
+        raise DriverError(
+            f"{kind.__name__}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
+        )
+    if not isinstance(kind.LAYERED, bool):
+        raise DriverError(f"{kind.__name__}.LAYERED is {printable(repr(kind.LAYERED))[:80]}: give True or False")
+
+
 def _check_plain(kind: type[Config]) -> None:
+    _check_signature(kind, "check", ("self",))
+    _check_signature(kind, "convert_from", ("older",))
     for method in ("check", "convert_from"):
         if inspect.iscoroutinefunction(getattr(kind, method)):  # nobody would wait for it, and everything would pass
             raise DriverError(
                 f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
             )
+
+
+def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> None:
+    written = inspect.getattr_static(kind, name)
+    if name == "convert_from" and not isinstance(written, classmethod):
+        raise DriverError(f"{kind.__name__}.{name}() makes an object of its class: write @classmethod above it")
+    function = getattr(kind, name)
+    try:
+        inspect.signature(function).bind(*given)
+    except (TypeError, ValueError) as e:
+        shown = ", ".join(n for n in given if n != "self")
+        raise DriverError(
+            f"{kind.__name__}.{name}{inspect.signature(function)} cannot be called as {name}({shown}): {e}"
+        ) from None
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type]) -> set[type]:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import ConfigError, DraError, DriverFailedError, describe, printable
+from ..errors import ConfigError, DraError, DriverFailedError, printable
 from .config import Config, as_json, checked, converted, read_form
 from .config_faults import apart, explained
 from .data import plain_json
 from .merging import difference, laid_over
+from .mistakes import explained as explained_fault
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
@@ -184,7 +185,7 @@ def _converted_to(target: type[Config], older: Config, where: str, *, check: boo
     except DraError:
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
-        raise DriverFailedError(f"convert_from() of {target.__name__} raised {describe(e)}") from e
+        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained_fault(e)}") from e
     raise DriverFailedError(
         f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
     )

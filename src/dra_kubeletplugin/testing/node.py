@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import inspect
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_checkable
 
 from ..driver import Driver, Health, check, make
+from ..driver.told_health import told_besides
 from ..host import Host, described
 from ..local.cluster import LocalCluster, resource_of
 from ..local.kubelet import Kubelet, Timers
@@ -86,7 +85,7 @@ class DriverNode(Generic[D]):
             self._running = own = OwnProcess(self.driver_class, self.settings, self.cluster)
             await own.start()
         else:
-            driver = _with_faults(self.driver_class, self._told)
+            driver = told_besides(self.driver_class, lambda _: self._told)
             await self.start_plugin(Plugin(make(driver), self.settings, self.cluster.config))
 
     async def start_plugin(self, plugin: Plugin) -> None:
@@ -330,20 +329,6 @@ def _bound(cluster: LocalCluster, name: str) -> JSON:
 def env_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
     """What a container sees in its environment; as :meth:`DriverNode.oci`."""
     return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
-
-
-def _with_faults(driver: type[D], told: Mapping[str, Health]) -> type[D]:
-    """The driver, whose reports of health also say what is ``told``; one that reports nothing stays as it is."""
-    if driver.health is Driver.health:
-        return driver
-
-    async def health(self: D) -> Mapping[str, Health]:
-        own: Callable[[D], Any] = driver.health
-        reported = await own(self) if inspect.iscoroutinefunction(own) else await asyncio.to_thread(own, self)
-        return {**reported, **told}
-
-    made: type[D] = type(driver.__name__, (driver,), {"health": health, "__module__": driver.__module__})
-    return made
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,164 @@
+"""A fault in an author's code in words for him: where it stands, the nearest name that there is, and his own lines of it."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any
+
+from ..errors import BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError, describe, near, printable
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
+_IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+_OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
+
+
+def explained(e: BaseException) -> str:
+    """``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises."""
+    return f"{describe(e)}{_hint(e)}{_bracketed(place(e))}"
+
+
+def located(e: BaseException) -> BaseException:
+    """What our classes said of an author's arguments, with the line in which he gave them; anything else as it is."""
+    if type(e) not in _OUR_WORDS or not _raised_by_us(e) or not (where := place(e)):
+        return e
+    return type(e)(f"{printable(e)} ({where})")
+
+
+def place(e: BaseException) -> str:
+    """``folder/file.py:14`` of the author's innermost line, before it went into libraries; empty where there is none, and
+    for a SyntaxError, which says so itself."""
+    if isinstance(e, SyntaxError) or not (lines := list(_own_lines(e))):
+        return ""
+    code, line = lines[-1][0].f_code, lines[-1][1]
+    return _shown(code.co_filename, line)
+
+
+def defined(method: Callable[..., Any]) -> str:
+    """``folder/file.py:14`` where a function is written; empty where it is no function of Python's."""
+    while isinstance(method, functools.partial):
+        method = method.func
+    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    return _shown(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else ""
+
+
+@contextlib.contextmanager
+def judging(method: Callable[..., Any]) -> Iterator[None]:
+    """What is wrong with an answer is told with the line in which the method is written that gave it."""
+    try:
+        yield
+    except (DriverError, BadAnswerError) as e:
+        raise type(e)(f"{printable(e)}{_bracketed(defined(method))}") from e.__cause__
+
+
+def own_traceback(e: BaseException) -> BaseException | None:
+    """The exception, its traceback without our frames, where that tells more than :func:`place` does; else None.
+
+    An author's one line is in the message already.
+    """
+    lines = list(_own_lines(e))
+    deeper = any(_slot(e, name) is not None for name in ("__cause__", "__context__"))
+    if len(lines) < 2 and not deeper and not isinstance(e, BaseExceptionGroup):
+        return None
+    tb = _slot(e, "__traceback__")
+    while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return BaseException.with_traceback(e, tb)
+
+
+def instead(value: object, wanted: str, *, of: str = "") -> str:
+    """What an author may have forgotten where he answered ``value`` in place of a list of ``wanted``."""
+    if value is None:
+        return ": does a `return` miss?"
+    if inspect.isawaitable(value):
+        return ": does an `await` miss?"
+    if isinstance(value, Mapping):
+        return ": give its values, `list(found.values())`"
+    if type(value).__name__ == wanted:
+        return f": put it into a list, `[{of or wanted.lower()}]`"
+    return ""
+
+
+def _bracketed(where: str) -> str:
+    return f" ({where})" if where else ""
+
+
+def _shown(filename: str, line: int) -> str:
+    path = Path(filename)
+    return printable(f"{path.parent.name}/{path.name}:{line}" if path.parent.name else f"{path.name}:{line}")
+
+
+def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Frames in the folder of the first one that is not ours: the driver's own code, not what it calls."""
+    home = ""
+    for frame, line in _frames(_slot(e, "__traceback__")):
+        name = frame.f_code.co_filename
+        if _is_ours(name) or name.startswith("<"):
+            continue
+        home = home or os.path.dirname(name)
+        if os.path.dirname(name) == home or name.startswith(home + os.sep):
+            yield frame, line
+
+
+def _slot(e: BaseException, name: str) -> Any:
+    """Past whatever an author's class makes of attributes."""
+    return vars(BaseException)[name].__get__(e)
+
+
+def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while tb is not None:
+        yield tb.tb_frame, tb.tb_lineno
+        tb = tb.tb_next
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS)
+
+
+def _raised_by_us(e: BaseException) -> bool:
+    frames = list(_frames(_slot(e, "__traceback__")))
+    return bool(frames) and _is_ours(frames[-1][0].f_code.co_filename)
+
+
+def _hint(e: BaseException) -> str:
+    try:
+        text = str(e)
+        if "id you mean" in text:  # newer releases of Python say it themselves
+            return ""
+        name, known = _sought(e, text)
+        return near(name, known)
+    except BaseException:  # an author's object may be anything inside
+        return ""
+
+
+def _sought(e: BaseException, text: str) -> tuple[str, Iterable[str]]:
+    """The name that is not there, and those that are."""
+    frame = next(iter(reversed([f for f, _ in _own_lines(e)])), None)
+    if isinstance(e, AttributeError) and e.name:
+        return e.name, [n for n in dir(e.obj) if n.startswith("_") is e.name.startswith("_")]
+    if isinstance(e, NameError) and e.name and frame:
+        return e.name, [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+    if isinstance(e, ImportError) and (found := _IMPORT.match(text)):
+        return found[1], dir(sys.modules.get(found[2], ModuleType("none")))
+    if isinstance(e, TypeError) and frame and (found := _KEYWORD.match(text)):
+        return found[2], _parameters(found[1], frame)
+    return "", ()
+
+
+def _parameters(called: str, frame: FrameType) -> Iterable[str]:
+    """Names of the parameters of what the author called, by its name in the message."""
+    head, *rest = called.removesuffix(".__init__").split(".")
+    places = (frame.f_locals, frame.f_globals, vars(sys.modules[__name__.partition(".")[0]]))
+    found: Any = next(p[head] for p in places if head in p)
+    for name in rest:
+        found = getattr(found, name)
+    return [n for n in inspect.signature(found).parameters if not n.startswith("_")]
