@@ -258,7 +258,7 @@ def test_a_package_with_the_name_of_another_module_is_refused_and_never_mistaken
 
 def test_two_packages_of_one_name_are_never_mistaken_for_each_other(tmp_path: Path) -> None:
     load_driver(str(package(tmp_path / "one", "acme_same")))
-    with pytest.raises(DriverError, match="another module acme_same already .*one/src/acme_same/__init__.py"):
+    with pytest.raises(DriverError, match=r"another module acme_same already .*one/src/acme_same/__init__.py"):
         load_driver(str(package(tmp_path / "two", "acme_same")))
 
 

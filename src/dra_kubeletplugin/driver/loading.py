@@ -52,7 +52,7 @@ def _from_folder(folder: Path) -> ModuleType:
     files = [own] if own else sorted(folder.glob("src/*/driver.py"))
     if not files:
         raise DriverError(
-            f"{folder} has neither src/PACKAGE/driver.py nor driver.py: give a driver's .py file, the folder of its package, or module:Class"
+            f"{folder} has neither src/PACKAGE/driver.py nor driver.py: give a driver's file, its package's folder, or module:Class"
         )
     if len(files) > 1:
         raise DriverError(f"{folder} has {len(files)} drivers: name one of {', '.join(map(str, files))}")
@@ -61,7 +61,7 @@ def _from_folder(folder: Path) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise DriverError(f"{path} is not a file: give a driver's .py file, the folder of its package, or module:Class")
+        raise DriverError(f"{path} is not a file: give a driver's file, its package's folder, or module:Class")
     if (path.parent / "__init__.py").is_file():
         return _from_package(path)
     name = "driver_" + path.parent.name.replace("-", "_") + "_" + path.stem
