@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 BASE    = $(VENV)/.base
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy site clean
+.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy drivers site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -28,7 +28,7 @@ examples: $(STAMP) ## each manifest of examples/ on the local cluster
 	@$(BIN)/python -m pytest -v --no-header examples
 
 dev: $(BASE) ## the local cluster with the PCI driver, until Ctrl-C
-	@$(BIN)/dra dev drivers/pci/driver.py
+	@$(BIN)/dra dev drivers/pci
 
 test: $(STAMP) ## every test
 	@$(BIN)/python -m pytest -q $(ARGS)
@@ -48,6 +48,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import layers, module sizes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@for driver in drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/tools/module_sizes.py
 
@@ -75,6 +76,9 @@ picture: $(STAMP) ## draw docs/demo.svg anew, from what the demo prints here
 deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
 	@$(BIN)/dra deploy --shared deploy
 	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
+
+drivers: $(STAMP) ## rewrite what drivers/ have word for word from the templates of `dra new`
+	@$(BIN)/python -m tests.tools.drivers
 
 site: ## the documentation as pages in site/; a broken link or reference fails it
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs

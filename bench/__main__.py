@@ -25,7 +25,7 @@ from bench.deployed import deployed
 from bench.empty import empty_plugin
 
 DELAY = 0.001
-MEMORY = {"drivers/pci/driver.py": ("idle", 44.0), "bench.drivers:Many": ("idle, 2,048 devices", 60.0)}
+MEMORY = {"drivers/pci": ("idle", 44.0), "bench.drivers:Many": ("idle, 2,048 devices", 60.0)}
 GO = """Beside the Go driver, measured elsewhere and not in this run (a real cluster, Kubernetes 1.36.2 over HTTPS, the plugins side by
 side in one run; two runs), milliseconds for 1, 8, 32 claims. Ours there is of before the client kept its connections:
 

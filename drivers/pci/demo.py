@@ -39,7 +39,7 @@ async def main(description: str | None = None) -> int:
     """``description`` is a described host to use in place of this machine."""
     started = time.monotonic()
     logging.basicConfig(level=logging.ERROR)
-    Pci = load_driver(str(HERE / "driver.py"))
+    Pci = load_driver(str(HERE))
     real = Host().pci()
     usable = [fn for fn in real if not fn.is_class(0x06)]
     if not usable and not description:
@@ -66,11 +66,11 @@ async def main(description: str | None = None) -> int:
             found = Host(sysfs).pci()
             for step in (lambda: story.hardware(found), story.claim, story.container, story.clean_up):
                 await step()
+        took = time.monotonic() - started
+        print(f"\n{STYLE.green('All done')} in {took:.1f} s. Next: dra dev drivers/pci, then kubectl.")
         print(
-            f"\n{STYLE.green('All done')} in {time.monotonic() - started:.1f} s. Next: dra dev drivers/pci/driver.py, then kubectl."
-        )
-        print(
-            "examples/ has a manifest for each feature, from one device to taints and partitions: make examples runs them."
+            "examples/ has a manifest for each feature, from one device to taints and partitions; "
+            "make examples runs them."
         )
     return 0
 
@@ -97,9 +97,8 @@ class Story:
             spec = sl["spec"]
             pool = spec["pool"]
             print()
-            show(
-                f"ResourceSlice {STYLE.bold(sl['metadata']['name'])}: pool {pool['name']}, generation {pool['generation']}"
-            )
+            name = STYLE.bold(sl["metadata"]["name"])
+            show(f"ResourceSlice {name}: pool {pool['name']}, generation {pool['generation']}")
             for device in spec.get("devices") or []:
                 attributes = device["attributes"]
                 standard = {k: v for k, v in attributes.items() if k.startswith("resource.kubernetes.io/")}

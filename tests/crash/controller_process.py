@@ -18,7 +18,7 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.kube.transport import Transport
 
-DRIVER = Path(__file__).parents[2] / "drivers/fabric_example/driver.py"
+DRIVER = Path(__file__).parents[2] / "drivers/fabric_example"
 _COUNTED = re.compile(r"/(configmaps|resourceclaims)\b")
 _at = int(os.environ.get("KILL_AT", "0"))
 _steps = 0

@@ -21,7 +21,7 @@ from dra_kubeletplugin.testing import device_class, pod
 
 pytestmark = [pytest.mark.crash, pytest.mark.gates("DRADeviceBindingConditions")]
 HERE = Path(__file__).parent
-Fabric: Any = load_driver(str(HERE.parents[1] / "drivers/fabric_example/driver.py"))
+Fabric: Any = load_driver(str(HERE.parents[1] / "drivers/fabric_example"))
 FabricManager: Any = vars(sys.modules[Fabric.__module__])["FabricManager"]
 LEASE = f"{Fabric.name}-controller"
 _STEPS = 20  # more than there are: the last kills nobody

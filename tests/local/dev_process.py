@@ -18,7 +18,7 @@ from typing import Any
 from dra_kubeletplugin import cli
 
 ROOT = Path(__file__).parents[2]
-GPU = "drivers/gpu_example/driver.py"
+GPU = "drivers/gpu_example"
 
 
 @dataclass

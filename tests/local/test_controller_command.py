@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FABRIC = str(ROOT / "drivers/fabric_example/driver.py")
+FABRIC = str(ROOT / "drivers/fabric_example")
 
 
 def dra(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

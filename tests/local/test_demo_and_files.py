@@ -59,13 +59,13 @@ def test_the_demo_runs_a_real_container_where_runc_is() -> None:
     ("args", "says"),
     [
         (["run", "nowhere.py"], "nowhere.py is not a file"),
-        (["run", "drivers/pci/driver.py", "--log-level", "loud"], "--log-level 'loud' is not one of"),
+        (["run", "drivers/pci", "--log-level", "loud"], "--log-level 'loud' is not one of"),
         (
-            ["run", "drivers/pci/driver.py", "--node-name", "n", "--kubelet-root", "/nowhere-at-all"],
+            ["run", "drivers/pci", "--node-name", "n", "--kubelet-root", "/nowhere-at-all"],
             "has no folder plugins_registry",
         ),
         (["claims", "--kubelet-root", "/nowhere-at-all"], "no record database below"),
-        (["dev", "drivers/pci/driver.py", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
+        (["dev", "drivers/pci", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
     ],
 )
 def test_what_a_user_gets_wrong_is_told_in_a_sentence_without_a_traceback(args: list[str], says: str) -> None:
@@ -80,7 +80,7 @@ def test_the_inspected_tree_names_roots_functions_and_devices() -> None:
         "-m",
         "dra_kubeletplugin.cli",
         "inspect",
-        "drivers/pci/driver.py",
+        "drivers/pci",
         "--host",
         "drivers/pci/hosts/two-sockets.yaml",
     )

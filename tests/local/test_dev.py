@@ -306,7 +306,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
 
 
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
-    with running(short, "drivers/fabric_example/driver.py", "--controller", "--state", str(short / "s")) as dev:
+    with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
         until(
             lambda: any(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from gpu_example.driver import Gpu
+from mig_example.driver import Mig
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.described_cluster import HostKind, allocatable, cluster_of
@@ -17,8 +19,6 @@ from dra_kubeletplugin.cluster import Snapshot, simulate, take
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing.node import node_with
-from drivers.gpu_example.driver import Gpu
-from drivers.mig_example.driver import Mig
 
 from .objects import claim_spec, device_class, pod, slice_of, template
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -171,6 +172,103 @@ def test_a_module_whose_own_import_fails_is_not_said_to_be_missing(
     for missing in ("acme_driver_y:D", "acme_driver_x.sub:D", "/nosuch", ".:D", ""):
         with pytest.raises(DriverError):
             load_driver(missing)
+
+
+# --- packages -----------------------------------------------------------------------------------
+
+CLASS = """
+from dra_kubeletplugin import Driver
+from {package} import parts
+from .parts import NAME
+
+class {name}(Driver):
+    name = NAME
+
+    def devices(self):
+        return parts.DEVICES
+
+    def prepare(self, claim):
+        return []
+"""
+
+
+def package(folder: Path, name: str, *classes: str) -> Path:
+    """As `dra new` makes one, and never installed."""
+    source = folder / "src" / name
+    source.mkdir(parents=True)
+    (source / "__init__.py").touch()
+    (source / "parts.py").write_text("NAME = 'x.example.com'\nDEVICES = []\n")
+    text = "".join(CLASS.format(package=name, name=c) for c in classes or ("D",))
+    (source / "driver.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("acme_a", ""),
+        ("acme_b", ":D"),
+        ("acme_c", "/src/acme_c"),
+        ("acme_d", "/src/acme_d/driver.py"),
+        ("acme_e", "/src/acme_e/driver.py:D"),
+    ],
+)
+def test_a_package_is_found_by_its_folder_or_its_file_and_imports_what_is_beside_it(
+    name: str, below: str, tmp_path: Path
+) -> None:
+    folder = package(tmp_path / "acme-driver", name)
+    cls = load_driver(f"{folder}{below}")
+    assert (cls.__name__, cls.__module__) == ("D", f"{name}.driver")
+    assert make(cls).devices() == []
+    assert load_driver(str(folder)) is cls, "one class, whatever names it"
+    assert str(folder / "src") not in sys.path
+
+
+def test_a_folder_may_be_the_one_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package(tmp_path / "x", "acme_here"))
+    assert load_driver(".").__module__ == "acme_here.driver"
+    assert load_driver("src/acme_here/driver.py").__module__ == "acme_here.driver"
+
+
+def test_a_module_in_a_package_is_named_with_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(package(tmp_path, "acme_dotted", "D", "E") / "src"))
+    assert load_driver("acme_dotted.driver:E").__name__ == "E"
+    with pytest.raises(DriverError, match=r"has 2 subclasses of Driver \(D, E\): name one as acme_dotted.driver:Class"):
+        load_driver("acme_dotted.driver")
+
+
+def test_a_folder_without_one_driver_is_told_with_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match=f"{tmp_path} has neither src/PACKAGE/driver.py nor driver.py"):
+        load_driver(str(tmp_path))
+    package(package(tmp_path, "acme_one"), "acme_two")
+    with pytest.raises(DriverError, match=r"has 2 drivers: name one of .*acme_one/driver.py, .*acme_two/driver.py"):
+        load_driver(str(tmp_path))
+    package(tmp_path / "two", "acme_three", "D", "E")
+    with pytest.raises(DriverError, match=r"2 subclasses of Driver \(D, E\): name one as .*/two:Class"):
+        load_driver(str(tmp_path / "two"))
+
+
+@pytest.mark.parametrize("name", ["json", "dra_kubeletplugin", "sys"])
+def test_a_package_with_the_name_of_another_module_is_refused_and_never_mistaken_for_it(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DriverError, match=f"Python has another module {name} already .*: rename this package"):
+        load_driver(str(package(tmp_path, name)))
+
+
+def test_two_packages_of_one_name_are_never_mistaken_for_each_other(tmp_path: Path) -> None:
+    load_driver(str(package(tmp_path / "one", "acme_same")))
+    with pytest.raises(DriverError, match=r"another module acme_same already .*one/src/acme_same/__init__.py"):
+        load_driver(str(package(tmp_path / "two", "acme_same")))
+
+
+def test_what_fails_in_a_package_is_told_with_the_file_asked_for_and_the_line(tmp_path: Path) -> None:
+    folder = package(tmp_path, "acme_failing")
+    (folder / "src/acme_failing/parts.py").write_text("import nosuch_sdk\n")
+    with pytest.raises(DriverError, match=r"importing .*acme_failing/driver.py raised .*nosuch_sdk.*parts.py:1"):
+        load_driver(str(folder))
+    (folder / "src/acme_failing/parts.py").write_text("NAME, DEVICES = 'x.example.com', []  # mended\n")
+    assert load_driver(str(folder)).name == "x.example.com"
 
 
 def test_a_driver_with_metadata_files_has_a_name_that_may_be_a_cdi_vendor() -> None:

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_example.driver import Gpu
+
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.testing.cluster import plugin_on
-from drivers.gpu_example.driver import Gpu
 
 JSON = dict[str, Any]
 NAMESPACE = "scen"

@@ -1,14 +1,15 @@
-"""Finds a driver class: in a file, or by ``module:Class``."""
+"""Finds a driver class: in a file, in the folder of a package, or by ``module:Class``."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -24,18 +25,19 @@ _importing: ContextVar[bool] = ContextVar("importing", default=False)
 
 
 def load_driver(target: str) -> type[Driver]:
-    """The driver class that ``target`` names: ``path/to/driver.py``, ``path/to/driver.py:Class`` or ``module:Class``.
+    """The driver class that ``target`` names: a file, the folder of a package, or a module, each with ``:Class`` where it has several.
 
+    A folder has its driver in ``src/PACKAGE/driver.py``, as ``dra new`` makes it, or in ``driver.py``; nothing has to be installed.
     Raises :class:`DriverError` with what was looked for and what was found.
     """
     head, colon, class_name = target.rpartition(":")
     if not colon:
         head, class_name = target, ""
     path = Path(head)
-    if path.is_dir() and (path / "driver.py").is_file():
-        path = path / "driver.py"
-    is_file = path.suffix == ".py" or path.is_dir() or "/" in head
-    module = _from_file(path) if is_file else _from_name(head, target)
+    if head and path.is_dir():
+        module = _from_folder(path)
+    else:
+        module = _from_file(path) if path.suffix == ".py" or "/" in head else _from_name(head, target)
     if class_name:
         found = getattr(module, class_name, None)
         if not (inspect.isclass(found) and issubclass(found, Driver)):
@@ -69,35 +71,45 @@ def _instead(module: ModuleType, head: str) -> str:
     return ": write one, class Name(Driver)"
 
 
+def _from_folder(folder: Path) -> ModuleType:
+    own = next((f for name in ("driver.py", "__init__.py") if (f := folder / name).is_file()), None)
+    files = [own] if own else sorted(folder.glob("src/*/driver.py"))
+    if not files:
+        raise DriverError(
+            f"{folder} has neither src/PACKAGE/driver.py nor driver.py: give a driver's file, its package's folder, or module:Class"
+        )
+    if len(files) > 1:
+        raise DriverError(f"{folder} has {len(files)} drivers: name one of {', '.join(map(str, files))}")
+    return _from_file(files[0])
+
+
 def _from_file(path: Path) -> ModuleType:
-    if path.is_dir():
-        raise DriverError(f"{path} is a folder without driver.py: give the driver's .py file or module:Class")
     if not path.is_file():
         there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise DriverError(f"{path} is not a file: give a driver's .py file or module:Class{near(path.name, there)}")
+        hint = near(path.name, there)
+        raise DriverError(f"{path} is not a file: give a driver's file, its package's folder, or module:Class{hint}")
+    if (path.parent / "__init__.py").is_file():
+        return _from_package(path)
     name = "driver_" + path.parent.name.replace("-", "_") + "_" + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    running = functools.partial(spec.loader.exec_module, module)
     try:
-        called(f"importing {path}", functools.partial(_loaded, running), functools.partial(_hint, path))
+        with _importable(path.parent):
+            _imported(path, functools.partial(spec.loader.exec_module, module))
     except BaseException:
         del sys.modules[name]  # half a module is none
         raise
-    finally:
-        sys.path.remove(str(path.parent))
     return module
 
 
-def _loaded(load: Callable[[], T]) -> T:
-    """While a driver's file is imported, :func:`importing` is true."""
+def _imported(what: str | Path, load: Callable[[], T]) -> T:
+    """What ``load`` imports from a file or a module; meanwhile :func:`importing` is true."""
     token = _importing.set(True)
     try:
-        return load()
+        return called(f"importing {what}", load, functools.partial(_hint, what))
     finally:
         _importing.reset(token)
 
@@ -107,18 +119,42 @@ def importing() -> bool:
     return _importing.get()
 
 
-def _hint(path: Path, e: BaseException) -> str:
-    """What helps where a file cannot be imported."""
+def _hint(what: str | Path, e: BaseException) -> str:
+    """What helps where a driver cannot be imported."""
     if isinstance(e, ModuleNotFoundError) and e.name:
         return f": install it in the Python that runs this, {sys.executable}, and name it in pyproject.toml"
-    if isinstance(e, ImportError) and "no known parent package" in str(e):
-        module = path.stem
-        for parent in path.absolute().parents:
-            if not (parent / "__init__.py").is_file():
-                break
-            module = f"{parent.name}.{module}"
-        return f": a file is loaded alone; install its package (pip install -e .) and give {module}:Class"
+    if isinstance(what, Path) and isinstance(e, ImportError) and "no known parent package" in str(e):
+        return f": put an empty __init__.py into {what.absolute().parent}, which makes it a package"
     return ""
+
+
+def _from_package(path: Path) -> ModuleType:
+    """Under its name in the package, so that it can import what is beside it."""
+    names = [] if path.name == "__init__.py" else [path.stem]
+    above = path.resolve().parent
+    while (above / "__init__.py").is_file():
+        names.insert(0, above.name)
+        above = above.parent
+    loaded = sys.modules.get(names[0])
+    if loaded is not None and not _is_in(loaded, above / names[0]):
+        where = getattr(loaded, "__file__", None) or "Python itself"
+        raise DriverError(f"{path}: Python has another module {names[0]} already ({where}): rename this package")
+    with _importable(above):
+        return _imported(path, functools.partial(importlib.import_module, ".".join(names)))
+
+
+def _is_in(package: ModuleType, folder: Path) -> bool:
+    return any(Path(entry).resolve() == folder for entry in getattr(package, "__path__", ()))
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    importlib.invalidate_caches()  # what is there may be newer than what Python has seen of the folder
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _from_name(name: str, target: str) -> ModuleType:
@@ -131,8 +167,7 @@ def _from_name(name: str, target: str) -> ModuleType:
     if found is None:
         hint = near(name, _modules_beside(name), 0.7)
         raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file{hint}")
-    running = functools.partial(importlib.import_module, name)
-    return called(f"importing {name}", functools.partial(_loaded, running))
+    return _imported(name, functools.partial(importlib.import_module, name))
 
 
 def _modules_beside(name: str) -> list[str]:

@@ -30,7 +30,7 @@ _OF_KIND = {
     "driver.py": "src/%%{module}/driver.py",
     "sdk.py": "src/%%{module}/sdk.py",
     "host.yaml": "hosts/two-cards.yaml",
-    "test_driver.py": "tests/test_driver.py",
+    "test_driver.py": "tests/test_%%{module}.py",
 }
 
 
@@ -71,9 +71,13 @@ def make(names: Names, directory: Path) -> Path:
 
 def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
     """Path in the package, and content."""
-    words = names.words()
-    yield from _filled("common", _COMMON, words)
-    yield from _filled(names.kind, _OF_KIND, words)
+    yield from common(names)
+    yield from _filled(names.kind, _OF_KIND, names.words())
+
+
+def common(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    """Those of every kind."""
+    return _filled("common", _COMMON, names.words())
 
 
 def _filled(kind: str, targets: Mapping[str, str], words: Mapping[str, str]) -> Iterator[tuple[PurePosixPath, str]]:

@@ -1,22 +1,19 @@
-"""The simulated GPUs, through real sockets. A vendor copies this file with the driver; examples/ has a manifest for each feature."""
+"""The simulated GPUs, through real sockets; examples/ of dra-kubeletplugin has a manifest for each feature."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dra_kubeletplugin import Gate, PermanentError
-from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin import Gate, Host, PermanentError
 from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing import Api, Node
 
+from gpu_example.driver import Gpu
+from gpu_example.options import Options
+
 JSON = dict[str, Any]
-HERE = Path(__file__).parent
-Gpu = load_driver(str(HERE / "driver.py"))
-module = sys.modules[Gpu.__module__]
 pytestmark = pytest.mark.dra(driver=Gpu)
 
 
@@ -36,7 +33,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is published --------------------------------------------------------------------------
 
 
-def test_eight_gpus_with_the_attributes_that_manifests_select_by(node: Node[Any], api: Api) -> None:
+def test_eight_gpus_with_the_attributes_that_manifests_select_by(node: Node[Gpu], api: Api) -> None:
     (slice_,) = api.slices()
     devices = slice_["spec"]["devices"]
     assert [d["name"] for d in devices] == [f"gpu-{i}" for i in range(8)]
@@ -49,14 +46,14 @@ def test_eight_gpus_with_the_attributes_that_manifests_select_by(node: Node[Any]
     assert devices[3]["capacity"] == {"memory": {"value": "80Gi"}, "compute": {"value": "100"}}
 
 
-def test_the_pool_is_the_same_after_a_restart(node: Node[Any], api: Api) -> None:
+def test_the_pool_is_the_same_after_a_restart(node: Node[Gpu], api: Api) -> None:
     before = [(s["metadata"]["resourceVersion"], s["spec"]) for s in api.slices()]
     node.restart()
     assert [(s["metadata"]["resourceVersion"], s["spec"]) for s in api.slices()] == before
 
 
 @pytest.mark.dra(environment={"NUM_DEVICES": "2", "GPU_PARTITIONS": "4"})
-def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: Node[Any], api: Api) -> None:
+def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: Node[Gpu], api: Api) -> None:
     specs = [s["spec"] for s in api.slices()]
     published = [d for s in specs for d in s.get("devices") or []]
     assert [d["name"] for d in published[:5]] == [*(f"gpu-0-partition-{j}" for j in range(4)), "gpu-0-full"]
@@ -71,7 +68,7 @@ def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: N
 
 
 @pytest.mark.dra(environment={"GPU_PARTITIONS": "4"})
-def test_a_server_without_counters_gets_whole_gpus(node: Node[Any]) -> None:
+def test_a_server_without_counters_gets_whole_gpus(node: Node[Gpu]) -> None:
     node.driver.gates_off = frozenset({Gate.PARTITIONS})
     (pool,) = node.driver.pools()
     assert [d.name for d in pool.devices] == [f"gpu-{i}" for i in range(8)]
@@ -83,13 +80,13 @@ def test_a_server_without_counters_gets_whole_gpus(node: Node[Any]) -> None:
 )
 def test_an_option_that_cannot_be_read_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(PermanentError, match=name):
-        module.Options.of({name: value})
+        Options.of({name: value})
 
 
 # --- claims -------------------------------------------------------------------------------------
 
 
-def test_a_container_is_told_all_about_its_gpus(node: Node[Any]) -> None:
+def test_a_container_is_told_all_about_its_gpus(node: Node[Gpu]) -> None:
     env = node.env(node.run_pod(count=2))
     assert (env["GPU_DEVICE_0"], env["GPU_DEVICE_1"]) == ("gpu-0", "gpu-1")
     assert env["KUBERNETES_NODE_NAME"] == node.name
@@ -102,7 +99,7 @@ def test_a_container_is_told_all_about_its_gpus(node: Node[Any]) -> None:
 
 
 @pytest.mark.dra(environment={"GPU_DEVICE_STATUS": "true"})
-def test_the_status_tells_which_gpu_a_claim_has(node: Node[Any], api: Api) -> None:
+def test_the_status_tells_which_gpu_a_claim_has(node: Node[Gpu], api: Api) -> None:
     node.run_pod(count=2)
 
     def told() -> list[JSON] | None:
@@ -134,14 +131,14 @@ def test_the_status_tells_which_gpu_a_claim_has(node: Node[Any], api: Api) -> No
         ({"strategi": "TimeSlicing"}, "did you mean 'strategy'"),
     ],
 )
-def test_wrong_parameters_are_told_in_an_event(node: Node[Any], api: Api, sharing: JSON, why: str) -> None:
+def test_wrong_parameters_are_told_in_an_event(node: Node[Gpu], api: Api, sharing: JSON, why: str) -> None:
     head = {"apiVersion": "gpu.resource.example.com/v1alpha1", "kind": "GpuConfig"}
     node.apply_pod(parameters={**head, "sharing": sharing})
     api.wait_event("pod", why)
 
 
 @pytest.mark.dra(environment={"NUM_DEVICES": "2"})
-def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Any], api: Api) -> None:
+def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Gpu], api: Api) -> None:
     node.run_pod("first", count=2)
     node.apply_pod("late")
     api.wait_event("late", "cannot allocate")
@@ -154,18 +151,18 @@ def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Any],
 
 def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path) -> None:
     driver = Gpu()
-    driver.attach(None, Settings(node_name="node-1"))
-    driver.options = module.Options(gpus=2, partitions=2, faults=tmp_path)
+    driver.attach(Host(), Settings(node_name="node-1"))
+    driver.options = Options(gpus=2, partitions=2, faults=tmp_path)
     (tmp_path / "gpu-1").write_text("NoExecute: on fire")
     report = driver.health()
     assert sorted(report) == ["gpu-1-full", "gpu-1-partition-0", "gpu-1-partition-1"]
-    assert {h.taint.effect for h in report.values()} == {"NoExecute"}
+    assert {h.taint and h.taint.effect for h in report.values()} == {"NoExecute"}
 
 
 def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_is_one(tmp_path: Path) -> None:
     driver = Gpu()
-    driver.attach(None, Settings(node_name="node-1"))
-    driver.options = module.Options(gpus=2, faults=tmp_path)
+    driver.attach(Host(), Settings(node_name="node-1"))
+    driver.options = Options(gpus=2, faults=tmp_path)
     (tmp_path / "gpu-0").symlink_to(tmp_path / "gone")
     (tmp_path / "gpu-1").mkdir()
     assert {n: h.message for n, h in driver.health().items()} == {

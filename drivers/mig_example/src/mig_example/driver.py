@@ -1,18 +1,14 @@
 """GPUs that are cut into partitions while claims ask for them (KEP-4815), as NVIDIA's A100 is with MIG.
 
-Every partition that a GPU could be cut into is published, with what it takes of the GPU: the scheduler gives away only what fits
-together, and a partition is made when a claim got it. What stands in for the maker's library is :class:`Gpus`; all else is how a
-real driver would be. Nothing of a real GPU is touched.
+Every partition that a GPU could be cut into is published, with what it takes of the GPU: the scheduler gives away only
+what fits together, and a partition is made when a claim got it. What stands in for the maker's library is :mod:`.sdk`;
+all else is how a real driver would be. Nothing of a real GPU is touched.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from dra_kubeletplugin import (
     AllocatedDevice,
@@ -29,7 +25,6 @@ from dra_kubeletplugin import (
     Pool,
     PreparedClaim,
     PreparedDevice,
-    Profile,
     Quantity,
     RecoveredClaim,
     RetryableError,
@@ -37,26 +32,10 @@ from dra_kubeletplugin import (
     run,
 )
 
+from .profiles import MEMORY_SLICES, PROFILES, RESOURCES, WHOLE
+from .sdk import Gpus
+
 NVIDIA, A100 = 0x10DE, 0x20B0
-RESOURCES = ("memory", "multiprocessors", "copy-engines", "decoders", "encoders", "jpeg-engines", "ofa-engines")
-WHOLE = ("40Gi", 98, 7, 5, 0, 1, 1)
-MEMORY_SLICES = 8
-
-
-def profile(name: str, slices: int, at: list[int], *takes: str | int) -> Profile:
-    return Profile(name=name, takes=dict(zip(RESOURCES, takes, strict=True)), slots=slices, at=at)
-
-
-# KEP-4815's table of an A100 40GB: memory slices, where they may begin, and what is taken, in the order of RESOURCES.
-PROFILES = [
-    profile("7g.40gb", 8, [0], "40192Mi", 98, 7, 5, 0, 1, 1),
-    profile("4g.20gb", 4, [0], "19968Mi", 56, 4, 2, 0, 0, 0),
-    profile("3g.20gb", 4, [0, 4], "19968Mi", 42, 3, 2, 0, 0, 0),
-    profile("2g.10gb", 2, [0, 2, 4], "9856Mi", 28, 2, 1, 0, 0, 0),
-    profile("1g.10gb", 2, [0, 2, 4, 6], "9856Mi", 14, 1, 1, 0, 0, 0),
-    profile("1g.5gb+me", 1, [0, 1, 2, 3, 4, 5, 6], "4864Mi", 14, 1, 1, 0, 1, 1),
-    profile("1g.5gb", 1, [0, 1, 2, 3, 4, 5, 6], "4864Mi", 14, 1, 0, 0, 0, 0),
-]
 
 
 class MigConfig(Config):
@@ -89,7 +68,7 @@ class Mig(Driver):
     def _partitioned(self, fn: PciFunction) -> Partitioned:
         # Named after its address: a GPU that is taken out renames no other.
         name = f"gpu-{fn.address.translate(str.maketrans(':.', '--'))}"
-        # What tells how GPUs lie to each other; with the counters of a whole GPU there is no room for all that PCI knows.
+        # How GPUs lie to each other; with the counters of a whole GPU there is no room for all that PCI knows.
         standard = {k: v for k, v in fn.attributes().items() if k.startswith("resource.kubernetes.io/")}
         return partitions(
             name,
@@ -150,41 +129,6 @@ class Mig(Driver):
     def recover(self) -> Iterator[RecoveredClaim]:
         """The partitions that there are tell who has them."""
         return self.gpus.used()
-
-
-class Gpus:
-    """Stands in for the maker's library (here NVML): which partitions there are, each a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @staticmethod
-    def uuid(name: str) -> str:
-        """The same for the same hardware, as a serial number is."""
-        return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
-
-    def path(self, instance: str) -> Path:
-        return self._folder / f"{instance}.json"
-
-    def create(self, instance: str, claim: Claim, device: AllocatedDevice) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        owner = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
-        place = {"request": device.request, "pool": device.pool, "device": device.name}
-        unfinished = self._folder / f".{instance}"
-        unfinished.write_text(json.dumps(owner | place))
-        unfinished.rename(self.path(instance))
-
-    def destroy(self, instance: str) -> None:
-        self.path(instance).unlink(missing_ok=True)
-
-    def used(self) -> Iterator[RecoveredClaim]:
-        for path in sorted(self._folder.glob("*.json")):
-            with contextlib.suppress(FileNotFoundError):
-                found = json.loads(path.read_text())
-                device = PreparedDevice(request=found["request"], pool=found["pool"], name=found["device"])
-                yield RecoveredClaim(
-                    uid=found["uid"], namespace=found["namespace"], name=found["name"], devices=[device]
-                )
 
 
 if __name__ == "__main__":

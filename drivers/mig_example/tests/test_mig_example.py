@@ -1,4 +1,4 @@
-"""The MIG example on a described host, through real sockets. A vendor copies this file with the driver."""
+"""The MIG example on a described host, through real sockets."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.testing import DriverNode, node_with
 
-HERE = Path(__file__).parent
-Mig = load_driver(str(HERE / "driver.py"))
+from mig_example.driver import Mig
+
+PACKAGE = Path(__file__).parents[1]
+Server = DriverNode[Mig]
 ATTRIBUTES = 'device.attributes["mig.example.com"]'
 WHOLE = f'!("profile" in {ATTRIBUTES})'
 
 
 @contextlib.asynccontextmanager
-async def server() -> AsyncIterator[DriverNode]:
+async def server() -> AsyncIterator[Server]:
     """The server with two GPUs, and the classes of ``deploy``."""
-    async with node_with(Mig, host=HERE / "hosts/two-a100.yaml") as node:
-        await node.api.apply_file(HERE / "deploy/deviceclass.yaml")
+    async with node_with(Mig, host=PACKAGE / "hosts/two-a100.yaml") as node:
+        await node.api.apply_file(PACKAGE / "deploy/deviceclass.yaml")
         yield node
 
 
@@ -29,7 +30,7 @@ def of(profile: str) -> str:
     return f'"profile" in {ATTRIBUTES} && {ATTRIBUTES}.profile == "{profile}"'
 
 
-def instances(node: DriverNode) -> list[str]:
+def instances(node: Server) -> list[str]:
     folder = node.plugin.settings.plugin_dir / "instances"
     return sorted(json.loads(p.read_text())["device"] for p in folder.glob("*.json"))
 
@@ -62,7 +63,7 @@ async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_
 
 async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_and_destroyed() -> None:
     async with server() as node:
-        await node.api.apply_file(HERE / "examples/pod.yaml")
+        await node.api.apply_file(PACKAGE / "examples/pod.yaml")
         pod = await node.api.wait_running("mig-demo")
         names = await node.allocated("mig-demo")
         gpu = names[0].partition("-mig-")[0]

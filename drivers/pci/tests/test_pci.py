@@ -1,4 +1,4 @@
-"""The PCI driver on described hosts, through real sockets. A vendor copies this file with the driver."""
+"""The PCI driver on described hosts, through real sockets."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-from dra_kubeletplugin import Host
-from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.errors import PermanentError
+from dra_kubeletplugin import Host, PermanentError
 from dra_kubeletplugin.host import described
+from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing import DriverNode, node_with
 
-HERE = Path(__file__).parent
-Pci = load_driver(str(HERE / "driver.py"))
+from pci.driver import Pci
+from pci.essential import essential
+from pci.selection import parse_selection
+
+PACKAGE = Path(__file__).parents[1]
+Server = DriverNode[Pci]
 FPGA = 'device.attributes["pci.dra-kubeletplugin.dev"].vendor == "10ee"'
 GPU = 'device.attributes["pci.dra-kubeletplugin.dev"].vendor == "10de"'
 
 
 @contextlib.asynccontextmanager
-async def server() -> AsyncIterator[DriverNode]:
+async def server() -> AsyncIterator[Server]:
     """The server with two sockets."""
-    async with node_with(Pci, host=HERE / "hosts/two-sockets.yaml", local_cluster=False) as node:
+    async with node_with(Pci, host=PACKAGE / "hosts/two-sockets.yaml", local_cluster=False) as node:
         yield node
 
 
-def bound(node: DriverNode, address: str) -> str | None:
+def bound(node: Server, address: str) -> str | None:
     return next(f.driver for f in node.plugin.host.pci() if f.address == address)
 
 
@@ -94,7 +96,7 @@ async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour() -> None:
         assert bound(node, "0000:65:00.0") == "nouveau"
 
 
-async def published(node: DriverNode) -> list[object]:
+async def published(node: Server) -> list[object]:
     return [(s["metadata"]["resourceVersion"], s["spec"]) for s in await node.api.slices()]
 
 
@@ -102,7 +104,7 @@ async def published(node: DriverNode) -> list[object]:
 async def test_what_is_published_of_a_function_stays_the_same_while_a_container_has_it(
     monkeypatch: pytest.MonkeyPatch, selection: str
 ) -> None:
-    """Published was the driver of the moment: each prepare wrote a slice, and a selection by driver lost what it gave away."""
+    """Published was the driver of the moment: prepare wrote a slice, a selection by driver lost what it gave away."""
     monkeypatch.setenv("PCI_SELECT", selection)
     async with server() as node:
         before = await published(node)
@@ -164,7 +166,7 @@ async def test_a_missing_vfio_node_undoes_the_binding() -> None:
         await node.api.wait("the driver to be back", lambda: _is(node, "0000:17:00.0", "xclmgmt"))
 
 
-async def _is(node: DriverNode, address: str, driver: str) -> bool:
+async def _is(node: Server, address: str, driver: str) -> bool:
     return bound(node, address) == driver
 
 
@@ -202,24 +204,19 @@ def test_a_disk_that_vanishes_while_we_look_keeps_no_other_from_being_found(
         return resolve(self, strict)
 
     monkeypatch.setattr(Path, "resolve", vanishing)
-    module = __import__("sys").modules[Pci.__module__]
-    assert dict(module.essential(machine.sysfs, machine.pci())) == {"0000:11:00.0": "a disk"}
+    assert dict(essential(machine.sysfs, machine.pci())) == {"0000:11:00.0": "a disk"}
 
 
 def test_a_selection_that_cannot_be_read_is_refused() -> None:
-    module = __import__("sys").modules[Pci.__module__]
-    assert module.parse_selection("vendor=0x10EE,class=12;driver=x") == [
+    assert parse_selection("vendor=0x10EE,class=12;driver=x") == [
         {"vendor": "10ee", "class": "12"},
         {"driver": "x"},
     ]
     with pytest.raises(PermanentError, match="write it like"):
-        module.parse_selection("vendor:10ee")
+        parse_selection("vendor:10ee")
 
 
 def test_on_a_local_cluster_a_real_machine_is_never_touched() -> None:
-    from dra_kubeletplugin import Host
-    from dra_kubeletplugin.settings import Settings
-
     driver = Pci()
     driver.attach(Host(), dataclasses.replace(Settings(), local_cluster=True))
     for fn in Host().pci():

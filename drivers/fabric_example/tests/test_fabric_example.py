@@ -1,4 +1,4 @@
-"""The fabric driver, controller and plugins on a local cluster with several nodes. A vendor copies this file with the driver."""
+"""The fabric driver, controller and plugins, on a local cluster with several nodes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin import PermanentError, Role
 from dra_kubeletplugin.local.cluster import LocalCluster, load_yaml
 from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, controller_on, env_of, plugin_on, pod
 from dra_kubeletplugin.testing import claim as claim_for
 
-HERE = Path(__file__).parent
-Fabric: Any = load_driver(str(HERE / "driver.py"))
-module: Any = __import__("sys").modules[Fabric.__module__]
-NAME = Fabric.name
+from fabric_example.driver import NAME, Fabric
+from fabric_example.sdk import FabricManager
+from fabric_example.tpu import tpu_slices
+
+PACKAGE = Path(__file__).parents[1]
 NODES = ("node-1", "node-2", "node-3", "node-4")
 
 
 @pytest.fixture
-def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FabricManager:
     """The fabric that both roles talk to; two devices are in it."""
     monkeypatch.setenv("FABRIC_STATE", str(tmp_path / "fabric.db"))
-    manager = module.FabricManager(tmp_path / "fabric.db")
+    manager = FabricManager(tmp_path / "fabric.db")
     manager.add("gpu-0", "a100")
     manager.add("gpu-1", "a100")
     return manager
@@ -41,7 +41,7 @@ async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterat
         for name in NODES[:nodes]:
             await stack.enter_async_context(plugin_on(cluster, Fabric, name))
         api = AsyncApi(cluster)
-        await api.apply_file(HERE / "deploy/deviceclass.yaml")
+        await api.apply_file(PACKAGE / "deploy/deviceclass.yaml")
         yield api
 
 
@@ -49,7 +49,7 @@ def claim(name: str, selector: str = "", of: str = NAME) -> dict[str, Any]:
     return claim_for(name, ClaimSpec(Request(device_class=of, selectors=[selector] if selector else ())))
 
 
-async def gone(api: AsyncApi, fabric: Any, device: str) -> None:
+async def gone(api: AsyncApi, fabric: FabricManager, device: str) -> None:
     async def check() -> bool:
         return fabric.attached(device) is None
 
@@ -57,12 +57,13 @@ async def gone(api: AsyncApi, fabric: Any, device: str) -> None:
 
 
 async def test_a_device_is_attached_to_the_node_of_its_pod_before_the_pod_is_bound_and_detached_after(
-    fabric: Any,
+    fabric: FabricManager,
 ) -> None:
     async with running(2) as api, controller_on(api.cluster, Fabric):
         await api.apply(claim("c", f'device.attributes["{NAME}"].model == "a100"'), pod("p", claims=["c"]))
         found = await api.wait_running("p")
         attached = fabric.attached("gpu-0")
+        assert attached
         assert attached.node == found["spec"]["nodeName"]
         assert env_of(api.cluster, found)["FABRIC_GPU_0"] == f"slot-{attached.slot}"
         reasons = [e.reason for e in await api.events("p")]
@@ -71,7 +72,7 @@ async def test_a_device_is_attached_to_the_node_of_its_pod_before_the_pod_is_bou
         await gone(api, fabric, "gpu-0")
 
 
-async def test_the_pod_waits_while_nobody_attaches(fabric: Any) -> None:
+async def test_the_pod_waits_while_nobody_attaches(fabric: FabricManager) -> None:
     async with running() as api:
         async with controller_on(api.cluster, Fabric):
             pass  # it published, and is gone
@@ -82,7 +83,7 @@ async def test_the_pod_waits_while_nobody_attaches(fabric: Any) -> None:
             await api.wait_running("p")
 
 
-async def test_a_broken_port_is_told_and_the_pod_runs_once_it_is_repaired(fabric: Any) -> None:
+async def test_a_broken_port_is_told_and_the_pod_runs_once_it_is_repaired(fabric: FabricManager) -> None:
     fabric.add("gpu-0", "a100", broken="port 7 has no link")
     fabric.add("gpu-1", "a100", broken="port 8 has no link")
     async with running() as api, controller_on(api.cluster, Fabric):
@@ -92,18 +93,20 @@ async def test_a_broken_port_is_told_and_the_pod_runs_once_it_is_repaired(fabric
         await api.wait_running("p")
 
 
-async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undone(fabric: Any) -> None:
+async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undone(fabric: FabricManager) -> None:
     fabric.add("gpu-0", "a100", seconds=3.0)
     async with running(binding_timeout=1.0) as api, controller_on(api.cluster, Fabric):
         await api.apply(claim("c"), pod("p", claims=["c"]))
         assert (await api.wait_event("p", "device binding timeout")).reason == "FailedScheduling"
         fabric.add("gpu-0", "a100")
         await api.wait_running("p")
-        assert fabric.attached("gpu-0").owner == (await api.get("ResourceClaim", "c") or {})["metadata"]["uid"]
+        attached = fabric.attached("gpu-0")
+        assert attached
+        assert attached.owner == (await api.get("ResourceClaim", "c") or {})["metadata"]["uid"]
 
 
 async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
-    fabric: Any, monkeypatch: pytest.MonkeyPatch
+    fabric: FabricManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES))
     half, whole = (f'device.capacity["{NAME}"].tpus.compareTo(quantity("{n}")) == 0' for n in (8, 16))
@@ -125,10 +128,29 @@ async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
         assert env_of(api.cluster, await api.wait_running("all"))["TPU_TOPOLOGY"] == "4x4"
 
 
+async def test_what_the_options_plug_in_is_published_and_what_is_there_already_stays_as_it_is(
+    fabric: FabricManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FABRIC_DEVICES", "gpu-1=h100,gpu-2=h100")
+    async with running() as api, controller_on(api.cluster, Fabric):
+
+        async def models() -> bool:
+            devices = [d for s in await api.slices() for d in s["spec"]["devices"]]
+            return [d["attributes"]["model"]["string"] for d in devices] == ["a100", "a100", "h100"]
+
+        await api.wait("the pool", models)
+
+
+def test_devices_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Fabric()
+    driver.role = Role.CONTROLLER
+    monkeypatch.setenv("FABRIC_DEVICES", "gpu-0")
+    with pytest.raises(PermanentError, match="FABRIC_DEVICES has 'gpu-0': write it like gpu-0=a100"):
+        driver.start()
+
+
 def test_the_slices_are_those_of_the_proposal() -> None:
-    found = {
-        d.name: sorted(c.removeprefix("tpus-") for c in d.consumes_counters["tpus"]) for d in module.tpu_slices(NODES)
-    }
+    found = {d.name: sorted(c.removeprefix("tpus-") for c in d.consumes_counters["tpus"]) for d in tpu_slices(NODES)}
     assert found == {
         "tpu-4x4-1": ["node-1", "node-2", "node-3", "node-4"],
         "tpu-2x4-1": ["node-1", "node-2"],
@@ -141,10 +163,12 @@ def test_the_slices_are_those_of_the_proposal() -> None:
 
 
 @pytest.mark.parametrize("file", ["examples/claim.yaml", "examples/tpu.yaml"])
-async def test_the_manifests_of_this_folder_run(fabric: Any, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+async def test_the_manifests_of_this_folder_run(
+    fabric: FabricManager, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
     monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES[:2]))
     async with running(2) as api, controller_on(api.cluster, Fabric):
-        await api.apply_file(HERE / file)
-        for doc in load_yaml(HERE / file):
+        await api.apply_file(PACKAGE / file)
+        for doc in load_yaml(PACKAGE / file):
             if doc["kind"] == "Pod":
                 await api.wait_running(doc["metadata"]["name"])

@@ -1,14 +1,7 @@
-"""Simulated GPUs, with everything that a real GPU driver needs of Kubernetes: partitions, sharing, configuration, health, status.
+"""Simulated GPUs, with all that real ones need: partitions, sharing, configuration, health, status.
 
-Manifests for the upstream example driver (kubernetes-sigs/dra-example-driver) run on it unchanged. Options, from the environment:
-
-NUM_DEVICES                      how many GPUs each node has; 8 when empty.
-GPU_PARTITIONS                   into how many partitions a GPU can be divided (KEP-4815); it can be had whole too. 0: not at all.
-GPU_ALLOW_MULTIPLE_ALLOCATIONS   ``true``: claims may share a GPU, each with a part of its memory and compute (KEP-5075).
-GPU_DEVICE_STATUS                ``true``: a prepared claim tells which GPU it has (KEP-4817).
-BINDING_CONDITIONS               ``true``: pods wait until the controller has readied a GPU (KEP-5007): run ``dra controller`` too.
-GPU_FAULTS                       a folder: a file ``gpu-3`` in it makes that GPU unhealthy, and its text says why. A text that begins
-                                 with ``NoExecute`` also evicts the pods that use it.
+Manifests for the upstream example driver (kubernetes-sigs/dra-example-driver) run on it unchanged.
+Options: :mod:`.options`.
 """
 
 from __future__ import annotations
@@ -16,15 +9,11 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Literal
 
 from dra_kubeletplugin import (
     AllocatedDevice,
     Capacity,
     Claim,
-    Config,
     ContainerEdits,
     CounterSet,
     Device,
@@ -32,7 +21,6 @@ from dra_kubeletplugin import (
     Driver,
     Gate,
     Health,
-    PermanentError,
     Pool,
     PreparedDevice,
     Quantity,
@@ -43,69 +31,14 @@ from dra_kubeletplugin import (
     run,
 )
 
+from .config import GpuConfig, SpacePartitioningConfig, TimeSlicingConfig
+from .options import Options
+
 MODEL = "LATEST-GPU-MODEL"
 DRIVER_VERSION = Version("1.0.0")
 MEMORY, COMPUTE = Quantity("80Gi"), Quantity(100)
 READY, FAILED = "BindingConditions", "BindingFailureConditions"
 EVICTS = "NoExecute"
-
-
-class TimeSlicingConfig(Config):
-    interval: Literal["Default", "Short", "Medium", "Long"] = "Default"
-
-
-class SpacePartitioningConfig(Config):
-    partition_count: int = 1
-
-    def check(self) -> None:
-        if self.partition_count < 0:
-            raise ValueError(f"partitionCount is {self.partition_count}: give 0 or more")
-
-
-class Sharing(Config):
-    strategy: Literal["TimeSlicing", "SpacePartitioning"] = "TimeSlicing"
-    time_slicing_config: TimeSlicingConfig | None = None
-    space_partitioning_config: SpacePartitioningConfig | None = None
-
-    def check(self) -> None:
-        if self.strategy == "TimeSlicing" and self.space_partitioning_config is not None:
-            raise ValueError(
-                "spacePartitioningConfig is of strategy SpacePartitioning, and the strategy is TimeSlicing"
-            )
-        if self.strategy == "SpacePartitioning" and self.time_slicing_config is not None:
-            raise ValueError("timeSlicingConfig is of strategy TimeSlicing, and the strategy is SpacePartitioning")
-
-
-class GpuConfig(Config):
-    """How the containers of a claim share a GPU among themselves."""
-
-    KIND: ClassVar[str] = "GpuConfig"
-    API_VERSION: ClassVar[str] = "gpu.resource.example.com/v1alpha1"
-    sharing: Sharing = Sharing()
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the environment says; see the module."""
-
-    gpus: int = 8
-    partitions: int = 0
-    shared: bool = False
-    status: bool = False
-    binding: bool = False
-    faults: Path | None = None
-
-    @classmethod
-    def of(cls, env: Mapping[str, str]) -> Options:
-        """Raises :class:`PermanentError` for what cannot be read."""
-        return cls(
-            gpus=_count(env, "NUM_DEVICES", 8),
-            partitions=_count(env, "GPU_PARTITIONS", 0),
-            shared=_switch(env, "GPU_ALLOW_MULTIPLE_ALLOCATIONS"),
-            status=_switch(env, "GPU_DEVICE_STATUS"),
-            binding=_switch(env, "BINDING_CONDITIONS"),
-            faults=Path(env["GPU_FAULTS"]) if env.get("GPU_FAULTS") else None,
-        )
 
 
 class Gpu(Driver):
@@ -225,20 +158,6 @@ def _counters(index: int) -> str:
 def _up_to(all_of_it: Quantity, step: Quantity) -> RequestPolicy:
     """A claim that does not say how much it wants gets everything."""
     return RequestPolicy(default=all_of_it, min=step, step=step, max=all_of_it)
-
-
-def _count(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, "") or str(default)
-    if not text.isdecimal():
-        raise PermanentError(f"{name} is {text!r}: give a number, 0 or more")
-    return int(text)
-
-
-def _switch(env: Mapping[str, str], name: str) -> bool:
-    text = env.get(name, "") or "false"
-    if text.lower() not in {"true", "false"}:
-        raise PermanentError(f"{name} is {text!r}: give true or false")
-    return text.lower() == "true"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Kubernetes DRA driver fabric.dra-kubeletplugin.dev."""

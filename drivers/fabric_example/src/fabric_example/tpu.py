@@ -1,0 +1,41 @@
+"""Slices of a TPU pod, of one host or of several (KEP-4815, "Defining multi-host devices")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dra_kubeletplugin import Device, Nodes
+
+CHIPS = 4  # of one host
+
+
+def tpu_slices(hosts: Sequence[str]) -> list[Device]:
+    """The slices of one TPU pod with 2x2 chips a host: every power of two of neighbouring hosts, largest first.
+
+    A slice of several hosts selects them all, and takes from each host's counter what it uses of it.
+    """
+    out = []
+    size = 1 << (len(hosts).bit_length() - 1)
+    while size:
+        for number, first in enumerate(range(0, len(hosts) - size + 1, size), 1):
+            members = hosts[first : first + size]
+            topology = _topology(size)
+            out.append(
+                Device(
+                    f"tpu-{topology}-{number}",
+                    attributes={"topology": topology},
+                    capacity={"tpus": str(CHIPS * size)},
+                    consumes_counters={"tpus": {f"tpus-{m}": str(CHIPS) for m in members}},
+                    nodes=Nodes.named(*members),
+                )
+            )
+        size //= 2
+    return out
+
+
+def _topology(hosts: int) -> str:
+    """2x2, 2x4, 4x4, 4x8, ..."""
+    across, down = 2, 2
+    while across * down < CHIPS * hosts:
+        across, down = (across * 2, down) if across < down else (across, down * 2)
+    return f"{across}x{down}"

@@ -1,0 +1,1 @@
+"""Kubernetes DRA driver gpu.example.com."""

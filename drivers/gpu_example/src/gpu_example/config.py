@@ -1,0 +1,41 @@
+"""What a claim may say of how its containers share a GPU."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from dra_kubeletplugin import Config
+
+
+class TimeSlicingConfig(Config):
+    interval: Literal["Default", "Short", "Medium", "Long"] = "Default"
+
+
+class SpacePartitioningConfig(Config):
+    partition_count: int = 1
+
+    def check(self) -> None:
+        if self.partition_count < 0:
+            raise ValueError(f"partitionCount is {self.partition_count}: give 0 or more")
+
+
+class Sharing(Config):
+    strategy: Literal["TimeSlicing", "SpacePartitioning"] = "TimeSlicing"
+    time_slicing_config: TimeSlicingConfig | None = None
+    space_partitioning_config: SpacePartitioningConfig | None = None
+
+    def check(self) -> None:
+        if self.strategy == "TimeSlicing" and self.space_partitioning_config is not None:
+            raise ValueError(
+                "spacePartitioningConfig is of strategy SpacePartitioning, and the strategy is TimeSlicing"
+            )
+        if self.strategy == "SpacePartitioning" and self.time_slicing_config is not None:
+            raise ValueError("timeSlicingConfig is of strategy TimeSlicing, and the strategy is SpacePartitioning")
+
+
+class GpuConfig(Config):
+    """How the containers of a claim share a GPU among themselves."""
+
+    KIND: ClassVar[str] = "GpuConfig"
+    API_VERSION: ClassVar[str] = "gpu.resource.example.com/v1alpha1"
+    sharing: Sharing = Sharing()

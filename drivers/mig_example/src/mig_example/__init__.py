@@ -1,0 +1,1 @@
+"""Kubernetes DRA driver mig.example.com."""

@@ -1,0 +1,46 @@
+"""Stands in for the maker's library, here NVML. Put the real one in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredClaim
+
+
+class Gpus:
+    """Which partitions there are, each a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @staticmethod
+    def uuid(name: str) -> str:
+        """The same for the same hardware, as a serial number is."""
+        return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+
+    def path(self, instance: str) -> Path:
+        return self._folder / f"{instance}.json"
+
+    def create(self, instance: str, claim: Claim, device: AllocatedDevice) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        owner = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
+        place = {"request": device.request, "pool": device.pool, "device": device.name}
+        unfinished = self._folder / f".{instance}"
+        unfinished.write_text(json.dumps(owner | place))
+        unfinished.rename(self.path(instance))
+
+    def destroy(self, instance: str) -> None:
+        self.path(instance).unlink(missing_ok=True)
+
+    def used(self) -> Iterator[RecoveredClaim]:
+        for path in sorted(self._folder.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):
+                found = json.loads(path.read_text())
+                device = PreparedDevice(request=found["request"], pool=found["pool"], name=found["device"])
+                yield RecoveredClaim(
+                    uid=found["uid"], namespace=found["namespace"], name=found["name"], devices=[device]
+                )

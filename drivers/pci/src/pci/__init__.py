@@ -1,0 +1,1 @@
+"""Kubernetes DRA driver pci.dra-kubeletplugin.dev."""

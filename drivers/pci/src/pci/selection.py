@@ -1,0 +1,38 @@
+"""Which functions are published: ``PCI_SELECT``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dra_kubeletplugin import PciFunction, PermanentError
+
+KEYS = ("vendor", "device", "class", "driver", "address")
+
+
+def parse_selection(text: str) -> list[Mapping[str, str]]:
+    """PCI_SELECT as alternatives of conditions.
+
+    Raises :class:`PermanentError` for what cannot be read.
+    """
+    out: list[Mapping[str, str]] = []
+    for alternative in filter(None, (a.strip() for a in text.split(";"))):
+        conditions = {}
+        for part in alternative.split(","):
+            key, equals, value = part.strip().partition("=")
+            if not equals or key not in KEYS or not value:
+                raise PermanentError(f"PCI_SELECT has {part!r}: write it like vendor=10ee,class=12;driver=xclmgmt")
+            conditions[key] = value.lower().removeprefix("0x") if key != "driver" else value
+        out.append(conditions)
+    return out
+
+
+def matches(fn: PciFunction, native: str | None, conditions: Mapping[str, str]) -> bool:
+    """Whether all conditions hold. ``native`` is the driver that the function has while no container does."""
+    have = {
+        "vendor": f"{fn.vendor:04x}",
+        "device": f"{fn.device_id:04x}",
+        "class": f"{fn.class_code:06x}",
+        "driver": native or "",
+        "address": fn.address,
+    }
+    return all(have[k].startswith(v) if k == "class" else have[k] == v for k, v in conditions.items())

@@ -1,0 +1,104 @@
+"""The drivers of this tree are packages as `dra new` makes them: what is said of one holds for the other."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.scaffold.making import make
+from dra_kubeletplugin.scaffold.naming import Names, module_of
+from tests.tools.drivers import CI, PACKAGES, ROOT, same
+
+LEFT_OUT = {
+    str(CI): "nobody would run it: this tree's is .ci/run",
+    "deploy/kustomize": "the drivers share deploy/kustomize of this tree: DEPLOY in their Makefiles",
+}
+NO_HOST = {"gpu_example", "fabric_example"}
+"""Their devices are simulated, and need no machine that could be described."""
+BESIDES = {"pci/demo.py"}
+"""`make demo` of this tree."""
+_CACHES = {"__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+_TABLES = ("build-system", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
+
+every_driver = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.name))
+
+
+def paths(package: Path) -> set[str]:
+    found = (p.relative_to(package) for p in package.rglob("*") if p.is_file())
+    return {str(p) for p in found if not _CACHES & set(p.parts) and not p.parts[0].endswith(".egg-info")}
+
+
+def module_in(package: Path) -> str:
+    return package.name.replace("-", "_")
+
+
+def general(path: str, module: str) -> str:
+    """A file by its role: names of modules, hosts and manifests are each driver's own."""
+    folder, _, name = path.rpartition("/")
+    if folder in {"hosts", "examples"} and name.endswith(".yaml"):
+        return f"{folder}/*.yaml"
+    if folder == f"src/{module}" and name.endswith(".py") and name not in {"__init__.py", "driver.py"}:
+        return f"src/{module}/*.py"
+    return path
+
+
+def table(package: Path, name: str) -> Any:
+    out: Any = tomllib.loads((package / "pyproject.toml").read_text())
+    for part in name.split("."):
+        out = out[part]
+    return out
+
+
+@pytest.fixture
+def fresh(package: Path, tmp_path: Path) -> Path:
+    """A package of that name, as `dra new` makes it."""
+    return make(Names("sdk", package.name.replace("_", "-"), load_driver(str(package)).name), tmp_path)
+
+
+def test_each_folder_of_drivers_is_a_package() -> None:
+    assert [p.name for p in PACKAGES] == sorted(p.name for p in (ROOT / "drivers").iterdir() if p.is_dir())
+    assert len(PACKAGES) == 4
+
+
+@every_driver
+def test_a_driver_has_the_files_of_a_new_package_and_no_others(package: Path, fresh: Path) -> None:
+    module = module_in(package)
+    want = {general(p, module) for p in paths(fresh) if not p.startswith(tuple(LEFT_OUT))}
+    have = {general(p, module) for p in paths(package) if f"{package.name}/{p}" not in BESIDES}
+    modules = f"src/{module}/*.py"  # a driver may be one module, or several
+    assert have - {modules} == want - {modules} - ({"hosts/*.yaml"} if package.name in NO_HOST else set())
+    assert module_of(fresh.name) == module
+
+
+@every_driver
+def test_what_is_no_driver_s_own_is_as_the_template_has_it(package: Path) -> None:
+    assert {str(p.relative_to(ROOT)) for p, text in same(package) if p.read_text() != text} == set(), "make drivers"
+
+
+@every_driver
+def test_a_driver_is_built_checked_and_tested_as_a_new_package_is(package: Path, fresh: Path) -> None:
+    for name in _TABLES:
+        assert table(package, name) == table(fresh, name), name
+    assert table(package, "project.name") == fresh.name
+    assert set(table(fresh, "project.dependencies")) <= set(table(package, "project.dependencies"))
+    assert set(table(fresh, "project.optional-dependencies.dev")) <= set(
+        table(package, "project.optional-dependencies.dev")
+    )
+    ours, theirs = (table(p, "tool.pytest.ini_options") for p in (package, fresh))
+    hosts = {} if package.name in NO_HOST else {"dra_host": ours.get("dra_host")}
+    assert ours.items() >= ({k: v for k, v in theirs.items() if k != "dra_host"} | hosts).items()
+    for host in hosts.values():
+        assert (package / host).is_file()
+
+
+@every_driver
+def test_the_image_of_a_driver_is_named_once_and_runs_its_module(package: Path) -> None:
+    values = yaml.safe_load((package / "deploy/values.yaml").read_text())
+    assert values["driverFile"] == f"{module_in(package)}.driver"
+    assert f"IMAGE  ?= {values['image']}\n" in (package / "Makefile").read_text()
+    assert values["driverName"] == load_driver(str(package)).name
