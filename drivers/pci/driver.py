@@ -144,6 +144,8 @@ class Pci(Driver):
             return "the function has no IOMMU group (enable the IOMMU in firmware and kernel)"
         if not (self.host.sysfs / f"bus/pci/drivers/{VFIO}").is_dir():
             return f"the host has no driver {VFIO} (modprobe vfio-pci)"
+        if any(other.physical_function == fn.address for other in self.host.pci()):
+            return "it has virtual functions, which would go with its driver"
         ours = {d.device.data.address for d in claim.devices if isinstance(d.device.data, PciFunction)}
         for member in sorted((self.host.sysfs / f"kernel/iommu_groups/{fn.iommu_group}/devices").iterdir()):
             other = self.host.function(member.name)
