@@ -82,9 +82,9 @@ class Shell:
     def __init__(self, folder: Path, tools: Path) -> None:
         self.folder = folder
         tools.mkdir()
-        (tools / "dra").write_text(f'#!/bin/sh\nexec {sys.executable} -m dra_kubeletplugin "$@"\n')
-        (tools / "dra").chmod(0o755)
-        (tools / "python").symlink_to(sys.executable)
+        for name, what in {"dra": "-m dra_kubeletplugin ", "python": ""}.items():
+            (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {what}"$@"\n')
+            (tools / name).chmod(0o755)
         ours = {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "TERM": "dumb"}
         theirs = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "DRA_KUBERNETES", "DRA_FEATURE_GATES"}}
         self.environment = theirs | ours
@@ -97,7 +97,8 @@ class Shell:
             ["bash", "-c", command], cwd=self.folder, env=self.environment, text=True, timeout=100, check=False,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        return done.stdout + (f"[exit code {done.returncode}]\n" if done.returncode else "")
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}"  # where that is the point: `command; echo $?`
+        return done.stdout
 
     def _start(self, command: str) -> str:
         """A cluster that the commands after it find by KUBECONFIG, as those of a reader do in another shell."""
@@ -147,7 +148,7 @@ def test_what_a_page_shows_is_so(page: Path, shell: Shell) -> None:
     tests = [name for name in shown.files if re.match(r"(.*/)?test_", name)]
     if tests:
         if "pytest.ini" not in shown.files:
-            (shell.folder / "pytest.ini").write_text("[pytest]\n")
+            (shell.folder / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
         argv = f"{sys.executable} -m pytest -q -p no:cacheprovider -p dra_kubeletplugin.pytest_plugin {' '.join(tests)}"
         said = shell.run(argv)
         assert re.search(r"^\d+ passed in", said, re.MULTILINE), said
