@@ -135,6 +135,25 @@ async def test_containers_of_a_pod_share_their_network_and_host_name_and_nobody_
     }
 
 
+NET = {
+    "cdiVersion": "1.1.0",
+    "kind": "example.com/nic",
+    "devices": [
+        {"name": "a", "containerEdits": {"netDevices": [{"hostInterfaceName": "dra-nic-a", "name": "net1"}]}},
+    ],
+}
+
+
+async def test_a_runc_that_would_leave_a_network_device_out_is_not_asked_to_bring_it(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    """runc 1.4.0 was the first that read ``linux.netDevices``; those before start the container without a word."""
+    (tmp_path / "cdi/nic.json").write_text(json.dumps(NET))
+    runtime._runc.version = (1, 3, 4)
+    with pytest.raises(ContainerError, match=r"runc 1\.3\.4 would leave out: it needs 1\.4\.0"):
+        await runtime.start(sandbox(tmp_path), shell("true", cdi_devices=["example.com/nic=a"]))
+
+
 async def test_what_a_container_writes_is_its_own_and_the_image_stays(runtime: RuncRuntime, tmp_path: Path) -> None:
     assert await output(runtime, tmp_path, "echo x > /bin/new; cat /bin/new") == "x\n"
     assert "No such file" in await output(runtime, tmp_path, "cat /bin/new", attempt=1)

@@ -11,7 +11,7 @@ import pytest
 from dra_kubeletplugin import Host, PermanentError
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.settings import Settings
-from dra_kubeletplugin.testing import DriverNode, node_with
+from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 
 from pci.driver import Pci
 from pci.essential import essential
@@ -94,6 +94,22 @@ async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour() -> None:
         event = await node.api.wait_event("pod", "PERMANENT")
         assert "0000:65:00.1 of the same IOMMU group 30 is in use by driver snd_hda_intel" in event.message
         assert bound(node, "0000:65:00.0") == "nouveau"
+
+
+async def test_a_function_keeps_its_driver_while_it_has_virtual_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go with it, those in use too."""
+    monkeypatch.setenv("PCI_UNSAFE", "1")
+    physical = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:19:00.0"'
+    parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
+    async with node_with(Pci, host="network-host", local_cluster=False) as node:
+        with pytest.raises(PodError, match="it has virtual functions, which would go with its driver"):
+            await node.run_pod("forced", selector=physical, parameters=parameters)
+        await node.delete_pod("forced")
+        await node.run_pod(selector=physical)
+        assert bound(node, "0000:19:00.0") == "mlx5_core"
+        virtual = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:19:01.0"'
+        await node.run_pod("virtual", selector=virtual)
+        assert bound(node, "0000:19:01.0") == "vfio-pci"
 
 
 async def published(node: Server) -> list[object]:

@@ -46,7 +46,8 @@ def _match(owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
 
 def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
     try:
-        compiled = cel.compile_selector(expression)
+        # Its server has judged it: one that knows no lists would have refused what only lists have.
+        compiled = cel.compile_selector(expression, list_attributes=True)
     except cel.CompileError as e:
         raise AllocationError(f"{where}: CEL compile error: {e}") from None
     try:

@@ -63,9 +63,9 @@ def _parts(expression: str) -> tuple[tuple[Selector, tuple[Path, ...]], ...]:
     found = []
     for text in _operands(expression):
         try:
-            selector = compile_selector(text)
+            selector = compile_selector(text, list_attributes=True)
         except CompileError:
-            return ((compile_selector(expression), _paths(expression)),)
+            return ((compile_selector(expression, list_attributes=True), _paths(expression)),)
         found.append((selector, _paths(text)))
     return tuple(found)
 

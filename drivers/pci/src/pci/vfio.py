@@ -20,6 +20,8 @@ def obstacle(host: Host, fn: PciFunction, ours: Collection[str]) -> str:
         return "the function has no IOMMU group (enable the IOMMU in firmware and kernel)"
     if not (host.sysfs / f"bus/pci/drivers/{VFIO}").is_dir():
         return f"the host has no driver {VFIO} (modprobe vfio-pci)"
+    if any(other.physical_function == fn.address for other in host.pci()):
+        return "it has virtual functions, which would go with its driver"
     for member in sorted((host.sysfs / f"kernel/iommu_groups/{fn.iommu_group}/devices").iterdir()):
         other = host.function(member.name)
         if other is None or other.address in ours or other.is_class(BRIDGE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -228,6 +229,7 @@ def validate(
 def _structured_faults(
     kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], features: Features, *, status: bool
 ) -> list[FieldError]:
+    compile_selector = functools.partial(cel.compile_selector, list_attributes=features.has("DRAListTypeAttributes"))
     match kind.kind:
         case "ResourceSlice":
             return slice_rules.validate(obj, old, slice_rules.Dialect.of(features))
@@ -236,12 +238,12 @@ def _structured_faults(
                 return claim_status_rules.validate_claim_status(stored(kind, obj), old)
             if old is not None:
                 return claim_status_rules.validate_claim_update(stored(kind, obj), old)
-            faults = claim_rules.validate_claim(obj, cel.compile_selector)
+            faults = claim_rules.validate_claim(obj, compile_selector)
             return faults + claim_rules.validate_admin_access(obj["spec"], namespace_labels)
         case "ResourceClaimTemplate":
             if old is not None:
                 return claim_status_rules.validate_claim_update(stored(kind, obj), old)
-            faults = claim_rules.validate_template(obj, cel.compile_selector)
+            faults = claim_rules.validate_template(obj, compile_selector)
             return faults + claim_rules.validate_admin_access(obj["spec"]["spec"], namespace_labels)
         case _:
-            return claim_rules.validate_class(obj, cel.compile_selector, update=old is not None)
+            return claim_rules.validate_class(obj, compile_selector, update=old is not None)

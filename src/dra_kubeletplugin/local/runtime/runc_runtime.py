@@ -43,7 +43,7 @@ from .pod_namespaces import ADDRESS, PodNamespaces
 from .runc import Runc
 
 JSON = dict[str, Any]
-_NETWORK_DEVICES = (1, 3, 0)  # the runc that moves a host's network devices into a container
+_NETWORK_DEVICES = (1, 4, 0)  # the runc that moves a host's network devices into a container
 _NULL = (1, 3)
 _MESSAGE = "/dev/termination-log"
 _MESSAGE_BYTES = 4096
