@@ -65,10 +65,8 @@ proto-env:
 proto: proto-env ## regenerate the committed stubs, in an environment of their own
 	@PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python proto/generate.py src
 
-docs: $(STAMP) ## regenerate the pages that come from the code
-	@$(BIN)/python -c 'from dra_kubeletplugin.errors_page import page; print(page(), end="")' > docs/errors.md
-	@$(BIN)/python -c 'from dra_kubeletplugin.settings.page import page; print(page(), end="")' > docs/settings.md
-	@$(BIN)/python -c 'from dra_kubeletplugin.observe import metrics; print(metrics.page(), end="")' > docs/metrics.md
+docs: $(STAMP) ## regenerate the pages and files that come from the code
+	@$(BIN)/python docs/generate.py
 
 picture: $(STAMP) ## draw docs/demo.svg anew, from what the demo prints here
 	@$(BIN)/python docs/picture.py

@@ -218,6 +218,11 @@ class Features:
         return KubeletWays(known if on else (), on and not mended, not mended, not mended, not mended, shares)
 
 
+def gates() -> tuple[str, ...]:
+    """The names of all that are known."""
+    return tuple(_ROWS)
+
+
 def stage(gate: str, release: str) -> Stage:
     """Raises ``KeyError`` for a gate that is not known."""
     return _ROWS[gate][RELEASES.index(release)]

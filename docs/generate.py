@@ -1,0 +1,332 @@
+"""Writes what of the documentation comes from elsewhere in this tree: `make docs`. A test says when it is to be run.
+
+What belongs to the package is there (`errors_page`, `settings.page`, `metrics.page()`); here is what comes from deploy/ and from tables
+that no program shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_kubeletplugin import errors_page
+from dra_kubeletplugin.deploying import source
+from dra_kubeletplugin.host import described, description, parts
+from dra_kubeletplugin.observe import metrics
+from dra_kubeletplugin.resources import gates, releases
+from dra_kubeletplugin.settings.page import page as settings_page
+
+ROOT = Path(__file__).parents[1]
+ALERTS = ROOT / "deploy/monitoring/alerts.yaml"
+_RULE = """# Generated from alerts.yaml by `make docs`.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: dra-drivers
+  namespace: monitoring
+spec:
+"""
+
+
+def files() -> dict[str, str]:
+    """Every generated file, by its path in the tree."""
+    return {
+        "docs/errors.md": errors_page.page(),
+        "docs/settings.md": settings_page(),
+        "docs/metrics.md": metrics.page(),
+        "docs/hosts.md": hosts(),
+        "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
+        "docs/kubernetes.md": filled("docs/kubernetes.md", gates=of_gates(), without=without(), releases=of_releases()),
+        "docs/security.md": filled("docs/security.md", permissions=permissions()),
+        "deploy/monitoring/prometheusrule.yaml": _RULE
+        + "".join(f"  {line}" for line in rules().splitlines(keepends=True)),
+    }
+
+
+def filled(path: str, **parts: str) -> str:
+    """A page that people write, with tables in it that they don't: between ``<!-- NAME -->`` and ``<!-- end -->``."""
+    text = (ROOT / path).read_text()
+    for name, table in parts.items():
+        text, count = re.subn(
+            rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)",
+            lambda m, t=table: f"{m[1]}\n{t}\n{m[2]}",
+            text,
+            count=1,
+            flags=re.DOTALL,
+        )
+        assert count == 1, f"{path} has no place for {name}"
+    return text
+
+
+def table(head: str, rows: Iterator[str]) -> str:
+    return "\n".join([head, re.sub(r"[^|]+", "---", head), *rows, ""])
+
+
+# --- deploy/ ----------------------------------------------------------------------------------------
+
+
+def rules() -> str:
+    """The rules without the comments above them."""
+    text = ALERTS.read_text()
+    return text[text.index("groups:") :]
+
+
+def alerts() -> str:
+    def rows() -> Iterator[str]:
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+            for rule in group["rules"]:
+                notes, wait = rule["annotations"], rule.get("for", "at once")
+                meant = re.sub(
+                    r"\{\{ \$(?:labels\.)?(\w+).*?\}\}", r"*\1*", f"{notes['summary']} {notes['description']}"
+                )
+                anchor = notes["runbook_url"].partition("#")[2]
+                todo = f"[{anchor.replace('-', ' ')}](troubleshooting.md#{anchor})"
+                yield f"| `{rule['alert']}` | {rule['labels']['severity']} | {wait} | {meant} | {todo} |"
+
+    return table("| alert | severity | after | what it means | what to do |", rows())
+
+
+def permissions() -> str:
+    """Who may do what, from the objects that ``dra deploy`` renders."""
+
+    def rows() -> Iterator[str]:
+        for text in source.load().all:
+            found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+)\}", r"\1", text.with_features({text.feature})))
+            if found["kind"] not in {"Role", "ClusterRole"}:
+                continue
+            who = "controller" if found["metadata"]["name"].endswith("-controller") else "plugin"
+            needs = f"`{text.feature}`" if text.feature else "always"
+            where = "its own namespace" if found["kind"] == "Role" else "the cluster"
+            for rule in found["rules"]:
+                named = (
+                    f" named {', '.join(f'`{n}`' for n in rule['resourceNames'])}" if "resourceNames" in rule else ""
+                )
+                resources = ", ".join(f"`{r}`" for r in rule["resources"])
+                yield f"| {who} | {resources}{named} | {', '.join(rule['verbs'])} | {where} | {needs} |"
+
+    return table("| who | what | may | in | with the feature |", rows())
+
+
+# --- described hosts --------------------------------------------------------------------------------
+
+_HOSTS = """# Described hosts
+
+Generated from `src/dra_kubeletplugin/host/description.py` by `make docs`: its example has every key, and a test builds it.
+
+A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
+`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --record` writes one of the machine that it runs on. Machines
+that come with the package go by name: {machines}.
+
+{head}
+```yaml
+{example}
+```
+
+{rest}
+
+## Keys
+
+{keys}
+Numbers are decimal or hexadecimal (`0x10ee`). A key that is not known, a value of the wrong type, two functions at one address: each
+is named with its line, all at once.
+"""
+
+
+def example() -> str:
+    """The YAML in the docstring that is the format's definition."""
+    found = re.search(r"::\n\n(.*?)\n\n(?=\S)", description.__doc__ or "", re.DOTALL)
+    assert found
+    return "\n".join(line[4:] for line in found[1].splitlines())
+
+
+_TYPES = {
+    "str": "text", "str | None": "text", "int": "number", "int | None": "number", "float": "number", "bool": "true or false",
+    "Texts": "mapping", "Classes": "mapping", "Sequence[str]": "list", "Sequence[int]": "list", "Sequence[Function]": "list",
+    "Mapping[int, NumaNode]": "mapping", "Link | None": "mapping", "VirtualFunctions | None": "mapping",
+}  # fmt: skip
+_KEYS = {  # what each means, by where it stands; a key that is missing here, or too much, fails `make docs`
+    "": {
+        "functions": "PCI functions, below",
+        "numa_nodes": "by number, below",
+        "drivers": "kernel drivers that are loaded and bound to nothing; `vfio-pci` always is",
+        "nodes": "device nodes that belong to no function: name below `/dev`, and `c` or `b` with `major:minor`",
+        "files": "any other files of sysfs, by path, with what is in them",
+    },
+    "functions[]": {
+        "address": "`domain:bus:device.function`",
+        "vendor": "16 bits",
+        "device": "16 bits",
+        "class": "24 bits",
+        "subsystem_vendor": "16 bits",
+        "subsystem_device": "16 bits",
+        "revision": "8 bits",
+        "behind": "address of the bridge, port or controller that it hangs below",
+        "root": "a root complex of its own, or a path below `behind`, as Intel's VMD has it",
+        "driver": "the kernel driver that is bound at boot",
+        "numa": "its NUMA node; without, the kernel says -1",
+        "iommu_group": "its group; without one it cannot be given to a virtual machine",
+        "boot_vga": "whether it carries the console",
+        "link": "the most that its link can do, below",
+        "vfs": "the virtual functions that it offers (SR-IOV), below",
+        "classes": 'what its driver makes: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
+        "attributes": "any other files of its folder, by path",
+    },
+    "functions[].link": {"speed": "GT/s: {speeds}", "width": "lanes: {widths}"},
+    "functions[].vfs": {
+        "total": "how many it can have",
+        "device": "their device id",
+        "enabled": "how many are enabled at boot; needs `driver` of the function",
+        "driver": "their kernel driver",
+        "iommu_group": "the group of the first; the others count up",
+        "offset": "of the first one's address from the parent's; without, addresses that nothing else has",
+        "stride": "between two addresses",
+    },
+    "numa_nodes{{}}": {
+        "cpus": "list of CPUs, as `0-15,32-47`",
+        "socket": "the package that they are in",
+        "distances": "to each node, in order, as ACPI's SLIT has them",
+    },
+}
+_OF = {
+    "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
+    "numa_nodes{{}}": parts.NumaNode,
+}  # fmt: skip
+_OTHERWISE = {  # defaults that depend on other keys
+    "subsystem_vendor": "the vendor",
+    "root": "from the address",
+    "functions[].vfs.device": "the function's",
+    "offset": "found",
+}
+_REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "total"}
+
+
+def keys() -> Iterator[str]:
+    for place, meant in _KEYS.items():
+        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_OF[place])}
+        assert fields.keys() == meant.keys(), f"{place}: {fields.keys() ^ meant.keys()}"
+        for name, what in meant.items():
+            path = f"{place}.{name}".lstrip(".").format()
+            field, told = fields[name], what.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
+            yield f"| `{path}` | {_TYPES[str(field.type)]} | {default(path, name, field)} | {told} |"
+
+
+def default(path: str, name: str, field: dataclasses.Field[Any]) -> str:
+    found = _OTHERWISE.get(path) or _OTHERWISE.get(name)
+    if found:
+        return found
+    if name in _REQUIRED:
+        return "required"
+    value = field.default
+    if field.default_factory is not dataclasses.MISSING or value in (None, "", ()):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:g}" for v in values)
+
+
+def hosts() -> str:
+    head, _, rest = (description.__doc__ or "").partition("::\n")
+    return _HOSTS.format(
+        machines=", ".join(f"`{name}`" for name in described.machines()),
+        head=head.split("\n\n", 2)[1].strip().replace("``", "`") + ":\n",
+        example=example(),
+        rest=rest[rest.index("\n\nA class") :].strip().replace("``", "`"),
+        keys=table("| key | type | default | what |", keys()),
+    )
+
+
+# --- releases ---------------------------------------------------------------------------------------
+
+_STAGES = {
+    releases.Stage.ABSENT: " ",
+    releases.Stage.ALPHA: "alpha, off",
+    releases.Stage.BETA_OFF: "beta, off",
+    releases.Stage.BETA: "beta, on",
+    releases.Stage.STABLE: "stable",
+}
+
+
+def of_gates() -> str:
+    def rows() -> Iterator[str]:
+        for name in releases.gates():
+            stages = " | ".join(_STAGES[releases.stage(name, r)] for r in releases.RELEASES)
+            here = (
+                releases.NOT_HERE.get(name, "yes").replace("it has no", "no: it has no").replace("its ", "no: its ", 1)
+            )
+            yield f"| `{name}` | {stages} | {here} |"
+
+    return table(f"| gate | {' | '.join(releases.RELEASES)} | in the local cluster |", rows())
+
+
+def without() -> str:
+    """What the plugin does where a gate is off, found out by asking it."""
+
+    def rows() -> Iterator[str]:
+        for gate, what, device in _USES:
+            assert gates.gates_of(device) == {gate}, (gate, gates.gates_of(device))
+            left = gates.without(device, {gate})
+            if isinstance(left, str):
+                done = f"not published: {left.partition(' is off, and ')[2]}"
+            else:
+                done = f"published without {dropped(device, left)}"
+            yield f"| `{gate.value}` | {what} | {done} |"
+
+    return table("| gate | a device with | where the gate is off |", rows())
+
+
+_COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
+_USES: list[tuple[gates.Gate, str, dict[str, Any]]] = [
+    (gates.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
+    (gates.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
+    (
+        gates.Gate.TAINTS,
+        "a taint with effect NoSchedule or NoExecute",
+        {"taints": [{"key": "unhealthy", "effect": "NoSchedule"}]},
+    ),
+    (gates.Gate.TAINTS, "a taint with effect None", {"taints": [{"key": "note", "effect": "None"}]}),
+    (gates.Gate.SHARING, "`allowMultipleAllocations`", {"allowMultipleAllocations": True}),
+    (gates.Gate.BINDING, "binding conditions", {"bindingConditions": ["attached"]}),
+    (gates.Gate.BINDING, "`bindsToNode` alone", {"bindsToNode": True}),
+    (gates.Gate.LISTS, "an attribute with several values", {"attributes": {"cpus": {"ints": [0, 1]}}}),
+    (
+        gates.Gate.NODE_RESOURCES,
+        "cpu or memory of the node in it",
+        {"nodeAllocatableResources": {"memory": {"mapping": "memory"}}},
+    ),
+]
+
+
+def dropped(device: Mapping[str, Any], left: Mapping[str, Any]) -> str:
+    """Names the fields that are taken out."""
+    gone = sorted(f"`{k}`" for k in device if k not in left)
+    return ", ".join(gone) or "those values"
+
+
+def of_releases() -> str:
+    def rows() -> Iterator[str]:
+        for release in releases.RELEASES:
+            found = releases.Features.of(release, {})
+            ways = found.kubelet
+            yield (
+                f"| {release} | {', '.join(sorted(found.served))} | {', '.join(found.slice_fields)} | {', '.join(found.taint_rules)} | "
+                f"{', '.join(ways.health) or 'none'} |"
+            )
+
+    head = "| Kubernetes | `resource.k8s.io` by default | slices are selected by | DeviceTaintRules | health services of the kubelet |"
+    return table(head, rows())
+
+
+def main() -> None:
+    for path, text in files().items():
+        (ROOT / path).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
