@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 from ..errors import BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError, describe, near, printable
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
+_IMPORTING = str(Path(importlib.__file__).parent) + os.sep  # between us and what is imported
 _KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
@@ -102,10 +104,11 @@ def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
     home = ""
     for frame, line in _frames(_slot(e, "__traceback__")):
         name = frame.f_code.co_filename
-        if _is_ours(name) or name.startswith("<"):
+        if name.startswith((_OURS, _IMPORTING, "<")):
             continue
-        home = home or os.path.dirname(name)
-        if os.path.dirname(name) == home or name.startswith(home + os.sep):
+        folder = str(Path(name).parent) + os.sep
+        home = home or folder
+        if folder.startswith(home):
             yield frame, line
 
 
