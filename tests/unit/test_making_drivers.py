@@ -234,7 +234,7 @@ def test_a_module_in_a_package_is_named_with_dots(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(str(package(tmp_path, "acme_dotted", "D", "E") / "src"))
     assert load_driver("acme_dotted.driver:E").__name__ == "E"
     with pytest.raises(
-        DriverError, match="has 2 subclasses of Driver: name one, acme_dotted.driver:D or acme_dotted.driver:E"
+        DriverError, match=r"has 2 subclasses of Driver: name one, acme_dotted.driver:D or acme_dotted.driver:E"
     ):
         load_driver("acme_dotted.driver")
 
@@ -246,7 +246,7 @@ def test_a_folder_without_one_driver_is_told_with_what_it_has(tmp_path: Path) ->
     with pytest.raises(DriverError, match=r"has 2 drivers: name one of .*acme_one/driver.py, .*acme_two/driver.py"):
         load_driver(str(tmp_path))
     package(tmp_path / "two", "acme_three", "D", "E")
-    with pytest.raises(DriverError, match="2 subclasses of Driver: name one, .*/two:D or .*/two:E"):
+    with pytest.raises(DriverError, match=r"2 subclasses of Driver: name one, .*/two:D or .*/two:E"):
         load_driver(str(tmp_path / "two"))
 
 
