@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,18 @@ def write_back(path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
+
+
+def damage_holds(path: Path) -> None:
+    """The table of claims can be read, that of what they hold cannot."""
+    write_back(path)
+    db = sqlite3.connect(path)
+    root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'holds'").fetchone()[0]
+    size = db.execute("PRAGMA page_size").fetchone()[0]
+    db.close()
+    with path.open("r+b") as f:
+        f.seek((root - 1) * size)
+        f.write(os.urandom(size))
 
 
 class Stocked(Supply):

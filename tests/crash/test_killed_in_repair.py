@@ -13,6 +13,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from tests.crash.driver import REPAIR_POINTS
 from tests.crash.harness import DRIVER, Box, box
+from tests.crash.stores import damage_holds, write_back
 
 pytestmark = pytest.mark.crash
 
@@ -21,28 +22,9 @@ def records(b: Box) -> Path:
     return b.node.kubelet_root / "plugins" / DRIVER / "records.db"
 
 
-def write_back(path: Path) -> None:
-    """What is in the log moves into the file, so that damaging the file is damaging all."""
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    db.close()
-
-
 def garbage(path: Path) -> None:
     write_back(path)
     path.write_bytes(os.urandom(8192))
-
-
-def one_page(path: Path) -> None:
-    """The table of claims is whole, that of holds is not."""
-    write_back(path)
-    db = sqlite3.connect(path)
-    root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'holds'").fetchone()[0]
-    size = db.execute("PRAGMA page_size").fetchone()[0]
-    db.close()
-    data = bytearray(path.read_bytes())
-    data[(root - 1) * size : root * size] = os.urandom(size)
-    path.write_bytes(data)
 
 
 def removed(path: Path) -> None:
@@ -83,7 +65,7 @@ def is_quiet(b: Box) -> bool:
     return True
 
 
-@pytest.mark.parametrize("damage", [garbage, one_page, removed])
+@pytest.mark.parametrize("damage", [garbage, damage_holds, removed])
 async def test_a_database_that_is_lost_while_the_plugin_is_down_loses_no_claim(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -110,7 +92,7 @@ async def test_killed_in_repair_no_claim_is_lost_and_no_device_is_given_twice(tm
 async def test_killed_twice_in_repair_the_third_start_knows_every_claim(tmp_path: Path, skip: int) -> None:
     async with box(tmp_path) as b:
         await hold_two(b)
-        one_page(records(b))
+        damage_holds(records(b))
         for point in ("repair: after setting aside", "repair: before the name"):
             await b.start(KILL_AT=point, ready=False)
             await b.died()

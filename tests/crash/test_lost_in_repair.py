@@ -21,7 +21,7 @@ import pytest
 
 from dra_kubeletplugin.claims import Record, Store, folder, keeper, rows, schema
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
-from tests.crash.stores import a_record, open_store, write_back
+from tests.crash.stores import a_record, damage_holds, open_store
 
 REPAIR = {module.__file__ for module in (keeper, folder, schema)}
 Harm = Callable[[Path], object]
@@ -210,18 +210,6 @@ def test_what_was_read_from_a_damaged_file_is_read_again_where_the_new_one_is_lo
                 return
             with told_at(reached[0]):
                 both.check()
-
-
-def damage_holds(path: Path) -> None:
-    """The table of claims can be read, that of what they hold cannot."""
-    write_back(path)
-    db = sqlite3.connect(path)
-    root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'holds'").fetchone()[0]
-    size = db.execute("PRAGMA page_size").fetchone()[0]
-    db.close()
-    with path.open("r+b") as f:
-        f.seek((root - 1) * size)
-        f.write(os.urandom(size))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,21 @@ TIMERS = Timers(look=0.02, call=0.5, wipe=0.4, retry=0.05, health=0.05)
 LAYOUTS = pytest.mark.parametrize("common", [False, True], ids=["two sockets", "one common socket"])
 
 
+@contextlib.asynccontextmanager
+async def behind_a_proxy(plugin: FakePlugin) -> AsyncIterator[Proxy]:
+    """The plugin serves elsewhere than it says, and the proxy stands where it says."""
+    seen, real = plugin.endpoint, plugin.endpoint.with_name("real.sock")
+    plugin.endpoint = real
+    await plugin.serve()
+    plugin.endpoint = seen
+    async with Proxy(seen, real) as proxy:
+        await plugin.register()
+        yield proxy
+        await plugin.unregister()
+        plugin.endpoint = real
+        await plugin.stop()
+
+
 class Room:
     """A cluster of one node, and what tests do with it."""
 
@@ -162,12 +177,7 @@ async def test_r3_a_registration_that_fails_at_first_succeeds_in_the_end(room: R
 @HEALTH_V1
 async def test_r5_all_calls_to_a_service_use_one_connection_health_included(room: Room) -> None:
     plugin = room.plugin(health=("v1.DRAResourceHealth",))
-    real = plugin.endpoint.with_name("real.sock")
-    seen, plugin.endpoint = plugin.endpoint, real
-    await plugin.serve()
-    plugin.endpoint = seen
-    async with Proxy(seen, real) as proxy:
-        await plugin.register()
+    async with behind_a_proxy(plugin) as proxy:
         await room.run()
         await room.runs()
         await room.healthy("Healthy")
@@ -175,9 +185,6 @@ async def test_r5_all_calls_to_a_service_use_one_connection_health_included(room
         await room.gone()
         assert (plugin.count("prepare"), plugin.count("unprepare"), sum(plugin.streams.values())) == (1, 1, 1)
         assert proxy.accepted == 1
-        await plugin.unregister()
-        plugin.endpoint = real
-        await plugin.stop()
 
 
 async def test_r6_a_service_may_begin_to_listen_after_its_registration(room: Room) -> None:
@@ -451,12 +458,7 @@ async def test_h2_health_is_unknown_while_the_plugin_is_away_and_known_again_aft
 
 async def test_h3_calls_and_health_recover_after_their_connection_drops(room: Room) -> None:
     plugin = room.plugin(health=BOTH)
-    real = plugin.endpoint.with_name("real.sock")
-    seen, plugin.endpoint = plugin.endpoint, real
-    await plugin.serve()
-    plugin.endpoint = seen
-    async with Proxy(seen, real) as proxy:
-        await plugin.register()
+    async with behind_a_proxy(plugin) as proxy:
         await room.run()
         await room.runs()
         await room.healthy("Healthy")
@@ -465,9 +467,6 @@ async def test_h3_calls_and_health_recover_after_their_connection_drops(room: Ro
         await room.healthy("Healthy")
         await room.run("second")
         await room.runs("second")
-        await plugin.unregister()
-        plugin.endpoint = real
-        await plugin.stop()
 
 
 async def test_h4_pods_are_prepared_while_health_streams(room: Room) -> None:

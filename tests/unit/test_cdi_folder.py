@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,9 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.cdi import directory as module
 from dra_kubeletplugin.errors import InvalidSpecError
 
+pytestmark = pytest.mark.usefixtures("no_leak")
 DRIVER = "d.example.com"
 ENV = {"env": ["A=1"]}
-
-
-@pytest.fixture(autouse=True)
-def no_leak(tmp_path: Path) -> Iterator[None]:
-    yield
-    shown = []
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            shown.append(str(fd.readlink()))
-    assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
 
 
 @pytest.fixture

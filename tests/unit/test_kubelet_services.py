@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import fcntl
 import os
@@ -232,16 +231,6 @@ async def test_both_versions_of_the_claims_service_are_served() -> None:
 
 
 # --- the lock on a path -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_leak(tmp_path: Path) -> Iterator[None]:
-    yield
-    shown = []
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            shown.append(str(fd.readlink()))
-    assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
 
 
 def lock(folder: Path, token: str = INSTANCE) -> PathLock:

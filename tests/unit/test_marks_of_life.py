@@ -18,18 +18,9 @@ import pytest
 from dra_kubeletplugin.claims import processes as module
 from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
 
+pytestmark = pytest.mark.usefixtures("no_leak")
 SOCKET = Owned("/x.sock", 1, 2)
 OPENED = Opened(3, ((1, 2), None, (1, 4)))
-
-
-@pytest.fixture(autouse=True)
-def no_leak(tmp_path: Path) -> Iterator[None]:
-    yield
-    shown = []
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            shown.append(str(fd.readlink()))
-    assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
 
 
 def a_clock(seconds: Iterator[float]) -> SimpleNamespace:

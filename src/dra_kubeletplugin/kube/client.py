@@ -73,9 +73,8 @@ class KubeClient:
         limit: int = 0,
         cont: str = "",
     ) -> JSON:
-        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
         path = resource.path(namespace)
-        return listed(await self.call("GET", path, query=query), f"GET {path}")
+        return listed(await self.call("GET", path, query=_selecting(fields, labels, limit, cont)), f"GET {path}")
 
     async def page(
         self,
@@ -88,7 +87,7 @@ class KubeClient:
         cont: str = "",
     ) -> Page:
         """As :meth:`list`, with its items as they came."""
-        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
+        query = _selecting(fields, labels, limit, cont)
         return await self._call("GET", resource.path(namespace), page_of, query=query, content_type="")
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
@@ -268,6 +267,10 @@ class KubeClient:
         """``resourceslices``, ``resourceclaims``, ``resourceclaimtemplates`` or ``deviceclasses`` in the best version."""
         namespaced = plural in {"resourceclaims", "resourceclaimtemplates"}
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
+
+
+def _selecting(fields: str, labels: str, limit: int, cont: str) -> dict[str, str]:
+    return {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:

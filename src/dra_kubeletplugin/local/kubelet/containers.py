@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...kube.resource import CONFIG_MAPS, SECRETS
 from ...resources.quantity import Quantity
 from ..runtime.interface import ContainerConfig, Limits, Mount, Role
+from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 from .volumes import MountError, mounts_of
 
@@ -150,14 +149,7 @@ async def _value_from(client: KubeClient, pod: JSON, container: JSON, source: JS
 
 async def _data(client: KubeClient, pod: JSON, resource: Resource, name: str, optional: bool) -> dict[str, str]:
     try:
-        found = await client.get(resource, name, pod["metadata"]["namespace"])
-    except ApiError as e:
-        if e.status != 404:
-            raise
-        if optional:
-            return {}
-        raise ConfigError(f'{resource.plural.removesuffix("s")} "{name}" not found') from None
-    data = found.get("data") or {}
-    if resource is SECRETS:
-        return {k: b64decode(str(v)).decode(errors="replace") for k, v in data.items()}
-    return {k: str(v) for k, v in data.items()}
+        found = await data_of(client, resource, name, pod["metadata"]["namespace"], optional=optional)
+    except MissingError as e:
+        raise ConfigError(str(e)) from None
+    return {k: v.decode(errors="replace") for k, v in found.items()}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...errors import ApiError
-from ...kube import KubeClient, Resource
+from ...kube import KubeClient
 from ...kube.resource import CONFIG_MAPS, SECRETS
 from ..runtime.interface import Mount
+from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
@@ -41,7 +39,7 @@ class Volumes:
             name = volume["name"]
             try:
                 out[name] = await self._one(pod, volume)
-            except (FieldUnknown, _Missing, OSError) as e:
+            except (FieldUnknown, MissingError, OSError) as e:
                 raise MountError(f'MountVolume.SetUp failed for volume "{name}" : {e}') from None
         return out
 
@@ -54,7 +52,7 @@ class Volumes:
         match types:
             case [] | ["emptyDir"]:
                 if str((volume.get("emptyDir") or {}).get("medium") or "").startswith("HugePages"):
-                    raise _Missing("the medium HugePages is not implemented by the local cluster")
+                    raise MissingError("the medium HugePages is not implemented by the local cluster")
                 return Mount(place, "")
             case ["projected"]:
                 for source in volume["projected"].get("sources") or []:
@@ -67,17 +65,11 @@ class Volumes:
     async def _fill(self, pod: JSON, kind: str, source: JSON, place: Path) -> None:
         namespace = pod["metadata"]["namespace"]
         match kind:
-            case "configMap":
-                found = await self._find(CONFIG_MAPS, source.get("name", ""), namespace, source.get("optional"))
-                _write(place, _config(found), source.get("items"), optional=bool(source.get("optional")))
-            case "secret":
-                name = source.get("secretName") or source.get("name", "")
-                _write(
-                    place,
-                    _secret(await self._find(SECRETS, name, namespace, source.get("optional"))),
-                    source.get("items"),
-                    optional=bool(source.get("optional")),
-                )
+            case "configMap" | "secret":
+                resource = CONFIG_MAPS if kind == "configMap" else SECRETS
+                name, optional = source.get("secretName") or source.get("name", ""), bool(source.get("optional"))
+                found = await data_of(self.client, resource, name, namespace, optional=optional, binary=True)
+                _write(place, found, source.get("items"), optional=optional)
             case "downwardAPI":
                 for item in source.get("items") or []:
                     if ref := item.get("fieldRef"):
@@ -90,24 +82,10 @@ class Volumes:
                         text = resource_value(containers[0] if containers else {}, ref, allocatable)
                     _write(place, {item["path"]: text.encode()}, None)
             case _:
-                raise _Missing(f"volumes of type {kind} are not implemented by the local cluster")
-
-    async def _find(self, resource: Resource, name: str, namespace: str, optional: Any) -> JSON:
-        try:
-            return await self.client.get(resource, name, namespace)
-        except ApiError as e:
-            if e.status != 404:
-                raise
-            if optional:
-                return {}
-            raise _Missing(f'{resource.plural.removesuffix("s")} "{name}" not found') from None
+                raise MissingError(f"volumes of type {kind} are not implemented by the local cluster")
 
     def remove(self) -> None:
         shutil.rmtree(self.folder.parent, ignore_errors=True)
-
-
-class _Missing(Exception):
-    """Something that a volume is made of."""
 
 
 _HOST_KINDS: Mapping[str, tuple[Callable[[Path], bool], str]] = {
@@ -122,42 +100,26 @@ _HOST_KINDS: Mapping[str, tuple[Callable[[Path], bool], str]] = {
 def _host_path(source: JSON) -> Path:
     """Nothing is created on the machine: what ``DirectoryOrCreate`` would make is made by nobody.
 
-    Raises :class:`_Missing` where the path is not of the type asked for.
+    Raises :class:`MissingError` where the path is not of the type asked for.
     """
     path, kind = Path(source["path"]), str(source.get("type") or "")
     known = _HOST_KINDS.get(kind.removesuffix("OrCreate"))
     may_be_missing = kind.endswith("OrCreate") and not path.exists()
     if known is not None and not may_be_missing and not known[0](path):
-        raise _Missing(f"hostPath type check failed: {path} is not a {known[1]}")
+        raise MissingError(f"hostPath type check failed: {path} is not a {known[1]}")
     return path
-
-
-def _config(found: JSON) -> dict[str, bytes]:
-    texts = {k: str(v).encode() for k, v in (found.get("data") or {}).items()}
-    return texts | {k: _decoded(v) for k, v in (found.get("binaryData") or {}).items()}
-
-
-def _secret(found: JSON) -> dict[str, bytes]:
-    return {k: _decoded(v) for k, v in (found.get("data") or {}).items()}
-
-
-def _decoded(value: Any) -> bytes:
-    try:
-        return base64.b64decode(str(value))
-    except (ValueError, binascii.Error):
-        return b""
 
 
 def _write(place: Path, content: Mapping[str, bytes], items: Any, *, optional: bool = False) -> None:
     if items:
         missing = [i["key"] for i in items if i["key"] not in content]
         if missing and not optional:
-            raise _Missing(f"references non-existent config key: {missing[0]}")
+            raise MissingError(f"references non-existent config key: {missing[0]}")
         content = {i["path"]: content[i["key"]] for i in items if i["key"] in content}
     for name, data in content.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            raise _Missing(f"invalid path {name!r}")
+            raise MissingError(f"invalid path {name!r}")
         target = place / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
@@ -185,4 +147,4 @@ def mounts_of(container: JSON, volumes: Mapping[str, Mount]) -> list[Mount]:
     return out
 
 
-__all__ = ["CONFIG_MAPS", "SECRETS", "MountError", "Volumes", "mounts_of"]
+__all__ = ["MountError", "Volumes", "mounts_of"]
