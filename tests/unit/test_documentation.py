@@ -13,7 +13,7 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 PAGES = sorted(
     p
-    for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("drivers/*/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("deploy/**/*.md")]
+    for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("drivers/*/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("deploy/**/*.md")]
 )  # fmt: skip
 
 
@@ -43,4 +43,4 @@ def test_every_page_is_in_the_menu_once() -> None:
     Loader.add_multi_constructor("", lambda loader, suffix, node: None)
     menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]  # noqa: S506 a safe loader, see above
     listed = [page for entry in menu for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
-    assert sorted(listed) == sorted(p.name for p in ROOT.glob("docs/*.md"))
+    assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
