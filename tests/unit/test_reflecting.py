@@ -164,6 +164,29 @@ async def test_a_list_is_read_to_its_last_page_and_tells_what_came_changed_and_w
     assert reflector.items == {"u-b": obj("b", "2"), "u-c": obj("c"), "u-d": obj("d")}
 
 
+@pytest.mark.parametrize(
+    ("ends", "calls"),
+    [
+        ([([], 289.5)], 0),
+        ([([], 100)], 1),
+        ([([], 1)], 1),
+        ([([ApiError("reset")], 0)], 1),
+        ([([ApiError("reset")], 0), ApiError("away"), ApiError("away"), listing()], 1),
+        ([([], 100), ([], 289.5)], 1),
+        ([([], 100), ([], 100)], 2),
+    ],
+    ids=["in time", "early", "at once", "reset", "away for a while", "early, then in time", "early twice"],
+)
+async def test_a_watch_that_goes_on_after_one_that_was_cut_is_told_of_once(
+    follow: Any, ends: list[Any], calls: int
+) -> None:
+    """Who answers then may be another server."""
+    told: list[int] = []
+    server = Server(listing(), *ends, ([], 0))
+    await follow(server, cut=lambda: told.append(1))
+    assert len(told) == calls
+
+
 async def test_what_a_watch_tells_is_known_to_the_next_list(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8")), line("MODIFIED", obj("a", "9")), line("DELETED", obj("c", "10"))]
     server = Server(

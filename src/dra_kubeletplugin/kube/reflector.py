@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ class Reflector:
         resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
         copies: whether objects are read whole and ``items`` is kept.
         silence: seconds without a line after which a watch is begun again.
+        cut: called when a watch is open again after one that did not end by itself: who answers now may be another server, or
+            the same in another version.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Reflector:
         *,
         copies: bool = True,
         silence: float = SILENCE,
+        cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.plural = resource if isinstance(resource, str) else resource.plural
@@ -84,6 +87,7 @@ class Reflector:
         self.fault_status = 0
         self.fault_of_list = False
         self._copies = copies
+        self._cut = cut
         self._discovered = isinstance(resource, str)
         self._resource = None if isinstance(resource, str) else resource
         self._known: dict[str, str] = {}  # UID → resource version
@@ -97,7 +101,7 @@ class Reflector:
 
     async def events(self) -> AsyncIterator[Event]:
         """Never ends. Errors are logged and retried; changes that a list finds come as events before its ``SYNCED``."""
-        failures = 0
+        failures, broken = 0, False
         while True:
             started = math.inf
             try:
@@ -108,13 +112,17 @@ class Reflector:
                     yield Event("SYNCED", {})
                 started = time.monotonic()
                 async with self._opened(resource) as lines:
+                    if broken:
+                        self._cut()
+                    broken = True
                     async for line in lines:
                         self._alive()
                         changed = self._take(line)
                         failures = 0
                         if changed:
                             yield changed
-                failures = 0 if time.monotonic() - started >= _SHORT else failures + 1
+                lasted = time.monotonic() - started
+                failures, broken = 0 if lasted >= _SHORT else failures + 1, lasted < self._seconds - 1
             except ApiError as e:
                 failures += 1
                 self.fault, self.fault_status, self.fault_of_list = str(e), e.status, started == math.inf

@@ -82,11 +82,12 @@ class Publisher:
         self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
         self._contention = Contention()
         self._dirty = asyncio.Event()
+        self._doubted = False  # whether the server may be another than the one that was asked what it keeps
         self._ended = asyncio.Condition()  # an attempt
         self._pools: tuple[PoolStatus, ...] = ()
         self._current_at = -1  # the inventory's version that the server has
         self._published_at = 0.0
-        self._watch = SliceWatch(client, scope.selector, self._dirty.set)
+        self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._doubt)
         metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
         metrics.measure("publisher", lambda: float(leader()))
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
@@ -140,6 +141,10 @@ class Publisher:
 
     # --- when to write --------------------------------------------------------------------------
 
+    def _doubt(self) -> None:
+        self._doubted = True
+        self._dirty.set()
+
     async def _sync_forever(self) -> None:
         while True:
             await self._wait()
@@ -170,11 +175,15 @@ class Publisher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self._dirty.wait()
-        if not self._dirty.is_set():
-            # The server may have learned since, and the Node may have been made anew.
-            self._probe.forget()
-            self._syncer.forget()
-            await self.inventory.forgive()
+        if self._doubted:
+            self._doubted, self._refused = False, None
+            self._syncer.distrust()
+        elif self._dirty.is_set():
+            return
+        # The server may have learned since, and the Node may have been made anew.
+        self._probe.forget()
+        self._syncer.forget()
+        await self.inventory.forgive()
 
     async def _attempt(self) -> float:
         """One sync, whatever it meets; answers after how many seconds to try again, 0 for when something happens."""

@@ -97,6 +97,12 @@ class Syncer:
         """What is remembered of objects that are not ours, such as the Node, may have changed."""
         self._metadata, self._asked = None, None
 
+    def distrust(self) -> None:
+        """What the server was seen to keep and to drop may be otherwise now: slices are read and judged anew."""
+        self._found, self._good, self._echoes = {}, {}, {}
+        self.dropped.clear()
+        self.settled_at = -1  # a write that follows answers nobody
+
     async def look(self, resource: Resource) -> tuple[int, list[PoolContent], list[Found]]:
         """What is wanted, with the inventory's version, and our slices as the server has them.
 

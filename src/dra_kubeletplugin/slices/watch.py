@@ -12,10 +12,11 @@ _SILENT = 180.0  # seconds without a word of the server after which the watch co
 
 
 class SliceWatch:
-    """Calls ``notify`` after every change of the slices that ``fields`` selects, through changes of the served version too."""
+    """Calls ``notify`` after every change of the slices that ``fields`` selects, through changes of the served version too, and
+    ``cut`` when it goes on after a connection that broke: the server may have been upgraded, or configured anew."""
 
-    def __init__(self, client: KubeClient, fields: str, notify: Callable[[], None]) -> None:
-        self._reflector = Reflector(client, "resourceslices", fields=fields, copies=False)
+    def __init__(self, client: KubeClient, fields: str, notify: Callable[[], None], cut: Callable[[], None]) -> None:
+        self._reflector = Reflector(client, "resourceslices", fields=fields, copies=False, cut=cut)
         self._notify = notify
         self._since = time.monotonic()
 
