@@ -26,7 +26,7 @@ _TAKEN = {
     *("dra", "dra_kubeletplugin", "google", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11"),
     *("hatchling", "kubernetes", "msgspec", "protobuf", "pyudev", "pyyaml", "shtab", "textual", "typing_extensions", "yaml"),
     *("ast_serialize", "iniconfig", "librt", "mypy", "mypy_extensions", "mypyc", "packaging", "pathspec", "pluggy", "py"),
-    *("pygments", "pytest", "ruff", "trove_classifiers"),
+    *("pygments", "pytest", "ruff", "tomlkit", "trove_classifiers"),
     *("conftest", "pip", "setuptools", "src", "test", "tests", "wheel"),
 }  # fmt: skip
 
