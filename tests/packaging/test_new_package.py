@@ -6,20 +6,25 @@ import asyncio
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from dra_kubeletplugin.cli import KINDS, main
+from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
-from dra_kubeletplugin.scaffold.naming import MAX_NAME
+from dra_kubeletplugin.scaffold.naming import MAX_NAME, check_name
 
 from .installing import Environment, as_elsewhere, run
+from .test_image import needed
 
 WHO = {"pci": ("--vendor-id", "10ee"), "chardev": (), "sdk": ()}
 
@@ -133,14 +138,21 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["a--b", "--kind", "sdk"], "NAME 'a--b'"),
         (["", "--kind", "sdk"], "NAME ''"),
         (["z" * 33, "--kind", "sdk"], "give at most 32"),
-        (["class", "--kind", "sdk"], "class means something else in Python already"),
-        (["json", "--kind", "sdk"], "json means something else"),
+        (["Ünï Code", "--kind", "sdk"], "a letter first: uni-code?"),
+        (["TEST", "--kind", "sdk"], "a letter first, such as acme-fpga"),
+        (["class", "--kind", "sdk"], "NAME 'class' means something else in Python: give another, such as class-driver"),
+        (["json", "--kind", "sdk"], "NAME 'json' means something else in Python"),
+        (["dra-kubeletplugin", "--kind", "sdk"], "NAME 'dra-kubeletplugin' means something else in Python"),
+        (["test", "--kind", "sdk"], "NAME 'test' means something else in Python"),
+        (["off", "--kind", "sdk"], "NAME 'off' means something else in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is no text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is no text in YAML"),
         (["acme"], "--kind is needed where nobody can be asked"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is no PCI vendor"),
         (["acme", "--kind", "sdk", "--vendor-id", "10ee"], "--vendor-id is of --kind pci"),
         (["acme", "--kind", "sdk", "--driver-name", "Acme!"], "--driver-name 'Acme!' is not a DNS subdomain"),
-        (["acme", "--kind", "sdk", "-C", "nowhere"], "nowhere/acme cannot be made: FileNotFoundError"),
+        (["acme", "--kind", "sdk", "-C", "nowhere"], "--directory nowhere is no folder: make it first, or give another"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told_in_a_sentence_and_nothing_is_made(
@@ -174,15 +186,49 @@ def test_a_disk_that_is_full_leaves_nothing(
 ) -> None:
     write = Path.write_text
 
-    def full(self: Path, text: str, *rest: object) -> int:
+    def full(self: Path, text: str, encoding: str | None = None) -> int:
         if self.name == "kustomization.yaml":
             raise OSError(28, "No space left on device")
-        return write(self, text)
+        return write(self, text, encoding)
 
     monkeypatch.setattr(Path, "write_text", full)
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
     assert "cannot be written: OSError: [Errno 28] No space left on device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_killed_half_way_is_not_there_and_can_be_made(tmp_path: Path) -> None:
+    """A folder that is there is whole: it would be refused as existing otherwise, with half a driver in it."""
+    killed = (
+        "import os, pathlib\n"
+        "from dra_kubeletplugin.cli import main\n"
+        "from dra_kubeletplugin.scaffold import making\n"
+        "making.write_driver = lambda *args: os.kill(os.getpid(), 9)\n"
+        f"main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "acme").exists()
+    assert (made(tmp_path, "acme", "sdk") / "deploy/kustomization.yaml").is_file()
+
+
+def test_nothing_that_a_driver_needs_can_be_hidden_by_it() -> None:
+    """By the name of a distribution, or of a module that one brings."""
+    ours = ("dra-kubeletplugin", "pytest", "mypy", "ruff", "hatchling")
+    modules: dict[str, list[str]] = {}
+    for module, distributions in packages_distributions().items():
+        for name in distributions:
+            modules.setdefault(canonicalize_name(name), []).append(module)
+    known = {canonicalize_name(d.name) for name in ours for d in [distribution(name), *needed(distribution(name))]}
+    names = {
+        n.replace("_", "-")
+        for d in known
+        for n in [d, *modules.get(d, ())]
+        if re.fullmatch(r"[a-z]+([-_]?[a-z0-9]+)*", n)
+    }
+    assert {"grpc", "google", "yaml", "mypy", "pluggy"} <= names
+    for name in sorted(names):
+        with pytest.raises(SettingsError, match="means something else in Python"):
+            check_name(name)
 
 
 def test_on_a_terminal_what_is_left_out_is_asked_for(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ LIMIT = 600
 
 def main() -> int:
     root = Path(__file__).parents[2]
-    found = [p for folder in ("src", "drivers") for p in (root / folder).rglob("*.py") if "_proto" not in p.parts]
+    files = [p for folder in ("src", *root.glob("drivers/*/src")) for p in (root / folder).rglob("*.py")]
+    found = [p for p in files if "_proto" not in p.parts]
     large = [(len(p.read_text().splitlines()), p) for p in found]
     for lines, path in sorted(large, reverse=True):
         if lines > LIMIT:

@@ -22,7 +22,7 @@ NO_HOST = {"gpu_example", "fabric_example"}
 """Their devices are simulated, and need no machine that could be described."""
 BESIDES = {"pci/demo.py"}
 """`make demo` of this tree."""
-_CACHES = {"__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+_CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 _TABLES = ("build-system", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
 
 every_driver = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.name))
@@ -30,7 +30,7 @@ every_driver = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.
 
 def paths(package: Path) -> set[str]:
     found = (p.relative_to(package) for p in package.rglob("*") if p.is_file())
-    return {str(p) for p in found if not _CACHES & set(p.parts) and not p.parts[0].endswith(".egg-info")}
+    return {str(p) for p in found if not _CACHES & set(p.parts) and not p.parts[0].startswith(".venv")}
 
 
 def module_in(package: Path) -> str:

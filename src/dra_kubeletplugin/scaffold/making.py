@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import string
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -41,32 +42,32 @@ class _Template(string.Template):
 
 
 def make(names: Names, directory: Path) -> Path:
-    """The new package's folder in ``directory``.
+    """The new package's folder in ``directory``: made aside and renamed, so that it is whole whenever it is there.
 
     Raises :class:`SettingsError` where it exists already or cannot be written; nothing is left then.
     """
     folder = directory / names.name
+    if os.path.lexists(folder):
+        raise SettingsError(f"{folder} exists already, and nothing is overwritten: give another NAME or --directory")
+    if not directory.is_dir():
+        raise SettingsError(f"--directory {directory} is no folder: make it first, or give another")
     try:
-        folder.mkdir()
-    except FileExistsError:
-        raise SettingsError(
-            f"{folder} exists already, and nothing is overwritten: give another NAME or --directory"
-        ) from None
+        with tempfile.TemporaryDirectory(dir=directory, prefix=f".{names.name}-") as aside:
+            unfinished = Path(aside) / names.name
+            _write(names, unfinished)
+            unfinished.rename(folder)
     except OSError as e:
-        raise SettingsError(f"{folder} cannot be made: {describe(e)}") from None
-    try:
-        for path, text in files(names):
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-        source = load()
-        write_driver(source, values_of(source, [folder / "deploy/values.yaml"]), folder / "deploy")
-    except BaseException as e:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(e, OSError):
-            raise SettingsError(f"{folder} cannot be written: {describe(e)}") from None
-        raise
+        raise SettingsError(f"{folder} cannot be written: {describe(e)}") from None
     return folder
+
+
+def _write(names: Names, folder: Path) -> None:
+    for path, text in files(names):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    source = load()
+    write_driver(source, values_of(source, [folder / "deploy/values.yaml"]), folder / "deploy")
 
 
 def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import yaml
 
 from .._version import __version__
 from ..errors import SettingsError
@@ -16,7 +19,16 @@ MAX_NAME = 32
 """Characters; names of objects are made from it, see ``deploying/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VENDOR = re.compile(r"(0x)?([0-9a-f]{4})")
-_TAKEN = {"dra", "dra_kubeletplugin", "kubernetes", "pytest", "src", "tests"}
+_YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+# What a package of ours would hide, or be hidden by: the framework and what it needs, what tests, checks and builds a driver, by module and
+# by distribution. Listed, because `dra new` may run where little of it is installed.
+_TAKEN = {
+    *("dra", "dra_kubeletplugin", "google", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11"),
+    *("hatchling", "kubernetes", "msgspec", "protobuf", "pyudev", "pyyaml", "shtab", "textual", "typing_extensions", "yaml"),
+    *("ast_serialize", "iniconfig", "librt", "mypy", "mypy_extensions", "mypyc", "packaging", "pathspec", "pluggy", "py"),
+    *("pygments", "pytest", "ruff", "tomlkit", "trove_classifiers"),
+    *("conftest", "pip", "setuptools", "src", "test", "tests", "wheel"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,25 +65,35 @@ def module_of(name: str) -> str:
 def check_name(name: str) -> str:
     """Raises :class:`SettingsError` for what is no name of a folder, a Python package, an image and a DNS label alike."""
     if not _NAME.fullmatch(name) or "--" in name or len(name) > MAX_NAME:
-        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:MAX_NAME].strip("-")
-        hint = f": {near}?" if near and near != name else ", such as acme-fpga"
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+        near = re.sub(r"[^a-z0-9]+", "-", plain).strip("-0123456789")[:MAX_NAME].strip("-")
+        hint = f": {near}?" if near and near != name and not _means(near) else ", such as acme-fpga"
         raise SettingsError(
             f"NAME {name!r}: give at most {MAX_NAME} lower case letters, digits and single '-', a letter first{hint}"
         )
-    module = module_of(name)
-    if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _TAKEN:
-        raise SettingsError(
-            f"NAME {name!r}: {module} means something else in Python already: give another, such as {name}-driver"
-        )
+    if where := _means(name):
+        raise SettingsError(f"NAME {name!r} means something else in {where}: give another, such as {name}-driver")
     return name
 
 
+def _means(name: str) -> str:
+    """Where the name means something else already; empty where it does not."""
+    module = module_of(name)
+    if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _TAKEN:
+        return "Python"
+    return "YAML" if name in _YAML else ""
+
+
 def check_driver_name(text: str) -> str:
-    """Raises :class:`SettingsError` for what Kubernetes takes for no driver's name."""
+    """Raises :class:`SettingsError` for what Kubernetes takes for no driver's name, or YAML for no text."""
     if len(text) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(text):
         raise SettingsError(
             f"--driver-name {text!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: lower case letters, digits, '-' and "
             "'.', such as fpga.example.com"
+        )
+    if text in _YAML or not isinstance(yaml.safe_load(text), str):
+        raise SettingsError(
+            f"--driver-name {text!r} is no text in YAML: give one with a domain, such as fpga.example.com"
         )
     return text
 
