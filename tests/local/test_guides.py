@@ -25,9 +25,9 @@ PAGES = sorted([*ROOT.glob("docs/guides/*.md"), ROOT / "docs/testing.md", ROOT /
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"# (\S+\.(?:py|yaml|ini))\n")
 _FILES = {"python", "yaml", "ini"}
-_STAYS = re.compile(r"dra dev (-|\S*\.py\b)")
-_SHOWN = {"text"}
-"""Pictures and the like: nobody can run them."""
+_STAYS = re.compile(r"dra dev (-|\S*[./])")
+_SHOWN = {"text", "sequence"}
+"""Pictures: nobody can run them."""
 
 
 @dataclass
