@@ -107,7 +107,9 @@ def names() -> str:
         for module, groups in _MODULES.items():
             listed = [name for group in groups.values() for name in group.split(", ")]
             public = [name for name in importlib.import_module(module).__all__ if name != "__version__"]
-            assert sorted(listed) == sorted(public), f"{module}: {set(listed) ^ set(public) or 'a name is listed twice'}"
+            assert sorted(listed) == sorted(public), (
+                f"{module}: {set(listed) ^ set(public) or 'a name is listed twice'}"
+            )
             for group, text in groups.items():
                 # Resolved by mkdocstrings: `make site` fails where the page does not have one.
                 yield f"| `{module}` | {group} | {', '.join(f'[`{n}`][{module}.{n}]' for n in text.split(', '))} |"

@@ -1,4 +1,4 @@
-"""Pages name files of this tree by their place, which a reader on GitHub can follow; the site's links to them lead to GitHub. A hook of MkDocs."""
+"""Pages name files of this tree by their place, as GitHub wants them; on the site those links lead to GitHub. A hook of MkDocs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def symptoms() -> dict[str, list[str]]:
     """The lines in the blocks below each heading."""
     page = PAGE.read_text()
     return {
-        head: [line for block in _BLOCK.findall(text) for line in block.splitlines()] for head, text in _SYMPTOM.findall(page)
+        head: [line for block in _BLOCK.findall(text) for line in block.splitlines()]
+        for head, text in _SYMPTOM.findall(page)
     }
 
 
@@ -71,7 +72,11 @@ async def told(cluster: LocalCluster, name: str, reason: str) -> list[str]:
 
     async def there() -> list[str]:
         found = await api.events(name)
-        return [f"{e.type} {e.reason} from {e.source}: {e.message}" for e in found] if any(e.reason == reason for e in found) else []
+        return (
+            [f"{e.type} {e.reason} from {e.source}: {e.message}" for e in found]
+            if any(e.reason == reason for e in found)
+            else []
+        )
 
     found: list[str] = await cluster.wait(f"event {reason} of {name}", there, timeout=40)
     return found

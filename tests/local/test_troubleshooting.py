@@ -109,7 +109,9 @@ async def tainted() -> list[str]:
         report: ClassVar[dict[str, Health]] = {f"toy-{i}": Health(False, "hot") for i in range(4)}
 
     async with node_with(Ill) as node:
-        await true(node, "taints", lambda: all(d.get("taints") for s in node.cluster.slices() for d in s["spec"]["devices"]))
+        await true(
+            node, "taints", lambda: all(d.get("taints") for s in node.cluster.slices() for d in s["spec"]["devices"])
+        )
         await node.apply_pod()
         return await pending(node.cluster)
 
@@ -120,7 +122,10 @@ class Parts(Driver):
     name = "parts.example.com"
 
     async def pools(self) -> list[Pool]:
-        parts = [Device(n, consumes_counters={"card": {"slices": c}}) for n, c in (("whole", 2), ("half-0", 1), ("half-1", 1))]
+        parts = [
+            Device(n, consumes_counters={"card": {"slices": c}})
+            for n, c in (("whole", 2), ("half-0", 1), ("half-1", 1))
+        ]
         return [Pool(self.settings.node_name, parts, [CounterSet("card", {"slices": 2})])]
 
     async def prepare(self, claim: Any) -> Any:
@@ -185,7 +190,9 @@ async def remote_controller(cluster: LocalCluster, config: ApiConfig | None = No
 async def not_bound() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster) as controller:
         await controller.ready(20)
-        await cluster.apply(objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"]))
+        await cluster.apply(
+            objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"])
+        )
 
         async def fails() -> list[str]:
             return [f"note: {n}" for n in await controller.notes() if "switch" in n]
@@ -349,11 +356,10 @@ async def not_registered() -> list[str]:
 @shows("Slices are not published or old")
 async def slices_old() -> list[str]:
     driver = toy()
-    async with node_with(driver) as node:
-        async with node.api.away():
-            driver.count = 3
-            node.plugin.driver.changed()
-            return await unready(node, "slices")
+    async with node_with(driver) as node, node.api.away():
+        driver.count = 3
+        node.plugin.driver.changed()
+        return await unready(node, "slices")
 
 
 async def without_permissions(cluster: LocalCluster) -> ApiConfig:
