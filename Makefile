@@ -81,7 +81,7 @@ drivers: $(STAMP) ## rewrite what drivers/ have word for word from the templates
 site: ## the documentation as pages in site/; a broken link or reference fails it
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8,<10' 'mkdocstrings[python]>=1.0' ruff
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 clean:
 	rm -rf site .venv-docs $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,6 +3,7 @@
 In YAML; only ``address``, ``vendor`` and ``device`` of a function are required::
 
     functions:
+      - {address: "0000:16:00.0", vendor: 0x8086, device: 0x347a, class: 0x060400}   # a port
       - address: "0000:17:00.0"      # domain:bus:device.function
         vendor: 0x10ee
         device: 0x5000
@@ -22,6 +23,7 @@ In YAML; only ``address``, ``vendor`` and ``device`` of a function are required:
         attributes: {label: left, "hwmon/hwmon0/temp1_input": 42000}    # any other files of its folder
     numa_nodes:
       0: {cpus: 0-15, socket: 0, distances: [10, 21]}
+      1: {cpus: 16-31, socket: 1, distances: [21, 10]}
     drivers: [vfio-pci]              # loaded and bound to nothing; vfio-pci always is
     nodes: {fpga-manager: "c 10:123"}       # device nodes that belong to no function
     files: {class/dmi/id/product_name: Box}  # any other files of sysfs

@@ -102,7 +102,7 @@ class OwnProcess:
 
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster) -> None:
         self._target = _target(driver)
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._address = settings.http_address or f"127.0.0.1:{_free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
         given = {**cluster.access, "HTTP_ADDRESS": self._address}
         path = os.pathsep.join(p for p in sys.path if p)

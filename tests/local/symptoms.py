@@ -1,0 +1,82 @@
+"""docs/troubleshooting.md as a test reads it: what each symptom is said to look like, and what a cluster says when it is really there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.testing import AsyncApi
+
+PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"
+_SYMPTOM = re.compile(r"^### (.+?)$(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```text.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PLACE = re.compile(r"<[a-z' ]+>")
+Producer = Callable[[], Awaitable[list[str]]]
+PRODUCERS: dict[str, Producer] = {}
+"""What breaks a cluster, by the heading in the page; each answers what is seen then."""
+
+
+def shows(heading: str) -> Callable[[Producer], Producer]:
+    """Registers what produces a symptom."""
+
+    def register(produce: Producer) -> Producer:
+        assert heading not in PRODUCERS
+        PRODUCERS[heading] = produce
+        return produce
+
+    return register
+
+
+def symptoms() -> dict[str, list[str]]:
+    """The lines in the blocks below each heading."""
+    page = PAGE.read_text()
+    return {
+        head: [line for block in _BLOCK.findall(text) for line in block.splitlines()]
+        for head, text in _SYMPTOM.findall(page)
+    }
+
+
+def unseen(promised: Iterable[str], seen: Iterable[str]) -> list[str]:
+    """The lines of the page that were not seen. ``<words>`` stand for anything, ``...`` at an end for the rest."""
+    lines = [line.strip() for text in seen for line in text.splitlines()]
+
+    def pattern(line: str) -> str:
+        parts = [re.escape(p) for p in _PLACE.split(line.strip().removesuffix("..."))]
+        return ".+?".join(parts) + (".*" if line.endswith("...") else "")
+
+    return [line for line in promised if not any(re.fullmatch(pattern(line), found) for found in lines)]
+
+
+async def explained(cluster: LocalCluster, what: str = "pod/pod") -> str:
+    """What ``dra explain`` prints."""
+    return await said(cluster, "explain", what)
+
+
+async def said(cluster: LocalCluster, command: str, *words: str) -> str:
+    """What a command of an operator prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        await asyncio.to_thread(main, [command, *words, "--kubeconfig", str(cluster.kubeconfig)])
+    return out.getvalue()
+
+
+async def told(cluster: LocalCluster, name: str, reason: str) -> list[str]:
+    """The events about an object, once there is one with the reason, as `kubectl describe` shows them."""
+    api = AsyncApi(cluster)
+
+    async def there() -> list[str]:
+        found = await api.events(name)
+        return (
+            [f"{e.type} {e.reason} from {e.source}: {e.message}" for e in found]
+            if any(e.reason == reason for e in found)
+            else []
+        )
+
+    found: list[str] = await cluster.wait(f"event {reason} of {name}", there, timeout=40)
+    return found

@@ -1,0 +1,159 @@
+"""What is generated is current, and what people wrote beside it names things that are there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+import yaml
+
+from dra_kubeletplugin.host import described, description
+from dra_kubeletplugin.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def files(generate: ModuleType) -> Mapping[str, str]:
+    found: Mapping[str, str] = generate.files()
+    return found
+
+
+def test_every_generated_file_is_current(files: Mapping[str, str]) -> None:
+    assert [path for path, text in files.items() if (ROOT / path).read_text() != text] == [], "run `make docs`"
+
+
+def test_what_is_said_to_be_generated_is(files: Mapping[str, str]) -> None:
+    said = {
+        str(p.relative_to(ROOT))
+        for p in DOCS.glob("*.md")
+        if re.search(r"[Gg]enerated (from|by) .*`make docs`", p.read_text())
+    }
+    assert said <= files.keys()
+
+
+def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: ModuleType, tmp_path: Path) -> None:
+    example = yaml.safe_load(generate.example())
+    described.build(tmp_path / "host", description.parse(example))
+    keys = set(re.findall(r"^\| `([^`]+)` \|", (DOCS / "hosts.md").read_text(), re.MULTILINE))
+
+    def found(value: object, place: str) -> set[str]:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return set().union(*(found(v, f"{place}[]") for v in value))
+        if not isinstance(value, dict):
+            return set()
+        if place == "numa_nodes":
+            return set().union(*(found(v, "numa_nodes{}") for v in value.values()))
+        out = {f"{place}.{k}".lstrip(".") for k in value}
+        return out.union(
+            *(found(v, f"{place}.{k}".lstrip(".")) for k, v in value.items() if f"{place}.{k}".lstrip(".") in keys)
+        )
+
+    free = {f"{k}." for k in ("functions[].classes", "functions[].attributes", "nodes", "files")}  # names are anybody's
+    assert {k for k in found(example, "") if not any(k.startswith(f) for f in free)} == keys
+
+
+def test_the_proposals_name_what_is_there() -> None:
+    text = (DOCS / "proposals.md").read_text()
+    package = ROOT / "src/dra_kubeletplugin"
+    for path in re.findall(r"`([a-z_/]+(?:/|\.py))`", text):
+        assert (package / path).exists() or (ROOT / path).exists(), path
+    for path in re.findall(r"`(drivers/\w+)`", text):
+        assert (ROOT / path).is_dir(), path
+    examples = {p.name[:2] for p in (ROOT / "examples").glob("[0-9]*")}
+    named = set(
+        re.findall(
+            r"\b(?:example |examples |, )?([01]\d)\b",
+            " ".join(re.findall(r"examples? [\d, to]+|\(KEP-\d+,[^)]*\)", text)),
+        )
+    )
+    assert named <= examples
+
+
+def test_every_proposal_of_the_seeds_has_its_section() -> None:
+    text = (DOCS / "proposals.md").read_text()
+    for number in ("4381", "5004", "4815", "5007"):
+        assert re.search(rf"^## KEP-{number}: ", text, re.MULTILINE)
+    for lasting in (
+        "NodeResourceSlice",
+        "namedResourcesWithAttributes",
+        "ResourceClaimParameters",
+        "ResourceClassParameters",
+    ):
+        assert lasting in text.partition("## What lives on of 2024")[2]
+
+
+def test_the_security_page_says_what_its_manifests_say() -> None:
+    """Users and capabilities, which are written by hand there."""
+    source = ROOT / "src/dra_kubeletplugin/deploying/source"
+    page = (DOCS / "security.md").read_text()
+    assert "| controller | 65532 |" in page
+    assert "runAsUser: 65532" in (source / "controller.yaml").read_text()
+    node = (source / "node.yaml").read_text()
+    for words in (
+        "runAsUser: 0",
+        "readOnlyRootFilesystem: true",
+        "privileged: true #? privileged",
+        "allowPrivilegeEscalation: false #? !privileged",
+        "capabilities: {drop: [ALL]} #? !privileged",
+    ):
+        assert words in node
+    mounted = re.findall(r"hostPath:\n +path: (\S+)|hostPath: \{path: (\S+),", node)
+    assert {a or b for a, b in mounted} == {
+        "${kubeletRoot}/plugins_registry",
+        "${kubeletRoot}/plugins",
+        "${cdiRoot}",
+        "/dev",
+    }
+
+
+def test_the_compatibility_page_names_options_and_pythons_that_are_there() -> None:
+    page = (DOCS / "compatibility.md").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    oldest = re.search(r'requires-python = ">=(\d\.\d+)"', project)
+    tested = re.search(r"^PYTHONS=\((\S+) (\S+)\)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert oldest and tested
+    assert tested[1] == oldest[1]
+    assert f"| Python | {tested[1]} to {tested[2]}," in page
+    assert (ROOT / "src/dra_kubeletplugin/py.typed").exists()
+    assert Settings(driver_name="a.b", node_name="n")
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
+def test_snippets_are_what_they_say(page: Path) -> None:
+    for kind, text in re.findall(
+        r"^```(python|yaml|json)[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+    ):
+        if kind == "python":
+            compile(text, page.name, "exec")
+        elif kind == "yaml":
+            assert list(yaml.safe_load_all(text))
+        else:
+            json.loads(text)
+
+
+def test_the_parameters_of_the_security_page_refuse_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (DOCS / "security.md").read_text(), re.DOTALL)
+    (tmp_path / "of_the_security_page.py").write_text(program)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = importlib.import_module("of_the_security_page").FpgaConfig
+    assert msgspec.convert({"image": "crypto"}, config).image == "crypto"
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"image": "/etc/shadow"}, config)
