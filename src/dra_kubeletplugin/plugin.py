@@ -244,13 +244,12 @@ class Plugin:
             return ["stopping"]
         if not self.serving:
             return ["starting", *([self.scan.fault] if self.scan.fault else [])]
-        out = [s.fault for s in (self._dra, self._registrar) if s.fault]
+        out = [self.scan.fault] if self.scan.fault else []  # the author's own comes first: what follows may follow from it
+        out += [s.fault for s in (self._dra, self._registrar) if s.fault]
         if not self.registration.registered.is_set():
             out.append(
                 f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
             )
-        if self.scan.fault:
-            out.append(self.scan.fault)
         out += self.publisher.not_ready()
         return out + await self.claims.faults()
 

@@ -143,7 +143,8 @@ async def _welcome(on: Environment, style: Style) -> str:
             if process.place == node.name:
                 devices = await on.devices(process.program.driver, node.name)
                 lines.append(f"  {process.program.driver}: {len(devices)} devices")
-                if not devices:
+                lines += [f"    {style.red(note)}" for note in process.notes]
+                if not devices and not process.notes:
                     lines.append(f"    {_why_none(on.hosts[node.name])}")
         if (host := on.hosts[node.name]).description:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")

@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError, describe, near, printable
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
+_PYTHON = os.path.dirname(os.__file__) + os.sep  # its own library
 _KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
@@ -98,11 +99,11 @@ def _shown(filename: str, line: int) -> str:
 
 
 def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Frames in the folder of the first one that is not ours: the driver's own code, not what it calls."""
+    """Frames in the folder of the first one that is neither ours nor Python's: the driver's own code, not what it calls."""
     home = ""
     for frame, line in _frames(_slot(e, "__traceback__")):
         name = frame.f_code.co_filename
-        if _is_ours(name) or name.startswith("<"):
+        if _is_ours(name) or _is_python_s(name):
             continue
         home = home or os.path.dirname(name)
         if os.path.dirname(name) == home or name.startswith(home + os.sep):
@@ -122,6 +123,12 @@ def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 def _is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
+
+
+def _is_python_s(filename: str) -> bool:
+    return filename.startswith("<") or (
+        filename.startswith(_PYTHON) and not filename.startswith(tuple(_PYTHON + p for p in ("site-packages", "dist-packages")))
+    )
 
 
 def _raised_by_us(e: BaseException) -> bool:

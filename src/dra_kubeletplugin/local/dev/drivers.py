@@ -30,6 +30,17 @@ class DriverFailed(Exception):
     """A driver's process ended, or is not ready in time; the text has its own last words."""
 
 
+class Said(msgspec.Struct, frozen=True):
+    """What a process says of itself: what it waits for, nothing once it is ready.
+
+    ``hopeless``: its driver fails, and waiting is of no use. ``notes``: what is odd of one that is ready.
+    """
+
+    waits: Sequence[str]
+    hopeless: bool = False
+    notes: Sequence[str] = ()
+
+
 class Phase(Enum):
     STARTING = "starting"
     READY = "ready"
@@ -64,8 +75,7 @@ class DriverProcess:
     """One program at one place. ``place`` is shown (``node-1``), ``env`` is what the place says; ``tell`` gets its output, a line
     at a time, and what happens to it.
 
-    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, what keeps it from being ready: a list of texts
-    in JSON, empty once it is.
+    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, whether it is ready: :class:`Said`, in JSON.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class DriverProcess:
         self.place = place
         self.phase = Phase.DOWN
         self.restarts = 0
+        self.notes: Sequence[str] = ()
         self._env = env
         self._folder = folder
         self._tell = tell
@@ -209,13 +220,16 @@ class DriverProcess:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while instance.alive:
-            why = _why_not(instance.ready)
-            if why == []:
-                self.phase = Phase.READY
+            said_now = _said(instance.ready)
+            if said_now and not said_now.waits:
+                self.phase, self.notes = Phase.READY, said_now.notes
                 return
+            if said_now and said_now.hopeless:
+                self.phase = Phase.FAILED
+                raise DriverFailed(f"{self.name} is not ready: {'; '.join(said_now.waits)}")
             if loop.time() > deadline:
                 self.phase = Phase.FAILED
-                reason = "; ".join(why) if why else f"it said last:\n{_last(instance)}"
+                reason = "; ".join(said_now.waits) if said_now else f"it said last:\n{_last(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
             await asyncio.sleep(_LOOK)
         await instance.reading
@@ -243,10 +257,10 @@ class DriverProcess:
         instance.reading.cancel()
 
 
-def _why_not(file: Path) -> list[str] | None:
-    """What keeps a process from being ready; None while it has not said."""
+def _said(file: Path) -> Said | None:
+    """None while it has not said anything."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[str])
+        return msgspec.json.decode(file.read_bytes(), type=Said)
     except FileNotFoundError:
         return None
 
