@@ -257,7 +257,9 @@ class Plugin:
         """What keeps the plugin from nothing and should be known."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         out += [self.scan.note] if self.scan.note else []
+        out += self.inventory.lessened()
         out += [note] if (note := self.health.note()) else []
+        out += self.inventory.odd.notes
         return out + await self.claims.notes()
 
     async def _page(self, request: Request) -> Response:

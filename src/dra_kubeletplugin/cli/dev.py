@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import SettingsError
+from ..errors import NotReadyError, SettingsError
 from ..local import memory
 from ..local.cluster import LocalCluster
 from ..local.dev import manifests
@@ -33,13 +33,15 @@ _READY = 20.0  # seconds until a driver that does not come up is given up
 
 
 def dev(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` and :class:`DriverError` for what the user has to correct."""
+    """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for what the user has to correct."""
     plan = planned(args)
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
     with _owned(plan.state):
         try:
             return asyncio.run(_stay(plan))
-        except (manifests.ManifestError, DriverFailed, ContainerError) as e:
+        except DriverFailed as e:
+            raise NotReadyError(str(e)) from None
+        except (manifests.ManifestError, ContainerError) as e:
             raise SettingsError(*(e.faults if isinstance(e, manifests.ManifestError) else [str(e)])) from None
 
 

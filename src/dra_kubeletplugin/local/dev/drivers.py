@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import uuid
 from collections import deque
@@ -22,6 +23,7 @@ _KEPT = 20  # lines of a process that are shown where it fails
 _PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again, doubled each time
 _STEADY = 60.0  # seconds after which a process that dies is taken for a first one
 _LOOK = 0.05  # seconds between looks for readiness
+_CODE = re.compile(r" \[DRA-E\d+\]$")  # of its own; ours follows
 _CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
 _STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
@@ -237,7 +239,7 @@ class DriverProcess:
         if instance.process.returncode == _CORRECT and (
             said := [line for line in instance.said if line.startswith("dra: ")]
         ):
-            raise DriverFailed(f"{self.name}: {' '.join(line.removeprefix('dra: ') for line in said)}")
+            raise DriverFailed(f"{self.name}: {' '.join(_CODE.sub('', line.removeprefix('dra: ')) for line in said)}")
         raise DriverFailed(f"{self.name} ended with {_code(instance)}; it said last:\n{_last(instance)}")
 
     async def _end(self, instance: _Instance | None) -> None:
