@@ -232,9 +232,8 @@ def _kind(value: object) -> str:
 def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
     """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        raise DriverError(
-            f"{told} {_kind(answer)}, not a list of {kind.__name__}{instead(answer, kind.__name__, answered=told.endswith(" answered"))}"
-        )
+        hint = instead(answer, kind.__name__, answered=told.endswith(" answered"))
+        raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{hint}")
     try:
         for i, item in enumerate(answer):
             if not isinstance(item, kind):
