@@ -75,7 +75,7 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def _described(e: BaseException, depth: int) -> str:
-    text, name = _line(_steady(_text(e))), _line(_type_name(e))
+    text, name = _line(steady(_text(e))), _line(_type_name(e))
     if isinstance(e, BaseExceptionGroup) and depth:
         found = BaseExceptionGroup.exceptions.__get__(e)
         members = [_described(m, depth - 1) for m in found[:_MEMBERS]]
@@ -94,7 +94,8 @@ def _type_name(value: object) -> str:
     return str(type.__dict__["__name__"].__get__(type(value)))  # past a metaclass of the author's
 
 
-def _steady(text: str) -> str:
+def steady(text: str) -> str:
+    """``text`` without the addresses of objects, which are others with each process."""
     return _ADDRESS.sub(r"\1", text)
 
 
@@ -121,7 +122,7 @@ class DraError(Exception):
         try, is in the log.
         """
         tail = f" [{clip(self.code, 64)}]"
-        head = f"{clip(self.reason, 64)}: {_steady(self.message)}"
+        head = f"{clip(self.reason, 64)}: {steady(self.message)}"
         return clip(head, MAX_MESSAGE_BYTES - len(tail.encode())) + tail
 
 

@@ -16,6 +16,7 @@ from .diagnosis import DeviceHealth, Diagnosis, HealthPolicy, checked_report
 from .driver import Health, Role
 from .errors import DriverError, printable
 from .observe.log import tell_some
+from .odd_reports import OddReports
 from .publishable import answered, decoded, taint_fault
 from .resources.gates import Gate
 from .resources.nodes import Where
@@ -84,6 +85,8 @@ class Inventory:
         """Grows with every health report and every change of the devices."""
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
+        self.odd = OddReports()
+        """What of the driver's last report of health was not taken as it was said."""
         self.taken: Mapping[str, str] = {}
         """Pools that another publishes, each with the reason: of one pool two must never publish."""
         self._policy = policy
@@ -93,8 +96,6 @@ class Inventory:
         self._stocks: dict[str, Stock] = {}
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._reported_at: float | None = None
-        self._strangers: set[str] = set()  # names in the last report that are no devices
-        self._bad_taints: set[str] = set()  # what was said of taints that cannot be published
         self._changed = asyncio.Condition()
 
     # --- devices --------------------------------------------------------------------------------
@@ -289,6 +290,19 @@ class Inventory:
         tell_some(log, logging.INFO, "%s is left out no longer", [n for n in self.left_out if n not in out])
         self.left_out = out
 
+    def lessened(self) -> list[str]:
+        """A sentence for each kind of field that devices are published without, with one of them."""
+        found: dict[tuple[str, ...], list[str]] = {}
+        for stock in self._stocks.values() if self.gates_off else ():
+            for name, fields in stock.lessened(self._taints(stock), self.gates_off).items():
+                found.setdefault(fields, []).append(self.shown(stock.name, name))
+        gates = ", ".join(sorted(g.value for g in self.gates_off))
+        return [
+            f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} published without {', '.join(map(printable, fields))}: "
+            f"the API server's feature gate is off ({gates})"
+            for fields, names in found.items()
+        ]
+
     async def _warm(self, stocks: Mapping[str, Stock], off: frozenset[Gate]) -> None:
         """What thousands of devices are sent as is made with turns for others, before anybody needs it."""
         for stock in list(stocks.values()):
@@ -369,7 +383,7 @@ class Inventory:
 
         Raises :class:`DriverError` for what is no mapping of names to :class:`Health`; nothing is changed then.
         """
-        told = self._taintable(await checked_report(report))
+        told = self.odd.taintable(await checked_report(report))
         found = {}
         for i, key in enumerate(list(self._keys())):
             health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
@@ -377,7 +391,7 @@ class Inventory:
             found[key] = before.after(health, when, self._policy) if before else Diagnosis.first(health, when)
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
-        self._tell_strangers(told.keys())
+        self.odd.tell_strangers(told.keys(), {n for s in self._stocks.values() for n in (*s.entries, *s.gone)})
         await asyncio.sleep(0)
         fresh = {k: d for k, d in found.items() if self._entry(k)}  # others had their turn
         fell: list[tuple[DeviceKey, Health]] = []
@@ -405,21 +419,6 @@ class Inventory:
 
     def _ill(self, key: DeviceKey, fault: Health) -> str:
         return f"{self.shown(*key)} is unhealthy: {fault.message or 'no reason given'}"
-
-    def _taintable(self, told: dict[str, Health]) -> dict[str, Health]:
-        """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""
-        faults = {n: fault for n, h in told.items() if h.taint is not None and (fault := taint_fault(h.taint))}
-        for fault in set(faults.values()) - self._bad_taints:
-            log.error("a taint that health() gives cannot be published, the usual one is: %s", fault)
-        self._bad_taints = set(faults.values())
-        return told | {n: replace(told[n], taint=None) for n in faults}
-
-    def _tell_strangers(self, told: Collection[str]) -> None:
-        known = {n for s in self._stocks.values() for n in (*s.entries, *s.gone)}
-        strangers = {n for n in told if n.rpartition("/")[2] not in known}
-        for name in strangers - self._strangers:
-            log.warning("health() tells of %s, which is no device of this node: it is ignored", printable(name))
-        self._strangers = strangers
 
     # --- who must be told -----------------------------------------------------------------------
 

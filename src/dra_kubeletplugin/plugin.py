@@ -244,13 +244,14 @@ class Plugin:
             return ["stopping"]
         if not self.serving:
             return ["starting", *([self.scan.fault] if self.scan.fault else [])]
-        out = [s.fault for s in (self._dra, self._registrar) if s.fault]
+        out = (
+            [self.scan.fault] if self.scan.fault else []
+        )  # the author's own comes first: what follows may follow from it
+        out += [s.fault for s in (self._dra, self._registrar) if s.fault]
         if not self.registration.registered.is_set():
             out.append(
                 f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
             )
-        if self.scan.fault:
-            out.append(self.scan.fault)
         out += self.publisher.not_ready()
         return out + await self.claims.faults()
 
@@ -258,7 +259,9 @@ class Plugin:
         """What keeps the plugin from nothing and should be known."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         out += [self.scan.note] if self.scan.note else []
+        out += self.inventory.lessened()
         out += [note] if (note := self.health.note()) else []
+        out += self.inventory.odd.notes
         return out + await self.claims.notes()
 
     async def _page(self, request: Request) -> Response:

@@ -132,7 +132,7 @@ def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> J
         if before is not None and before.shape == shape:
             return before
         faults = counter_set_faults(built)
-    except DraError as e:
+    except (DraError, TypeError, ValueError) as e:
         return Judged(b"", printable(e))
     except Exception as e:
         return Judged(b"", describe(e))
@@ -232,7 +232,8 @@ def _kind(value: object) -> str:
 def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
     """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{instead(answer, kind.__name__)}")
+        hint = instead(answer, kind.__name__, answered=told.endswith(" answered"))
+        raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{hint}")
     try:
         for i, item in enumerate(answer):
             if not isinstance(item, kind):

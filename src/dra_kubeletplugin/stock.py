@@ -24,7 +24,7 @@ from .publishable import (
     recalled_set,
     tainted,
 )
-from .resources.gates import Gate, options_without, without
+from .resources.gates import Gate, lost, options_without, without
 from .resources.nodes import Nodes, Where
 from .resources.reading import read_device
 from .resources.types import Device, Taint
@@ -51,6 +51,7 @@ class _Made(NamedTuple):
     taint: JSON | None
     off: frozenset[Gate]
     result: Parcel | str
+    lost: tuple[str, ...] = ()  # fields that it is sent without
 
 
 class PoolContent(NamedTuple):
@@ -127,6 +128,14 @@ class Stock:
         found = ((name, self._sent(name, entry, taints, off)) for name, entry in self._whole())
         return {name: f for name, f in found if isinstance(f, str)}
 
+    def lessened(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, tuple[str, ...]]:
+        """Devices that are sent without some of their fields for gates that are ``off``, and which these are."""
+        out = {}
+        for name, entry in self._whole():
+            if not entry.judged.gates.isdisjoint(off) and not isinstance(self._sent(name, entry, taints, off), str):
+                out[name] = self.made[name].lost
+        return {name: fields for name, fields in out.items() if fields}
+
     async def warm(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> None:
         """Makes what :meth:`content` and :meth:`withheld` need, with turns for others in between; they are quick then."""
         for i, (name, entry) in enumerate(list(self._whole())):
@@ -166,7 +175,8 @@ class Stock:
         device = judged.json if taint is None else tainted(judged.json, taint)
         found = without(device, off)
         result = found if isinstance(found, str) else parcel(found)
-        self.made[name] = _Made(judged, taint, frozenset(off), result)
+        missing = () if isinstance(found, str) else tuple(lost(device, found))
+        self.made[name] = _Made(judged, taint, frozenset(off), result, missing)
         return result
 
     def same(self, other: Stock) -> bool:

@@ -155,12 +155,30 @@ class Certificate:
                 self._cert, self._key
             )  # a pair that does not fit spoils nothing
             self._context.load_cert_chain(self._cert, self._key)
-        except (OSError, ssl.SSLError, ValueError) as e:
-            raise SettingsError(
-                f"--tls-cert (TLS_CERT) {self._cert} with --tls-key (TLS_KEY) {self._key}: {describe(e)}"
-            ) from None
+        except (OSError, ssl.SSLError, ValueError):
+            raise SettingsError(*self._faults()) from None
         self._seen = seen
         return self._context
+
+    def _shown(self) -> str:
+        return f"--tls-cert (TLS_CERT) {self._cert} with --tls-key (TLS_KEY) {self._key}"
+
+    def _faults(self) -> list[str]:
+        """Which of the two files is none of its kind, and why; that they do not belong together where both are."""
+        out = []
+        files = (
+            ("--tls-cert (TLS_CERT)", self._cert, b"BEGIN CERTIFICATE", "certificate"),
+            ("--tls-key (TLS_KEY)", self._key, b"PRIVATE KEY", "private key"),
+        )
+        for flag, path, mark, kind in files:
+            try:
+                if mark not in path.read_bytes():
+                    out.append(f"{flag} {path} has no {kind} in PEM form")
+            except OSError as e:
+                out.append(
+                    f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"
+                )
+        return out or [f"{self._shown()}: the key is not the certificate's, or one of them is damaged"]
 
     def _stamp(self) -> object:
         try:

@@ -232,7 +232,7 @@ def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(autho
         @pytest.mark.dra(environment={"FPGA_REFUSES": "yes"})
         def test_refused_for_good(node):
             began = time.monotonic()
-            with pytest.raises(PodError, match="refuses the claim for good") as e:
+            with pytest.raises(PodError, match="will not run: PERMANENT: the bitstream is for another board") as e:
                 node.run_pod(timeout=60, patience=60)
             assert time.monotonic() - began < 30
             assert "PERMANENT: the bitstream is for another board" in str(e.value)

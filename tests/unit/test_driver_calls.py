@@ -382,6 +382,9 @@ async def test_the_traceback_of_the_same_failure_is_logged_once(caplog: pytest.L
     caplog.set_level(logging.WARNING)
 
     def fails(text: str) -> None:
+        library(text)
+
+    def library(text: str) -> None:
         raise OSError(text)
 
     for text in ("a", "a", "b"):

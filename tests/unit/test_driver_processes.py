@@ -10,7 +10,7 @@ import pytest
 
 from dra_kubeletplugin.local.dev.drivers import DriverFailed, DriverProcess, Phase, Program
 
-READY = 'echo "[]" > $DRA_DEV_READY.new; mv $DRA_DEV_READY.new $DRA_DEV_READY; '
+READY = 'echo "{\\"waits\\": []}" > $DRA_DEV_READY.new; mv $DRA_DEV_READY.new $DRA_DEV_READY; '
 
 
 class Told(list[str]):
@@ -49,7 +49,7 @@ async def test_it_is_ready_when_it_says_so_and_knows_where_it_is(tmp_path: Path)
 
 
 async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
-    script = 'echo "[\\"devices() failed: no bus\\"]" > $DRA_DEV_READY; exec sleep 100'
+    script = 'echo "{\\"waits\\": [\\"devices() failed: no bus\\"]}" > $DRA_DEV_READY; exec sleep 100'
     driver, _ = process(tmp_path, script)
     with pytest.raises(
         DriverFailed, match=r"x.example.com on node-1 is not ready after 0.5 s: devices\(\) failed: no bus"

@@ -148,7 +148,7 @@ def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> Non
         (None, "prepare answered NoneType, not a list of PreparedDevice"),
         (5, "prepare answered int, not a list"),
         ([], "answered nothing for device d"),
-        (["d"], "prepare answered str, not PreparedDevice"),
+        (["d"], "prepare answered a list with str, not PreparedDevice: answer device.prepared"),
         ([DEVICE.prepared()] * 2, "answered device d twice"),
         (
             [DEVICE.prepared(), PreparedDevice(request="r", pool="p", name="e")],

@@ -269,7 +269,7 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
     for _ in range(3):
         await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
     assert published(inventory)["a"] == [UNHEALTHY.key]
-    assert sum("a taint that health() gives cannot be published" in r.getMessage() for r in caplog.records) == 1
+    assert sum("the taint that health() gives a cannot be published" in r.getMessage() for r in caplog.records) == 1
 
 
 async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:

@@ -52,7 +52,7 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", {"model": "x" * 65}), "attributes[model].string: Too long: may not be more than 64 bytes"),
         (lambda: Device("d", {"a-b": 1}), "valid C identifier"),
         (lambda: Device("d", {"a": 1.5}), "give str, int, bool, Version"),  # type: ignore[dict-item]
-        (lambda: Device("d", {}, {"memory": "1 Gi"}), "'memory': '1 Gi' is no quantity"),
+        (lambda: Device("d", {}, {"memory": "1 Gi"}), "capacity['memory']: '1 Gi' is no quantity"),
         (lambda: Device("d", {f"a{i}": i for i in range(33)}), "must not exceed 32"),
         (lambda: Device("d", taints=[Taint(key="k", effect="Sometimes")]), "Unsupported value"),
         (lambda: Device("d", binding_failure_conditions=["x"]), "bindingConditions are required"),
@@ -63,8 +63,8 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", {"a/b/c": 1}), "attributes[a/b/c]: must not contain more than one slash"),
         (lambda: Device("d", {}, {"a/b/c": 1}), "capacity[a/b/c]: must not contain more than one slash"),
         (lambda: Device("d", consumes_counters={"gpu": {}}), "consumesCounters[0].counters: Required value"),
-        (lambda: Device("d", {"l": []}), "attribute 'l' is []"),
-        (lambda: Device("d", {"l": [1, "x"]}), "attribute 'l' is [1, 'x']"),
+        (lambda: Device("d", {"l": []}), "attributes['l'] is []"),
+        (lambda: Device("d", {"l": [1, "x"]}), "attributes['l'] is [1, 'x']"),
         (lambda: Device("d", {"l": [2**63]}), "attributes[l]: 9223372036854775808 does not fit into 64 bits"),
         (lambda: Device("d", {}, {"memory": Capacity("1Gi", RequestPolicy(default="1Gi"))}), "allowMultipleAllocations must be true"),
         (lambda: Device(3), "device 3: its name is int, not text"),  # type: ignore[arg-type]

@@ -152,7 +152,7 @@ def a_pod(phase: str = "Pending", **more: Any) -> dict[str, Any]:
         (None, "", "pod p is gone"),
         ({**a_pod(), "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "", "pod p is being deleted"),
         (a_pod("Failed", message="out of memory"), "", "pod p failed: out of memory"),
-        (a_pod(), "PERMANENT: never [DRA-E102]", "pod p will not run: its driver refuses the claim for good"),
+        (a_pod(), "PERMANENT: never [DRA-E102]", "pod p will not run: PERMANENT: never [DRA-E102]"),
         (a_pod(), "RETRYABLE: later [DRA-E101]", ""),
     ],
 )

@@ -222,7 +222,7 @@ class Colour(enum.StrEnum):
         ("asynk", {"number": 1}, r"on_undo\('asynk'\): Steps has no method undo_asynk\(claim, \*\*data\), did you mean 'async'\?"),
         ("async", {"numbr": 1}, r"Steps.undo_async has no parameter 'numbr', did you mean 'number'\?"),
         ("async", {}, "cannot be called with these parameters: missing a required argument: 'number'"),
-        ("plain", {"number": 1, "note": ""}, "Steps.undo_plain has no parameter 'note'$"),
+        ("plain", {"number": 1, "note": ""}, "Steps.undo_plain has no parameter 'note': its parameters are number$"),
         ("any", {"claim": 1}, "multiple values for argument 'claim'"),
         ("any", {"a": {"b": [b"x"]}}, r"data.a.b\[0\] is of type bytes, which JSON does not have"),
         ("any", {"a": {1, 2}}, "data.a is of type set"),

@@ -209,7 +209,7 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
         for given in data:
             if given not in parameters and not any_name:
                 return f"{cls}.{printable(name)} has no parameter {given!r}" + (
-                    near(given, parameters[1:]) or f": they are {', '.join(parameters[1:]) or 'none'}"
+                    near(given, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
                 )
         return f"{cls}.{printable(name)} cannot be called with these parameters: {printable(e)}"
     return ""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import SettingsError
+from ..errors import NotReadyError, SettingsError
 from ..local import memory
 from ..local.cluster import LocalCluster
 from ..local.dev import manifests
@@ -33,13 +33,15 @@ _READY = 20.0  # seconds until a driver that does not come up is given up
 
 
 def dev(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` and :class:`DriverError` for what the user has to correct."""
+    """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for what the user has to correct."""
     plan = planned(args)
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
     with _owned(plan.state):
         try:
             return asyncio.run(_stay(plan))
-        except (manifests.ManifestError, DriverFailed, ContainerError) as e:
+        except DriverFailed as e:
+            raise NotReadyError(str(e)) from None
+        except (manifests.ManifestError, ContainerError) as e:
             raise SettingsError(*(e.faults if isinstance(e, manifests.ManifestError) else [str(e)])) from None
 
 
@@ -143,7 +145,8 @@ async def _welcome(on: Environment, style: Style) -> str:
             if process.place == node.name:
                 devices = await on.devices(process.program.driver, node.name)
                 lines.append(f"  {process.program.driver}: {len(devices)} devices")
-                if not devices:
+                lines += [f"    {style.red(note)}" for note in process.notes]
+                if not devices and not process.notes:
                     lines.append(f"    {_why_none(on.hosts[node.name])}")
         if (host := on.hosts[node.name]).description:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")

@@ -24,6 +24,7 @@ from ..driver.told_health import told_besides
 from ..errors import DraError, NotReadyError
 from ..plugin import Plugin
 from ..resources.types import Taint
+from ..scanning import DeviceScan
 from ..settings import ControllerSettings, Settings
 from . import report
 from .controller import controller, cut_when_lost
@@ -36,8 +37,9 @@ NODE, CONTROLLER = "node", "controller"
 HEALTH = "DRA_DEV_HEALTH"
 """A file with what verbs say of devices' health: JSON, by name of the device."""
 READY = "DRA_DEV_READY"
-"""A file for what keeps the process from being ready: a list in JSON, empty once it is."""
-_PATIENCE = 0.5  # seconds between two looks at what keeps it
+"""A file for what keeps the process from being ready, as :class:`local.dev.drivers.Said` reads it."""
+_LOOK = 0.5  # seconds between two looks at what keeps it
+_PATIENCE = 1.5  # seconds in which a driver's methods fail until it is given up
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -77,20 +79,30 @@ class _Servant(Protocol):
 
     async def ready(self, timeout: float | None = None) -> None: ...
 
+    @property
+    def scan(self) -> DeviceScan: ...
+
     async def not_ready(self) -> list[str]: ...
+
+    async def notes(self) -> list[str]: ...
 
 
 async def _tell(process: _Servant) -> None:
-    """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then nothing."""
-    file = Path(os.environ[READY])
+    """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then what is odd."""
+    file, clock = Path(os.environ[READY]), asyncio.get_running_loop().time
+    well = clock()
     while True:
         try:
-            await process.ready(_PATIENCE)
+            await process.ready(_LOOK)
             why = []
         except NotReadyError:
             why = await process.not_ready()
+        well = well if process.scan.fault else clock()
+        hopeless = bool(why) and clock() - well > _PATIENCE  # a slow machine is waited for, a driver that fails is not
         temporary = file.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(why))
+        temporary.write_bytes(
+            msgspec.json.encode({"waits": why, "hopeless": hopeless, "notes": [] if why else await process.notes()})
+        )
         temporary.rename(file)
         if not why:
             return

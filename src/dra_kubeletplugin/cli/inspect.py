@@ -10,13 +10,14 @@ import json
 import logging
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
-from ..errors import DriverError
+from ..errors import DraError, DriverError
 from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
 from ..lifespan import start_driver
@@ -71,8 +72,9 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
     return lines
 
 
-async def look(driver: Driver, settings: Settings) -> Inventory:
-    """What would be published of a driver's devices, in its role.
+async def look(driver: Driver, settings: Settings, health: list[str] | None = None) -> Inventory:
+    """What would be published of a driver's devices, in its role; where there is a list ``health``, with their health now, and
+    why a report is none in that list.
 
     Raises :class:`DriverError` where the driver takes longer than a plugin would wait.
     """
@@ -91,7 +93,25 @@ async def look(driver: Driver, settings: Settings) -> Inventory:
             ) from None
         with judging(getattr(driver, asked(driver))):
             await inventory.update(found, method=asked(driver))
+        if health is not None and (fault := await _health(driver, calls, inventory, settings.scan_timeout)):
+            health.append(fault)
     return inventory
+
+
+async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: float) -> str:
+    """Takes the driver's report of health; why it is none, or empty."""
+    if driver.role is not Role.NODE or not driver.reports_health:
+        return ""
+    try:
+        async with asyncio.timeout(timeout):
+            report = await calls(driver.health)
+        with judging(driver.health):
+            await inventory.set_health(report, time.monotonic())
+    except TimeoutError:
+        return f"health() has not answered within {timeout:g}s"
+    except DraError as e:
+        return e.message
+    return ""
 
 
 def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
@@ -105,7 +125,11 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
             said = json.loads(parcel.encoded)
             lines.append(f"  {style.green(said.pop('name'))} {json.dumps(said) if said else ''}".rstrip())
     lines += [style.red(f"not published: {name}: {fault}") for name, fault in inventory.left_out.items()]
-    return lines or ["no devices"]
+    lines = lines or ["no devices"]
+    for key, health in inventory.health():
+        if health.healthy is False:
+            lines.append(style.red(f"unhealthy: {inventory.shown(*key)}: {health.message or 'no reason given'}"))
+    return lines + [style.red(note) for note in inventory.odd.notes]
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -124,9 +148,12 @@ def inspect(args: argparse.Namespace) -> int:
             name, node = settings.driver_name or cls.name, settings.node_name or "node"
             settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
             driver.attach(host, settings, role)
-            with without_log("dra_kubeletplugin.inventory"):  # each fault is told beside its device
-                inventory = asyncio.run(look(driver, settings))
-            print("\n".join(listed(inventory, node, style)))
+            with without_log(
+                "dra_kubeletplugin.inventory", "dra_kubeletplugin.odd_reports"
+            ):  # each fault is told beside its device
+                faults: list[str] = []
+                inventory = asyncio.run(look(driver, settings, faults))
+            print("\n".join([*listed(inventory, node, style), *map(style.red, faults)]))
             notes = _notes(inventory, style)
             if not notes and any(True for _ in inventory):
                 return 0  # its devices are no PCI functions
@@ -135,18 +162,19 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def without_log(name: str) -> Iterator[None]:
-    """Nothing of a logger, and of those below it, is told meanwhile."""
-    logger = logging.getLogger(name)
-
+def without_log(*names: str) -> Iterator[None]:
+    """Nothing of these loggers, and of those below them, is told meanwhile."""
     handler = logging.NullHandler()
-    before, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    loggers = [(logger, logger.propagate) for logger in map(logging.getLogger, names)]
+    for logger, _ in loggers:
+        logger.propagate = False
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = before
+        for logger, before in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = before
 
 
 def _notes(inventory: Inventory, style: Style) -> dict[str, str]:

@@ -215,7 +215,8 @@ class Calls:
         last, now = self._logged.get(name), time.monotonic()
         if last is None or last.text != text or now - last.when >= _AGAIN:
             self._logged[name] = _Logged(text, now)
-            log.error("%s", text, exc_info=own_traceback(error))
+            if traceback := own_traceback(error):  # else the text says all, and whoever called tells it
+                log.error("%s", text, exc_info=traceback)
             return
         last.times += 1
         if last.times & (last.times - 1) == 0:  # the 2nd, 4th, 8th time: a method that fails each second fills no log

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from ..errors import BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError, describe, near, printable
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_IMPORTING = str(Path(importlib.__file__).parent) + os.sep  # between us and what is imported
+_PYTHON = str(Path(os.__file__).parent) + os.sep  # its own library
 _KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
@@ -39,7 +38,10 @@ def located(e: BaseException) -> BaseException:
 def place(e: BaseException) -> str:
     """``folder/file.py:14`` of the author's innermost line, before it went into libraries; empty where there is none, and
     for a SyntaxError, which says so itself."""
-    if isinstance(e, SyntaxError) or not (lines := list(_own_lines(e))):
+    if isinstance(e, SyntaxError):
+        return ""
+    lines = next((found for one in _chain(e) if (found := list(_own_lines(one)))), [])
+    if not lines:
         return ""
     code, line = lines[-1][0].f_code, lines[-1][1]
     return _shown(code.co_filename, line)
@@ -65,24 +67,39 @@ def judging(method: Callable[..., Any]) -> Iterator[None]:
 def own_traceback(e: BaseException) -> BaseException | None:
     """The exception, its traceback without our frames, where that tells more than :func:`place` does; else None.
 
-    An author's one line is in the message already.
+    An author's one function is in the message already.
     """
-    lines = list(_own_lines(e))
-    deeper = any(_slot(e, name) is not None for name in ("__cause__", "__context__"))
-    if len(lines) < 2 and not deeper and not isinstance(e, BaseExceptionGroup):
+    chain = _chain(e)
+    functions = {f.f_code for one in chain for f, _ in _own_lines(one) if not f.f_code.co_name.startswith("<")}
+    if len(functions) < 2 and not isinstance(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
         return None
-    tb = _slot(e, "__traceback__")
-    while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
-        tb = tb.tb_next
-    return BaseException.with_traceback(e, tb)
+    for one in chain:
+        tb = _slot(one, "__traceback__")
+        while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
+            tb = tb.tb_next
+        BaseException.with_traceback(one, tb)
+    return e
 
 
-def instead(value: object, wanted: str, *, of: str = "") -> str:
-    """What an author may have forgotten where he answered ``value`` in place of a list of ``wanted``."""
-    if value is None:
-        return ": does a `return` miss?"
+def _chain(e: BaseException) -> list[BaseException]:
+    """An exception and what it was raised from, or while."""
+    out = [e]
+    while (below := _slot(out[-1], "__cause__") or _slot(out[-1], "__context__")) is not None and below not in out:
+        out.append(below)
+    return out
+
+
+def _is_stop(e: BaseException) -> bool:
+    """Whether Python put it in the place of a StopIteration, which no coroutine can raise."""
+    return isinstance(e, RuntimeError) and isinstance(_slot(e, "__cause__"), StopIteration)
+
+
+def instead(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
+    """What an author may have forgotten where he gave ``value`` in place of a list of ``wanted``; ``answered``: by a method."""
+    if value is None and answered:
+        return ": is a `return` missing?"
     if inspect.isawaitable(value):
-        return ": does an `await` miss?"
+        return ": is an `await` missing?"
     if isinstance(value, Mapping):
         return ": give its values, `list(found.values())`"
     if type(value).__name__ == wanted:
@@ -100,11 +117,11 @@ def _shown(filename: str, line: int) -> str:
 
 
 def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Frames in the folder of the first one that is not ours: the driver's own code, not what it calls."""
+    """Frames in the folder of the first one that is neither ours nor Python's: the driver's own code, not what it calls."""
     home = ""
     for frame, line in _frames(_slot(e, "__traceback__")):
         name = frame.f_code.co_filename
-        if name.startswith((_OURS, _IMPORTING, "<")):
+        if _is_ours(name) or _is_python_s(name):
             continue
         folder = str(Path(name).parent) + os.sep
         home = home or folder
@@ -125,6 +142,13 @@ def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 def _is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
+
+
+def _is_python_s(filename: str) -> bool:
+    return filename.startswith("<") or (
+        filename.startswith(_PYTHON)
+        and not filename.startswith(tuple(_PYTHON + p for p in ("site-packages", "dist-packages")))
+    )
 
 
 def _raised_by_us(e: BaseException) -> bool:

@@ -186,6 +186,12 @@ def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool)
     return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
 
 
+def lost(device: JSON, published: JSON) -> list[str]:
+    """Fields and attributes of a device that :func:`without` took away."""
+    gone = [f"attributes[{n}]" for n in device.get("attributes") or {} if n not in (published.get("attributes") or {})]
+    return gone + [f for f in device if f not in published and f != "attributes"]
+
+
 def without(device: JSON, off: Collection[Gate]) -> JSON | str:
     """A device as it is published while gates are ``off``; a sentence where it must not be."""
     for row in _TABLE:

@@ -20,6 +20,7 @@ _SUFFIX = re.compile(r"[eEinumkKMGTP]*[-+]?[0-9]*")
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]+)")
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_LOOSE = {s.lower(): s for s in ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "k", "M", "G", "T", "P", "E")}
 _BINARY_NAMES = ("", *_BINARY)
 _DECIMAL_NAMES = {v: k for k, v in _DECIMAL.items()}
 _NANO = -9
@@ -45,9 +46,16 @@ class QuantityError(ValueError):
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(
             f"{text!r} is no quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
-            f"{' '.join(filter(None, _DECIMAL))}"
+            f"{' '.join(filter(None, _DECIMAL))}{_meant(text)}"
         )
         self.reason = reason
+
+
+def _meant(text: str) -> str:
+    """For who writes ``80GB``, ``80gib`` or ``80 gi``."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]+)", text.strip())
+    suffix = _LOOSE.get(found[2].lower().removesuffix("b")) if found else None
+    return f", did you mean {found[1] + suffix!r}?" if found and suffix else ""
 
 
 class Format(Enum):

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidObjectError, describe, printable
-from . import schema, slice_rules
+from ..errors import InvalidObjectError, describe, printable, steady
+from . import names, schema, slice_rules
 from .amounts import Amount, Capacity, NodeResource
 from .fields import FieldError
 from .nodes import Nodes
@@ -111,7 +111,7 @@ class Device:
         if self.attributes:
             out["attributes"] = {k: attribute_json(v, k) for k, v in self.attributes.items()}
         if self.capacity:
-            out["capacity"] = {k: _capacity_json(v, k) for k, v in self.capacity.items()}
+            out["capacity"] = {k: _capacity_json(v, f"capacity[{k!r}]") for k, v in self.capacity.items()}
         if self.consumes_counters:
             out["consumesCounters"] = [self._consumption(s, c) for s, c in self.consumes_counters.items()]
         if self.node_resources:
@@ -158,13 +158,23 @@ def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
         return [f"extra: {describe(e)}"]
 
 
+_MAPPINGS = {
+    "attributes": "names to values, {'model': 'x1'}",
+    "capacity": "names to amounts, {'memory': '80Gi'}",
+    "consumes_counters": "counter sets to counters with amounts, {'card': {'memory': '10Gi'}}",
+    "compatibility_groups": "counter sets to lists of groups, {'card': ['x']}",
+    "node_resources": "names of resources to NodeResource",
+    "extra": "names of fields to JSON",
+}
+
+
 def _wrong_types(device: Device) -> Iterator[str]:
     """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
     if not isinstance(device.name, str):
         yield f"its name is {_kind(device.name)}, not text"
-    for name in ("attributes", "capacity", "consumes_counters", "compatibility_groups", "node_resources", "extra"):
+    for name in _MAPPINGS:
         if not isinstance(value := getattr(device, name), Mapping):
-            yield f"{name} is {_kind(value)}: give a mapping of names to values"
+            yield f"{name} is {_kind(value)}: give a mapping of {_MAPPINGS[name]}"
         else:
             yield from _odd_names(value, name)
     yield from _odd_counters(device.consumes_counters)
@@ -227,14 +237,17 @@ class CounterSet:
 
 
 def counters_json(counters: Mapping[str, Amount]) -> dict[str, Any]:
-    return {k: _capacity_json(v, k) for k, v in counters.items()}
+    return {k: _capacity_json(v, f"counters[{k!r}]") for k, v in counters.items()}
 
 
-def _capacity_json(amount: Amount | Capacity, name: str) -> dict[str, Any]:
+def _capacity_json(amount: Amount | Capacity, where: str) -> dict[str, Any]:
     try:
+        value = amount.value if isinstance(amount, Capacity) else Quantity(amount)
+        if Quantity(value).value < 0:  # the API server takes it, and no claim could ever have any of it
+            raise ValueError(f"{value} is below zero: what a device has, or draws, is 0 or more")
         return amount.json() if isinstance(amount, Capacity) else {"value": Quantity(amount).text}
     except (TypeError, ValueError) as e:
-        raise ValueError(f"{name!r}: {e}") from None
+        raise ValueError(f"{where}: {e}") from None
 
 
 def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
@@ -250,12 +263,26 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
         return {"string": value}
     if isinstance(value, Version):
         return {"version": str(value)}
-    if isinstance(value, Sequence) and value:
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview) and value:
         kinds = {next(iter(attribute_json(v, name))) for v in value}
         if len(kinds) == 1 and not kinds.intersection(slice_rules.LIST_ATTRIBUTES):  # no list of lists
             kind = kinds.pop()
             return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
-    raise TypeError(f"attribute {name!r} is {value!r}: give str, int, bool, Version, or a list of one of them")
+    raise TypeError(
+        f"attributes[{name!r}] is {printable(steady(repr(value)))[:80]}: give str, int, bool, Version, or a list of one of them"
+        f"{_as_attribute(value)}"
+    )
+
+
+def _as_attribute(value: object) -> str:
+    """What to do with a value of a kind that attributes do not have."""
+    if value is None:
+        return "; leave out what is not known"
+    if isinstance(value, float):
+        return "; as text, or in a smaller unit as an integer"
+    if isinstance(value, bytes | bytearray):
+        return "; as text, value.hex() or value.decode()"
+    return ""
 
 
 def attribute_value(attribute: Mapping[str, Any]) -> Any:
@@ -281,8 +308,15 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
     for path in ("attributes", "capacity"):
         deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
         out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
+    for path in ("attributes", "capacity"):  # the server's own words do not say which of them
+        out += [f"{path}[{k}]: the name is too long" for k in built.get(path) or {} if _is_long(k)]
     per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
     return out + list(map(_sentence, slice_rules.validate_device(built, "", per_device=per_device)))
+
+
+def _is_long(name: str) -> bool:
+    domain, slash, identifier = name.rpartition("/")
+    return len(identifier.encode()) > names.MAX_IDENTIFIER or len(domain.encode()) > names.MAX_SUBDOMAIN
 
 
 def _sentence(fault: FieldError) -> str:

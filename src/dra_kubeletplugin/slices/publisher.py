@@ -18,6 +18,7 @@ from pathlib import Path
 from ..errors import ApiError, describe
 from ..inventory import Inventory
 from ..kube import KubeClient, Resource
+from ..observe.log import tell_some
 from ..observe.metrics import Metrics
 from ..resources.gates import Gate
 from .contention import Contention, Undone
@@ -234,6 +235,7 @@ class Publisher:
         if off != self._told_off:
             names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
             log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
+            tell_some(log, logging.WARNING, "%s", self.inventory.lessened())
             self.metrics.inc("dropped_fields_total", len(off - self._told_off))
             for gate in Gate:
                 self.metrics.set("gate_off", int(gate in off), gate=gate.value)

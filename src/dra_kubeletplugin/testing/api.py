@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from ..errors import ApiError
 from ..local.cluster import LocalCluster, load_yaml, resource_of
 from ..resources.convert import GROUP
-from .events import Event, PodError, folded, has_run, hopeless, stuck
+from .events import Event, PodError, folded, has_run, hopeless, last_fault, raises, stuck
 
 JSON = dict[str, Any]
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 TIMEOUT = 20.0  # seconds until waiting is given up
-PATIENCE = 2.0  # seconds in which nothing changes until an unschedulable pod is given up
+PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose driver raises
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
@@ -151,7 +151,8 @@ class AsyncApi:
         """The pod, once it runs, or has run to a good end.
 
         Raises :class:`PodError` with its events: at once where it has failed, is gone or its driver refuses for good; after
-        ``patience`` seconds where the scheduler finds no place and nothing changes; after ``timeout`` seconds in any case.
+        ``patience`` seconds where the scheduler finds no place, or the driver raises the same, and nothing changes; after
+        ``timeout`` seconds in any case.
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()
@@ -167,17 +168,21 @@ class AsyncApi:
             if why := hopeless(name, pod, events):
                 raise PodError(why, events)
             assert pod
-            now = stuck(pod, events)
-            if now != waits or (now and await self._goes_on(pod)):
+            raised = raises(events)
+            now = raised or stuck(pod, events)
+            if now != waits or (now and not raised and await self._goes_on(pod)):
                 waits, since = now, loop.time()
             if waits and loop.time() - since > patience:
+                if raised:
+                    raise PodError(f"pod {name} does not start: {raised}", events)
                 raise PodError(f"pod {name} finds no place, and nothing has changed for {patience:g} s", events)
             return None
 
         try:
             return await self.wait(f"pod {name} to run", look, timeout)
         except TimeoutError as e:
-            raise PodError(str(e), await self._events_of(None, name, namespace)) from None
+            events = await self._events_of(None, name, namespace)
+            raise PodError(f"{e}{last_fault(events)}", events) from None
 
     async def wait_finished(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> JSON:
         """The pod, once all its containers have ended well. Raises :class:`PodError`, as :meth:`wait_running`."""

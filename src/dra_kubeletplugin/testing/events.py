@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import BadAnswerError, ConfigError, DraError, PermanentError
+from ..errors import (
+    BadAnswerError,
+    ConfigError,
+    DraError,
+    DriverError,
+    DriverFailedError,
+    InvalidObjectError,
+    InvalidSpecError,
+    PermanentError,
+)
 
 JSON = dict[str, Any]
-_HOPELESS: tuple[type[DraError], ...] = (PermanentError, ConfigError, BadAnswerError)
+_HOPELESS: tuple[type[DraError], ...] = (
+    PermanentError, ConfigError, BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError
+)  # fmt: skip
 _MARKS = tuple(f"[{e.code}]" for e in _HOPELESS)  # as `DraError.event` ends
+_RAISES = f"[{DriverFailedError.code}]"
+_OF_CLAIM = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)
 _STUCK = ("FailedScheduling", "FailedResourceClaimCreation")
 _PASSING = "device binding"  # failed or timed out: the scheduler tries again by itself (KEP-5007)
 
@@ -74,9 +88,24 @@ def hopeless(name: str, pod: Mapping[str, Any] | None, events: Sequence[Event]) 
     status = pod.get("status") or {}
     if status.get("phase") == "Failed":
         return f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason given'}"
-    if any(mark in e.message for e in events for mark in _MARKS):
-        return f"pod {name} will not run: its driver refuses the claim for good"
-    return ""
+    refused = next((e for e in events for mark in _MARKS if mark in e.message), None)
+    return f"pod {name} will not run: {reason_of(refused)}" if refused else ""
+
+
+def reason_of(event: Event) -> str:
+    """What an event says, without what the kubelet says of every claim that cannot be prepared."""
+    return _OF_CLAIM.sub("", event.message)
+
+
+def last_fault(events: Sequence[Event]) -> str:
+    """What went wrong last, to be put behind a sentence; empty where nothing did."""
+    found = next((e for e in reversed(events) if e.type == "Warning"), None)
+    return f": {reason_of(found)}" if found else ""
+
+
+def raises(events: Sequence[Event]) -> str:
+    """What the driver raises each time that it is asked to prepare the pod's claims; empty where that is not what is in the way."""
+    return reason_of(events[-1]) if events and _RAISES in events[-1].message else ""
 
 
 def stuck(pod: Mapping[str, Any], events: Sequence[Event]) -> str:

@@ -217,7 +217,14 @@ class DriverNode(Generic[D]):
             admin_access=admin_access,
             restart_policy=restart_policy,
         )
-        return await self.api.wait_running(name, timeout=timeout, patience=patience)
+        try:
+            return await self.api.wait_running(name, timeout=timeout, patience=patience)
+        except PodError as e:
+            if (
+                notes := await self._running.notes() if self._running else []
+            ):  # devices that are not there may be the reason
+                raise PodError("; ".join([e.why, *notes]), e.events) from None
+            raise
 
     async def apply_pod(
         self,

@@ -27,6 +27,7 @@ READY = 20.0  # seconds
 _LOOK = 0.1  # seconds between looks at what a plugin says of itself
 _STOP = 10.0  # seconds that a process may take to end in order
 _PAUSE = 0.02  # seconds between looks at a process
+_NOTE = "note: "  # before lines of /readyz that are in nobody's way
 _SHOWN = 3000  # characters of a process's log in an error
 
 
@@ -41,6 +42,9 @@ class Running(Protocol):
 
     async def rescan(self) -> None:
         """Has the driver asked for its devices, and waits until that is published. Raises :class:`NotReadyError`."""
+
+    async def notes(self) -> list[str]:
+        """What it says is odd, such as devices that cannot be published."""
 
     def check(self) -> None:
         """Raises where it has ended by itself."""
@@ -87,6 +91,9 @@ class InProcess:
         raise FaultError(
             "the driver is an object in this process, which a kill would end: give it its own with process=True"
         )
+
+    async def notes(self) -> list[str]:
+        return await self.plugin.notes() if self._hosted else []
 
     async def rescan(self) -> None:
         await self.plugin.scan.look()
@@ -151,6 +158,10 @@ class OwnProcess:
             self._watcher.close()
             self._watcher = None
 
+    async def notes(self) -> list[str]:
+        said = await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
+        return [line.removeprefix(_NOTE) for line in said.splitlines() if line.startswith(_NOTE)]
+
     async def rescan(self) -> None:
         raise FaultError("the driver runs in a process of its own: it looks by itself, and is not asked to")
 
@@ -160,7 +171,8 @@ class OwnProcess:
 
     async def _not_ready(self) -> str:
         """What ``/readyz`` says is in the way; empty where nothing is."""
-        return await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
+        said = await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
+        return "" if said == "ok\n" or said.startswith(_NOTE) else said
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-_SHOWN:]
@@ -168,8 +180,8 @@ class OwnProcess:
 
 def _asked(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - the address is ours
-            return ""
+        with urllib.request.urlopen(url, timeout=2) as found:  # noqa: S310 - the address is ours
+            return str(found.read().decode(errors="replace"))
     except urllib.error.HTTPError as e:
         with e:
             return e.read().decode(errors="replace")

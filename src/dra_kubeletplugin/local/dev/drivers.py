@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import uuid
 from collections import deque
@@ -22,12 +23,24 @@ _KEPT = 20  # lines of a process that are shown where it fails
 _PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again, doubled each time
 _STEADY = 60.0  # seconds after which a process that dies is taken for a first one
 _LOOK = 0.05  # seconds between looks for readiness
+_CODE = re.compile(r" \[DRA-E\d+\]$")  # of its own; ours follows
 _CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
 _STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class DriverFailed(Exception):
     """A driver's process ended, or is not ready in time; the text has its own last words."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a process says of itself: what it waits for, nothing once it is ready.
+
+    ``hopeless``: its driver fails, and waiting is of no use. ``notes``: what is odd of one that is ready.
+    """
+
+    waits: Sequence[str]
+    hopeless: bool = False
+    notes: Sequence[str] = ()
 
 
 class Phase(Enum):
@@ -64,8 +77,7 @@ class DriverProcess:
     """One program at one place. ``place`` is shown (``node-1``), ``env`` is what the place says; ``tell`` gets its output, a line
     at a time, and what happens to it.
 
-    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, what keeps it from being ready: a list of texts
-    in JSON, empty once it is.
+    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, whether it is ready: :class:`Said`, in JSON.
     """
 
     def __init__(
@@ -75,6 +87,7 @@ class DriverProcess:
         self.place = place
         self.phase = Phase.DOWN
         self.restarts = 0
+        self.notes: Sequence[str] = ()
         self._env = env
         self._folder = folder
         self._tell = tell
@@ -209,13 +222,16 @@ class DriverProcess:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while instance.alive:
-            why = _why_not(instance.ready)
-            if why == []:
-                self.phase = Phase.READY
+            said_now = _said(instance.ready)
+            if said_now and not said_now.waits:
+                self.phase, self.notes = Phase.READY, said_now.notes
                 return
+            if said_now and said_now.hopeless:
+                self.phase = Phase.FAILED
+                raise DriverFailed(f"{self.name} is not ready: {'; '.join(said_now.waits)}")
             if loop.time() > deadline:
                 self.phase = Phase.FAILED
-                reason = "; ".join(why) if why else f"it said last:\n{_last(instance)}"
+                reason = "; ".join(said_now.waits) if said_now else f"it said last:\n{_last(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
             await asyncio.sleep(_LOOK)
         await instance.reading
@@ -223,7 +239,7 @@ class DriverProcess:
         if instance.process.returncode == _CORRECT and (
             said := [line for line in instance.said if line.startswith("dra: ")]
         ):
-            raise DriverFailed(f"{self.name}: {' '.join(line.removeprefix('dra: ') for line in said)}")
+            raise DriverFailed(f"{self.name}: {' '.join(_CODE.sub('', line.removeprefix('dra: ')) for line in said)}")
         raise DriverFailed(f"{self.name} ended with {_code(instance)}; it said last:\n{_last(instance)}")
 
     async def _end(self, instance: _Instance | None) -> None:
@@ -243,10 +259,10 @@ class DriverProcess:
         instance.reading.cancel()
 
 
-def _why_not(file: Path) -> list[str] | None:
-    """What keeps a process from being ready; None while it has not said."""
+def _said(file: Path) -> Said | None:
+    """None while it has not said anything."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[str])
+        return msgspec.json.decode(file.read_bytes(), type=Said)
     except FileNotFoundError:
         return None
 
