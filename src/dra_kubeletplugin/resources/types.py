@@ -172,9 +172,9 @@ def _wrong_types(device: Device) -> Iterator[str]:
     """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
     if not isinstance(device.name, str):
         yield f"its name is {_kind(device.name)}, not text"
-    for name in _MAPPINGS:
+    for name, what in _MAPPINGS.items():
         if not isinstance(value := getattr(device, name), Mapping):
-            yield f"{name} is {_kind(value)}: give a mapping of {_MAPPINGS[name]}"
+            yield f"{name} is {_kind(value)}: give a mapping of {what}"
         else:
             yield from _odd_names(value, name)
     yield from _odd_counters(device.consumes_counters)
@@ -315,7 +315,7 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
 
 
 def _is_long(name: str) -> bool:
-    domain, slash, identifier = name.rpartition("/")
+    domain, _, identifier = name.rpartition("/")
     return len(identifier.encode()) > names.MAX_IDENTIFIER or len(domain.encode()) > names.MAX_SUBDOMAIN
 
 
