@@ -15,7 +15,9 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import ClaimRef, Record, State, engine, keeper, offline, rows
+from dra_kubeletplugin.claims.folder import Folder
 from dra_kubeletplugin.claims.judge import RECOVER
+from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import Fence, Unreadable
 from dra_kubeletplugin.claims.salvage import Findings, fill, from_files
 from dra_kubeletplugin.claims.store import Mode
@@ -205,6 +207,24 @@ def test_of_two_claims_with_one_device_both_are_kept_and_each_holds_what_is_left
 
 
 # --- what was set aside -------------------------------------------------------------------------------------
+
+
+def test_a_log_goes_to_the_file_that_was_set_aside_last_also_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    """A process dies between the renames of the file and of its log."""
+    path = tmp_path / "records.db"
+    early = path.with_name("records.db.unmerged-29990101T000000.000000Z")
+    early.write_bytes(b"set aside when the clock was wrong")
+    process = ProcessLock(tmp_path / "processes")
+    process.acquire()
+    aside = Folder(path, process, 1.0)
+    path.write_bytes(b"the file")
+    with aside.locked():
+        path.rename(aside._aside_name())
+        path.with_name("records.db-wal").write_bytes(b"its log")
+        aside.finish_setting_aside()
+    process.release()
+    (log,) = tmp_path.glob("*-wal")
+    assert path.with_name(log.name.removesuffix("-wal")).read_bytes() == b"the file"
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["its file was set aside", "its file is gone"])

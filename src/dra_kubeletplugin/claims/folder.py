@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..errors import RecordsBusyError
@@ -25,6 +25,8 @@ from .schema import PARTS, Inode, lenient, sync_file, transaction
 log = logging.getLogger(__name__)
 POLL = 0.02  # seconds
 _UNMERGED, _DAMAGED = "unmerged-", "damaged-"
+_STAMP = "%Y%m%dT%H%M%S.%fZ"
+_A_MOMENT = timedelta(microseconds=1)
 _REMOVING = 0.25  # seconds; a busy node may stop who removes between two names
 
 
@@ -162,12 +164,22 @@ class Folder:
         return found
 
     def _aside_name(self) -> Path:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        return self.path.with_name(f"{self.path.name}.{_UNMERGED}{stamp}")
+        """Later than all that were set aside before, also where the clock was set back: the newest is told by its name."""
+        stamps = (_stamp_of(p) for p in self.unmerged())
+        newest = max((s for s in stamps if s is not None), default=datetime.min)
+        stamp = max(datetime.now(UTC).replace(tzinfo=None), newest + _A_MOMENT)
+        return self.path.with_name(f"{self.path.name}.{_UNMERGED}{stamp.strftime(_STAMP)}")
 
 
 def _final(aside: Path) -> Path:
     return aside.with_name(aside.name.replace(_UNMERGED, _DAMAGED))
+
+
+def _stamp_of(aside: Path) -> datetime | None:
+    try:
+        return datetime.strptime(aside.name.rpartition(_UNMERGED)[2], _STAMP)
+    except ValueError:
+        return None  # somebody else's name
 
 
 def _with(path: Path, part: str) -> Path:
