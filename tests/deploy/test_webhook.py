@@ -33,7 +33,7 @@ from .test_applied import run
 DRIVER = "gpu.example.com"
 GPU: JSON = {
     "driverName": DRIVER,
-    "driverFile": str(ROOT / "drivers/gpu_example/driver.py"),
+    "driverFile": str(ROOT / "drivers/gpu_example"),
     "options": {"NUM_DEVICES": "2"},
 }
 HOOKS = Resource("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", namespaced=False)

@@ -57,7 +57,7 @@ def make(names: Names, directory: Path) -> Path:
             _write(names, unfinished)
             unfinished.rename(folder)
     except OSError as e:
-        raise SettingsError(f"{folder} cannot be written: {describe(e)}") from None
+        raise SettingsError(f"{folder} cannot be written: {e.strerror or describe(e)}") from None
     return folder
 
 
