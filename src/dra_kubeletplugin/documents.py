@@ -62,13 +62,10 @@ class Document:
 
     def item(self, key: str, index: int) -> Document:
         """An item of a list that stands at a key."""
-        node = next((v for k, v in self.node.value if k.value == key), None) if _is_map(self.node) else None
+        entries = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
+        node = next((v for k, v in entries if k.value == key), None)
         inner = node.value[index] if isinstance(node, yaml.SequenceNode) else self.node
         return Document(self.file, self.value[key][index], inner)
-
-
-def _is_map(node: yaml.Node | None) -> bool:
-    return isinstance(node, yaml.MappingNode)
 
 
 def files(paths: list[Path]) -> Iterator[Path]:

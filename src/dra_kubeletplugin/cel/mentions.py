@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .ast import Call, Ident, Literal, Node, Select, children
-from .parser import Parser, Source
+from .lexer import Source
+from .parser import Parser
 from .values import CompileError
 
 _INDEXES = {"_[_]", "_[?_]"}
