@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.deploying.judging import faults
 from dra_kubeletplugin.deploying.patching import patch
 from dra_kubeletplugin.deploying.replacing import places
 from dra_kubeletplugin.deploying.source import Distribution, Manifest, SourceError
@@ -168,8 +171,8 @@ def test_no_overlay_patches_by_place() -> None:
     [
         ({"driverName": None}, "driverName: must be given"),
         ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
-        ({"kubeletroot": "/x"}, "kubeletroot: no such value; there are name, "),
-        ({"features": {"probe": True}}, "features.probe: no such feature; there are namespace, "),
+        ({"kubeletroot": "/x"}, "values.yaml:8: kubeletroot: no such value, did you mean 'kubeletRoot'?"),
+        ({"features": {"probe": True}}, "values.yaml:8: features.probe: no such feature, did you mean 'probes'?"),
         ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: must be given"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
@@ -180,10 +183,27 @@ def test_no_overlay_patches_by_place() -> None:
         ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set it themselves"),
         ({"options": {"A-B": "n"}}, "options.A-B: no name of an environment variable"),
         ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize takes away"),
-        ({"options": ["A"]}, "options: no map of names and values"),
-        ({"features": ["probes"]}, "features: no map of names and values"),
-        ({"deviceClasses": {"a": None}}, "deviceClasses.a: None is no spec of a DeviceClass"),
-        ({"httpPort": "8080"}, "httpPort: '8080' is no number"),
+        ({"options": ["A"]}, "options: a list in place of names with values"),
+        ({"features": ["probes"]}, "features: a list in place of names with values"),
+        ({"options": {"STOP_GRACE": "5x"}}, "options.STOP_GRACE: '5x' is not a duration; write it like 500ms, 45s"),
+        ({"options": {"API_TIMEOUT": "1ms"}}, "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s"),
+        ({"options": {"LEASE_DURATION": "soon"}}, "options.LEASE_DURATION: 'soon' is not a duration"),
+        ({"options": {"ON": True}}, 'options.ON: true is no text: write it in quotes, "true"'),
+        ({"deviceClasses": {"a": None}}, "values.yaml:2: deviceClasses.a: nothing is no spec of a DeviceClass"),
+        (
+            {"deviceClasses": {"a": {"selector": []}}},
+            "deviceClasses.a.selector: unknown field, did you mean 'selectors'?",
+        ),
+        ({"deviceClasses": {"A": {}}}, 'deviceClasses.A: Invalid value: "A": a lowercase RFC 1123 subdomain'),
+        (
+            {"deviceClasses": {"a.b": {"selectors": [{"cel": {"expression": "device.drivr == 'x'"}}]}}},
+            "values.yaml:5: deviceClasses.a.b.selectors[0].cel.expression: Invalid value: \"device.drivr == 'x'\": compilation failed",
+        ),
+        ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": "1"}}]}}}, "must evaluate to bool"),
+        ({"logLevel": "inof"}, "logLevel: 'inof' is none of debug, info, warning, error, did you mean 'info'?"),
+        ({"webhookFailurePolicy": "ignore"}, "'ignore' is none of Ignore, Fail, did you mean 'Ignore'?"),
+        ({"webhookCABundle": "abcd"}, "webhookCABundle: no certificate, PEM in base64: take `base64 -w0 ca.crt`"),
+        ({"httpPort": "8080"}, "httpPort: '8080' is no number from 1 to 65535: without quotes"),
         ({"httpPort": 70000}, "httpPort: 70000 is no number from 1 to 65535"),
         *(
             ({"namespace": text}, f"namespace: '{text}' is no text to kustomize")
@@ -204,10 +224,86 @@ def test_wrong_values_are_told_in_a_sentence(
     assert not (tmp_path / "kustomization.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: [", "values.yaml:2:1: no YAML: "),
+        ("name: a\n\tnamespace: b\n", "values.yaml:2:1: no YAML: a tab: YAML is indented with spaces"),
+        ("name: a\nname: b\n", "values.yaml:2: the key 'name' stands here again, first in line 1"),
+        ("- name\n", "values.yaml:1: no names with values"),
+        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: all values stand in one"),
+        ("", "values.yaml: name: must be given"),
+    ],
+)
+def test_a_file_of_values_that_cannot_be_read_is_told_with_its_line(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(text)
+    assert main(["deploy", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_with_the_file_that_says_so_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"httpPort": 1}))
+    (tmp_path / "more.yaml").write_text("# of the cluster\nhttpPort: 0\n")
+    assert main(["deploy", str(tmp_path), "-f", str(tmp_path / "more.yaml")]) == 2
+    assert f"{tmp_path}/more.yaml:2: httpPort: 0 is no number" in capsys.readouterr().err
+
+
+def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"STOP_GRAC": "5s", "NPU_MODE": "x"}}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "options.STOP_GRAC: no option of the framework, did you mean 'STOP_GRACE'?" in said
+    assert "NPU_MODE" not in said
+    assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
+
+
+def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
+    assert main(["deploy", str(tmp_path), "--base", str(tmp_path / "shared/kustomize")]) == 2
+    assert f"give shared/kustomize, as seen from {tmp_path}" in capsys.readouterr().err
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(data: st.DataObject) -> None:
+    word = data.draw(st.sampled_from([*SOURCE.parameters, *SOURCE.features]))
+    at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
+    typo = data.draw(
+        st.sampled_from(
+            [word[:at] + word[at + 1 :], word[:at] + letter + word[at + 1 :], word[:at] + letter + word[at:]]
+        )
+    )
+    known = (
+        SOURCE.features
+        if word in SOURCE.features
+        else {**SOURCE.parameters, "features": 1, "options": 1, "deviceClasses": 1}
+    )
+    assume(typo not in known)
+    given = with_features(*ALL)
+    if word in SOURCE.features:
+        given["features"][typo] = True
+    else:
+        given[typo] = given.pop(word, "x")
+    said = [text for text in faults(SOURCE, given) if f"{typo}: no such" in text]
+    assert len(said) == 1 and f"did you mean '{word}'?" in said[0], said
+
+
 @pytest.mark.helm
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"logLevel": "inof"}, "'debug', 'info', 'warning', 'error'"),
+        ({"httpPort": "8080"}, "/httpPort': got string, want integer"),
+        ({"deviceClasses": {"a": {"selector": []}}}, "additional properties 'selector' not allowed"),
+        ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": 1}}]}}}, "want null or string"),
         ({"driverName": ""}, "driverName: The driver's name"),
         ({"driverName": "NPU"}, "match pattern"),
         ({"features": {"probe": True}}, "probe"),

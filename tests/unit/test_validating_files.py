@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from dra_kubeletplugin import documents
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.local.apiserver import offline, structure
+from dra_kubeletplugin.local.apiserver.schemas import shapes
+
+JSON = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 GPU = str(ROOT / "drivers/gpu_example")
@@ -44,15 +56,15 @@ def test_all_that_is_wrong_is_told_at_once_by_server_cel_and_driver(
     (tmp_path / "bad.yaml").write_text(BAD)
     assert main(["validate", str(tmp_path / "bad.yaml"), "--driver", GPU, "-o", "json"]) == 1
     claim, thing = json.loads(capsys.readouterr().out)["objects"]
-    told = "\n".join(claim["faults"])
+    told = "\n".join(f["message"] for f in claim["faults"])
     for part in (
-        'unknown field "spec.devices.requests[0].exactly.cnt"',
+        "spec.devices.requests[0].exactly.cnt: unknown field, did you mean 'count'?",
         "metadata.name: Invalid value",
         "undefined field 'foo'",
         "spec.devices.config[0].opaque: parameters: unknown field 'sharin', did you mean 'sharing'?",
     ):
         assert part in told
-    assert "did you mean 'gpu.example.com'?" in claim["warnings"][0]
+    assert "did you mean 'gpu.example.com'?" in claim["warnings"][0]["message"]
     assert (thing["faults"], len(thing["warnings"])) == ([], 1)
 
 
@@ -63,13 +75,317 @@ def test_parameters_that_nobody_judged_are_told(capsys: pytest.CaptureFixture[st
     assert "parameters of 'gpu.example.com' are not judged: give that driver too, with --driver" in said
 
 
-@pytest.mark.parametrize("text", ["", "- 1", "a: [", "kind: Pod"])
+@pytest.mark.parametrize("text", ["", "---\n---\n# nothing\n"])
 def test_a_file_without_objects_is_told_in_one_sentence(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "odd.yaml").write_text(text)
     assert main(["validate", str(tmp_path / "odd.yaml")]) == 2
-    assert "odd.yaml" in capsys.readouterr().err
+    assert "no object in " in capsys.readouterr().err
+
+
+# --- texts that cannot be read ------------------------------------------------------------------------
+
+UNREADABLE: dict[str, tuple[str | bytes, str]] = {
+    "unclosed list": ("a: [", "2:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed"),
+    "tab": ("a:\n\tb: 1\n", "2:1: no YAML: a tab: YAML is indented with spaces"),
+    "colon": (
+        "a: 1\nb: c: d\n",
+        "2:5: no YAML: a ':' where none may stand: check the indentation, or put the text in quotes",
+    ),
+    "indentation": (
+        "a:\n  b: 1\n c: 2\n",
+        "3:2: no YAML: neither a key nor the end of what is above: check the indentation",
+    ),
+    "no colon": ("a: 1\nb\nc: 2\n", "3:1: no YAML: a key without ':' behind it"),
+    "item": ("a: - 1\n", "1:4: no YAML: an item of a list where none may stand"),
+    "quote": ("a: 'x\n", ":2:1: no YAML: a quote that is not closed"),
+    "alias": ("a: *.x\n", "no YAML: "),
+    "template": ("a: {{ .Values.a }}\n", "what Helm has between {{ }} must be rendered first"),
+    "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is no UTF-8: save the file as UTF-8"),
+    "UTF-16": ("a: 1".encode("utf-16"), ":1: it is UTF-16: save the file as UTF-8"),
+    "control character": ("a: 1\nb: \x01\n", ":2: the character"),
+    "tag": ("a: !mine 1\n", "1:4: no YAML: could not determine a constructor for the tag '!mine'"),
+    "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
+    "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), "no YAML: nested too deeply"),
+    "deep in one line": ("- " * 100_000, "no YAML: nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("which", UNREADABLE)
+def test_a_text_that_is_no_yaml_is_told_with_file_line_and_column(
+    which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, says = UNREADABLE[which]
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "good.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: c}}")
+    assert main(["validate", str(path), str(tmp_path / "good.yaml")]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"wrong {path}") and says in err
+    assert "ok ConfigMap c" in out  # what can be read is judged
+    assert err.count("\n") == 1
+
+
+def test_a_missing_file_and_a_folder_without_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(tmp_path / "none.yaml")]) == 2
+    assert f"wrong {tmp_path}/none.yaml: No such file or directory" in capsys.readouterr().err
+    assert main(["validate", str(tmp_path)]) == 2
+    assert f"{tmp_path}: no file in it ends in .yaml, .yml, .json" in capsys.readouterr().err
+
+
+def test_folders_json_lists_and_standard_input_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.yml").write_text(
+        "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: a}}\n"
+        "- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: b}\n  dta: {}\n"
+    )
+    (tmp_path / "in/b.json").write_text('{\n\t"apiVersion": "v1",\n\t"kind": "Pd", "metadata": {"name": "c"}\n}')
+    (tmp_path / "in/notes.txt").write_text("no YAML: [")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"kind: Pod\napiVersion: v1\nmetdata: {}\n")))
+    assert main(["validate", str(tmp_path / "in"), "-"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"ok ConfigMap a ({tmp_path}/in/a.yml:4)"
+    assert said[1] == f"wrong {tmp_path}/in/a.yml:8: ConfigMap b: dta: unknown field, did you mean 'data'?"
+    assert said[2] == f"wrong {tmp_path}/in/b.json:3: Pd c: kind: v1 has no 'Pd', did you mean 'Pod'?"
+    assert said[3] == "wrong standard input:3: Pod: metdata: unknown field, did you mean 'metadata'?"
+
+
+# --- objects that are wrong ---------------------------------------------------------------------------
+
+CLAIM = """apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c}
+spec:
+  devices:
+    requests:
+    - name: r
+      exactly:
+        deviceClassName: gpu.example.com
+        count: 1
+"""
+CLASS = """apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu.example.com}
+spec:
+  selectors:
+  - cel:
+      expression: device.driver == "gpu.example.com"
+"""
+MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what, and what is told
+    "field": (CLAIM, "deviceClassName", "deviceclassName", ":9: ResourceClaim c: spec.devices.requests[0].exactly.deviceclassName: "
+              "unknown field, did you mean 'deviceClassName'?"),
+    "field of v1beta1": (
+        CLAIM,
+        "exactly:\n        deviceClassName: gpu.example.com\n        count: 1",
+        "deviceClassName: gpu.example.com",
+        ":8: ResourceClaim c: spec.devices.requests[0].deviceClassName: unknown field: it belongs in 'exactly'",
+    ),
+    "field further out": (CLAIM, "        count: 1", "        requests: []", ":10: ResourceClaim c: spec.devices.requests[0].exactly.requests: "
+                          "unknown field: it belongs in 'spec.devices', further out: check the indentation"),
+    "nothing like it": (CLAIM, "count: 1", "zzzzzz: 1", "exactly.zzzzzz: unknown field: there are adminAccess, allocationMode"),
+    "a later release": (CLAIM, "count: 1", "derivedAttributes: []", "derivedAttributes: unknown field of Kubernetes 1.36: a later release"),
+    "number in quotes": (CLAIM, "count: 1", "count: '1'", ":10: ResourceClaim c: spec.devices.requests[0].exactly.count: the text '1' in "
+                         "place of a whole number: without quotes"),
+    "text without quotes": (CLAIM, "{name: c}", "{name: c, labels: {a: on}}", ":3: ResourceClaim c: metadata.labels.a: true in place of text: "
+                            "write it in quotes"),
+    "object for a list": (CLAIM, "- name: r", "  name: r", ":6: ResourceClaim c: spec.devices.requests: an object in place of a list: begin each"
+                          " of its items with '- '"),
+    "list for an object": (CLAIM, "exactly:", "exactly: []\n      x:", "exactly: a list in place of an object"),
+    "number too large": (CLAIM, "count: 1", "count: 99999999999999999999", "99999999999999999999 is beyond what the field can hold"),
+    "quantity": (CLAIM, "count: 1", "capacity: {requests: {memory: 80 GB}}", "requests.memory: '80 GB' is no quantity such as 2, 500m or 80Gi"),
+    "choice": (CLAIM, "count: 1", "allocationMode: Al", 'supported values: "All", "ExactCount", did you mean \'All\'?'),
+    "key twice": (CLAIM, "        count: 1", "        count: 1\n        count: 2", ":11: ResourceClaim c: the key 'count' stands here again, first in "
+                  "line 10: one of them is lost"),
+    "version": (CLAIM, "k8s.io/v1", "k8s.io/v1beta3", ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v1beta3' has no ResourceClaim: give "
+                "resource.k8s.io/v1, "),
+    "kind": (CLAIM, "ResourceClaim", "ResourceClaims", ":2: ResourceClaims c: kind: resource.k8s.io/v1 has no 'ResourceClaims', did you mean "
+             "'ResourceClaim'?"),
+    "group": (CLAIM, "resource.k8s.io/v1", "resources.k8s.io/v1", "apiVersion: no ResourceClaim in 'resources.k8s.io/v1': give resource.k8s.io/v1"),
+    "no group": (CLAIM, "resource.k8s.io/v1", "v1", "apiVersion: ResourceClaim is not of 'v1': give resource.k8s.io/v1"),
+    "no kind": (CLAIM, "kind: ", "# ", ":1: c: kind: missing"),
+    "kind twice right": (CLAIM, "kind: ", "kinf: ", ":2: c: kinf: unknown field, did you mean 'kind'?"),
+    "no name": (CLAIM, "{name: c}", "{nme: c}", ":3: ResourceClaim: metadata.nme: unknown field, did you mean 'name'?"),
+    "rule": (CLAIM, "name: r", "name: R", ":7: ResourceClaim c: spec.devices.requests[0].name: Invalid value"),
+    "missing": (CLAIM, "deviceClassName: gpu.example.com", "adminAccess: false", "exactly.deviceClassName: Required value"),
+    "CEL field": (CLASS, "device.driver", "device.drivr", ":7: DeviceClass gpu.example.com: spec.selectors[0].cel.expression: Invalid value"),
+    "CEL field is named": (CLASS, "device.driver", "device.drivr", "undefined field 'drivr', did you mean 'driver'?"),
+    "CEL variable": (CLASS, "device.driver", "devcie.driver", "undeclared reference to 'devcie', did you mean 'device'?"),
+    "CEL comparison": (CLASS, "==", "=", "compare with '=='"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", MISTAKES)
+def test_a_mistake_is_told_with_its_line_and_what_was_meant(
+    which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, right, wrong, says = MISTAKES[which]
+    assert right in text
+    path = tmp_path / "m.yaml"
+    path.write_text(text.replace(right, wrong, 1))
+    assert main(["validate", str(path)]) == 1
+    assert says in capsys.readouterr().out
+
+
+def test_names_that_are_nearly_those_of_other_objects_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = """apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: s}
+spec:
+  driver: gpu.example.com
+  nodeName: n
+  pool: {name: n, generation: 1, resourceSliceCount: 1}
+  devices:
+  - name: d
+    attributes: {model: {string: a}, other.example.com/numa: {int: 1}}
+    capacity: {memory: {value: 80Gi}}
+"""
+    used = CLASS.replace(
+        'device.driver == "gpu.example.com"',
+        """device.attributes["gpu.example.com"].modle == "a" && device.attributes["gpu.exmple.com"].model == "a" &&
+        device.attributes["gpu.example.com"].memory == 1 && device.attributes["other.example.com"].numa == 1 &&
+        device.attributes["third.org"].x == 1 && device.capacity["gpu.example.com"].memory.isGreaterThan(quantity("1"))""",
+    )
+    pod = """apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers: [{name: c, image: i, resources: {claims: [{name: x}]}}]
+  resourceClaims: [{name: x, resourceClaimTemplateName: temlate}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: template}
+spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.example.con}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: elsewhere}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: of-the-cluster}}]}}
+"""
+    (tmp_path / "a.yaml").write_text("---\n".join((published, used, pod)))
+    assert main(["validate", str(tmp_path / "a.yaml")]) == 0
+    warned = [
+        line.partition("a.yaml:")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("warning")
+    ]
+    at = "DeviceClass gpu.example.com: spec.selectors[0].cel.expression: "
+    assert warned == [
+        f"19: {at}no device has the attribute 'modle' of gpu.example.com, did you mean 'model'?",
+        f"19: {at}no device has attributes of 'gpu.exmple.com', did you mean 'gpu.example.com'?",
+        f"19: {at}'memory' of gpu.example.com is in device.capacity, not in device.attributes",
+        "28: Pod p: spec.resourceClaims[0].resourceClaimTemplateName: no ResourceClaimTemplate 'temlate' in these files, did you mean "
+        "'template'?",
+        "33: ResourceClaimTemplate template: spec.spec.devices.requests[0].exactly.deviceClassName: no DeviceClass 'gpu.example.con' in "
+        "these files, did you mean 'gpu.example.com'?",
+    ]
+
+
+def test_a_described_host_tells_which_attributes_a_driver_publishes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        CLASS.replace('device.driver == "gpu.example.com"', 'device.attributes["gpu.example.com"].modle == "a"')
+    )
+    assert main(["validate", str(tmp_path / "c.yaml"), "--driver", GPU, "--host", "nvlink-server"]) == 0
+    assert "no device has the attribute 'modle' of gpu.example.com, did you mean 'model'?" in capsys.readouterr().out
+
+
+# --- any typo -----------------------------------------------------------------------------------------
+
+
+def objects() -> list[JSON]:
+    found = []
+    for path in sorted(ROOT.glob("examples/*/manifest.yaml")):
+        unread: list[str] = []
+        found += [d.value for d in documents.read(path, unread)]
+        assert not unread
+    return found
+
+
+OBJECTS = objects()
+LETTERS = st.sampled_from("abcdefghijklmnopqrstuvwxyzN")
+
+
+def fields_of(
+    value: Any, shape: shapes.Shape, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], shapes.Struct]]:
+    """Every field that is given, with the type of the object that it is in."""
+    if isinstance(shape, shapes.Struct) and isinstance(value, dict):
+        for key, inner in value.items():
+            if (known := shape.fields.get(key)) is not None:
+                yield (*path, key), shape
+                yield from fields_of(inner, known.shape, (*path, key))
+    elif isinstance(shape, shapes.ListShape) and isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from fields_of(item, shape.item.shape, (*path, i))
+
+
+def shape_of(obj: JSON) -> shapes.Struct:
+    group, _, version = obj["apiVersion"].rpartition("/")
+    found = shapes.kind_shape(group, version, obj["kind"])
+    assert found is not None
+    return found
+
+
+FIELDS = [
+    (obj, path, shape)
+    for obj in OBJECTS
+    for path, shape in fields_of(obj, shape_of(obj))
+    if path not in {("apiVersion",), ("kind",), ("metadata",), ("metadata", "name")}
+]
+
+
+@st.composite
+def typos(draw: st.DrawFn, word: str) -> str:
+    at = draw(st.integers(0, len(word) - 1))
+    letter = draw(LETTERS)
+    swapped = word[:at] + word[at + 1 : at + 2] + word[at] + word[at + 2 :]
+    return draw(
+        st.sampled_from(
+            [word[:at] + word[at + 1 :], word[:at] + letter + word[at + 1 :], word[:at] + letter + word[at:], swapped]
+        )
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_typo_in_any_field_of_any_example_names_the_field_that_was_meant(data: st.DataObject) -> None:
+    obj, path, shape = data.draw(st.sampled_from(FIELDS))
+    *way, name = path
+    typo = data.draw(typos(name))
+    assume(typo and typo not in shape.fields)
+    changed = copy.deepcopy(obj)
+    at = changed
+    for step in way:
+        at = at[step]
+    at[typo] = at.pop(name)
+    shown = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in (*way, typo)).lstrip(".")
+    (said,) = [f for f in offline.faults(changed) if f.startswith(f"{shown}: unknown field")]
+    meant = re.search(r"did you mean '(\w+)'\?", said)
+    assert meant, said
+    as_near = [n for n in shape.fields if structure._distance(typo.lower(), n.lower(), 1) <= 1]
+    assert meant[1] == name or (meant[1] in as_near), said
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_value_of_any_type_in_any_field_breaks_the_judge(data: st.DataObject) -> None:
+    obj, path, _ = data.draw(st.sampled_from(FIELDS))
+    *way, name = path
+    changed = copy.deepcopy(obj)
+    at = changed
+    for step in way:
+        at = at[step]
+    at[name] = data.draw(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just([1]),
+                                   st.just({}), st.just({"a": 1}), st.just([{}])))  # fmt: skip
+    assert all(
+        isinstance(text, str) and "Traceback" not in text and "Go struct" not in text
+        for text in offline.faults(changed)
+    )
 
 
 def test_the_schema_of_a_driver_is_printed_and_an_unknown_kind_named(capsys: pytest.CaptureFixture[str]) -> None:

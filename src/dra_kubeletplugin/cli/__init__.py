@@ -112,13 +112,21 @@ def _add_parameters(commands: Any) -> None:
         "Exit code 1 where something is wrong.",
     )
     validate.add_argument(
-        "files", metavar="FILE", nargs="+", help="YAML or JSON with one object or several; - for standard input"
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="YAML or JSON with objects, or a folder of such files; - for standard input",
     )
     validate.add_argument(
         "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
         help="path to a file, or module:Class: who reads the parameters; may be repeated",
     )  # fmt: skip
     validate.add_argument("--driver-name", metavar="NAME", help="name of the driver, in place of the class's own")
+    validate.add_argument(
+        "--host",
+        metavar="HOST",
+        help="with --driver: a described host; selectors may name the attributes of its devices",
+    )
     validate.add_argument("-o", "--output", choices=("table", "json"), default="table")
     _add_webhook(commands.add_parser(
         "webhook",

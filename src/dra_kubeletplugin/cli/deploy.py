@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
-
-import yaml
 
 from ..deploying.source import SourceError, load
 from ..deploying.writing import values_of, write_driver, write_shared
 from ..errors import SettingsError, describe, printable
+from .style import Style
 
 
 def deploy(args: argparse.Namespace) -> int:
@@ -23,9 +24,17 @@ def deploy(args: argparse.Namespace) -> int:
         else:
             first = Path(args.values)
             paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
-            write_driver(source, values_of(source, paths), Path(args.out or paths[0].parent), args.base)
-    except (SourceError, yaml.YAMLError) as e:
-        raise SettingsError(printable(e)) from None
+            out, doubts = Path(args.out or paths[0].parent), list[str]()
+            if Path(args.base).is_absolute():
+                seen = os.path.relpath(args.base, out)
+                raise SettingsError(
+                    f"--base {args.base}: kustomize refuses paths from the root: give {seen}, as seen from {out}"
+                )
+            write_driver(source, values_of(source, paths, doubts), out, args.base)
+            for doubt in doubts:
+                print(f"{Style.of(sys.stderr).yellow('warning')} {printable(doubt)}", file=sys.stderr)
+    except SourceError as e:
+        raise SettingsError(*map(printable, e.faults)) from None
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
     return 0

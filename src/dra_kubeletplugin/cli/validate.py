@@ -4,83 +4,207 @@ and ``dra schema``: the JSON Schema of a driver's parameters."""
 from __future__ import annotations
 
 import argparse
+import asyncio
+import dataclasses
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import opaque
-from ..driver import load_driver, make
+from .. import documents, opaque
+from ..cluster import naming
+from ..documents import Document
+from ..driver import Driver, Role, load_driver, make
 from ..driver.config_schema import json_schema
-from ..errors import SettingsError, printable
+from ..errors import SettingsError, near, printable
+from ..host import Host
 from ..local.apiserver import offline
-from ..local.dev import manifests
+from ..settings import load
+from .inspect import host_root, look, without_log
 from .style import Style
 
 JSON = dict[str, Any]
 _GROUP = "resource.k8s.io/"
 
 
+@dataclass
+class Judged:
+    """One object. ``faults`` and ``warnings`` are sentences, each after its place."""
+
+    document: Document
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def value(self) -> Any:
+        return self.document.value
+
+    @property
+    def name(self) -> str:
+        """Kind, namespace and name, as far as they are given."""
+        if not isinstance(self.value, dict):
+            return ""
+        meta = self.value.get("metadata")
+        meta = meta if isinstance(meta, dict) else {}
+        name = str(meta.get("name") or meta.get("generateName") or "")
+        whole = f"{meta['namespace']}/{name}" if meta.get("namespace") else name
+        return printable(f"{self.value.get('kind', '')} {whole}".strip())
+
+    def fault(self, text: str) -> None:
+        self.faults.append((self.document.place(_path(text)), printable(text)))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append((self.document.place(_path(text)), printable(text)))
+
+    def json(self) -> JSON:
+        told = {k: [{"place": p, "message": m} for p, m in getattr(self, k)] for k in ("faults", "warnings")}
+        return {"place": self.document.place(), "object": self.name, **told}
+
+
 def validate(args: argparse.Namespace) -> int:
-    """0 where every object is right, 1 where one is not, 2 where a file cannot be read."""
-    readers = [opaque.Reader.of(make(load_driver(d)), args.driver_name or "") for d in args.drivers]
+    """0 where every object is right, 1 where one is not, 2 where a file cannot be read to its end."""
+    drivers = [make(load_driver(d)) for d in args.drivers]
+    readers = [opaque.Reader.of(d, args.driver_name or "") for d in drivers]
+    unreadable: list[str] = []
     try:
-        found = manifests.read([Path("/dev/stdin") if f == "-" else Path(f) for f in args.files], "", served=False)
-    except manifests.ManifestError as e:
-        raise SettingsError(*e.faults) from None
-    if not found:
+        files = list(documents.files([Path(f) for f in args.files]))
+    except FileNotFoundError as e:
+        raise SettingsError(f"{e.filename}: {e.strerror}") from None
+    found = [Judged(part) for file in files for d in documents.read(file, unreadable) for part in _apart(d)]
+    if not found and not unreadable:
         raise SettingsError(f"no object in {', '.join(args.files)}")
-    results = [_judged(m, readers) for m in found]
-    twice = [key for key, n in Counter(_key(m.document) for m in found).items() if n > 1]
-    for result, manifest in zip(results, found, strict=True):
-        if _key(manifest.document) in twice:
-            result["warnings"].append("this object stands here more than once: the last one wins")
+    objects = [j.value for j in found if _is_object(j)]
+    slices = [o for o in objects if o["kind"] == "ResourceSlice"]
+    published = naming.Published([*slices, *_slices(drivers, readers, args.host)])
+    for judged in found:
+        _judge(judged, readers)
+        if _is_object(judged):
+            for path, doubt in naming.doubts(judged.value, objects, published):
+                judged.warn(f"{path}: {doubt}")
+    _told_twice(found)
     if args.output == "json":
-        print(json.dumps({"objects": results}, indent=2))
+        print(json.dumps({"objects": [j.json() for j in found], "unreadable": unreadable}, indent=2))
     else:
-        _print(results, Style.of(sys.stdout))
-    return 1 if any(r["faults"] for r in results) else 0
+        _print(found, Style.of(sys.stdout))
+        for text in unreadable:
+            print(f"{Style.of(sys.stderr).red('wrong')} {text}", file=sys.stderr)
+    return 2 if unreadable else 1 if any(j.faults for j in found) else 0
 
 
-def _judged(manifest: manifests.Manifest, readers: Sequence[opaque.Reader]) -> JSON:
-    document = manifest.document
-    faults: list[str] = []
-    warnings: list[str] = []
+def _apart(document: Document) -> Iterator[Document]:
+    """Items of a list, of which ``kubectl`` makes objects too."""
+    value = document.value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind.endswith("List") and isinstance(value.get("items"), list):
+        for i in range(len(value["items"])):
+            yield from _apart(document.item("items", i))
+    else:
+        yield document
+
+
+def _is_object(judged: Judged) -> bool:
+    value = judged.value
+    return isinstance(value, dict) and all(isinstance(value.get(k), str) for k in ("apiVersion", "kind"))
+
+
+def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
+    judged.faults += [(text.partition(": ")[0], text.partition(": ")[2]) for text in judged.document.faults]
+    value = judged.value
+    if not isinstance(value, dict):
+        judged.fault(
+            f"{'a list' if isinstance(value, list) else 'text'} in place of an object with apiVersion and kind"
+        )
+        return
+    if missing := list(_missing(value)):
+        for text in missing:
+            judged.fault(text)
+        return
     try:
-        faults += offline.faults(document)
-    except KeyError:
-        warnings.append("not judged: this kind is not known here")
-    if document["apiVersion"].startswith(_GROUP):
-        faults += opaque.faults(document, readers)
-        warnings += opaque.unjudged(document, readers)
-    meta = document["metadata"]
-    return {
-        "place": manifest.place,
-        "kind": document["kind"],
-        "namespace": meta.get("namespace", ""),
-        "name": meta.get("name") or meta["generateName"],
-        "faults": [printable(f) for f in faults],
-        "warnings": [printable(w) for w in warnings],
-    }
+        for text in offline.faults(value):
+            judged.fault(text)
+    except offline.UnknownKind as e:
+        if e.fault:
+            judged.fault(e.fault)
+        else:
+            judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
+    if value["apiVersion"].startswith(_GROUP):
+        for text in opaque.faults(value, readers):
+            judged.fault(text)
+        for text in opaque.unjudged(value, readers):
+            judged.warn(text)
 
 
-def _key(document: JSON) -> tuple[str, ...]:
-    meta = document["metadata"]
-    own = meta.get("name") or str(id(document))  # of a generated name there may be many
-    return document["apiVersion"], document["kind"], str(meta.get("namespace", "")), str(own)
+def _missing(value: JSON) -> Iterator[str]:
+    """What every object has and this one lacks, and what stands there instead."""
+    for key in ("apiVersion", "kind"):
+        if not isinstance(value.get(key), str):
+            yield _lacks("", key, value)
+    meta = value.get("metadata")
+    if not isinstance(meta, dict):
+        yield _lacks("", "metadata", value)
+    elif not isinstance(meta.get("name") or meta.get("generateName"), str):
+        yield _lacks("metadata", "name", meta)
 
 
-def _print(results: Sequence[JSON], style: Style) -> None:
-    for r in results:
-        name = f"{r['kind']} {r['namespace'] + '/' if r['namespace'] else ''}{r['name']}"
-        if not r["faults"] and not r["warnings"]:
-            print(f"{style.green('ok')} {name} {style.dim('(' + r['place'] + ')')}")
-        for fault in r["faults"]:
-            print(f"{style.red('wrong')} {r['place']}: {name}: {fault}")
-        for warning in r["warnings"]:
-            print(f"{style.yellow('warning')} {r['place']}: {name}: {warning}")
+def _lacks(path: str, key: str, value: JSON) -> str:
+    where = f"{path}.{key}" if path else key
+    if value.get(key) is not None:
+        return f"{where}: {printable(value[key])} in place of {'an object' if key == 'metadata' else 'text'}"
+    meant = [str(k) for k in value if near(str(k), [key])]
+    return f"{path}.{meant[0]}: unknown field, did you mean {key!r}?".lstrip(".") if meant else f"{where}: missing"
+
+
+def _path(text: str) -> str:
+    """Where a sentence leads to, as far as it says so: its beginning, and the parameter that it names."""
+    path, _, rest = text.partition(": ")
+    if " " in path:
+        return ""
+    if rest.startswith("parameters") and " " not in (inner := rest.partition(": ")[0]):
+        path += f".{inner}"
+    named = re.search(r"unknown field '([^']+)'", rest)
+    return f"{path}.{named[1]}" if named else path
+
+
+def _told_twice(found: Sequence[Judged]) -> None:
+    keys = {id(j): _key(j.value) for j in found if _is_object(j)}
+    twice = {key for key, n in Counter(keys.values()).items() if n > 1}
+    for judged in found:
+        if keys.get(id(judged)) in twice:
+            judged.warn("this object stands here more than once: the last one wins")
+
+
+def _key(value: JSON) -> tuple[str, ...]:
+    meta = value.get("metadata")
+    meta = meta if isinstance(meta, dict) else {}
+    own = meta.get("name") or id(value)  # of a generated name there may be many
+    return value["apiVersion"], value["kind"], str(meta.get("namespace", "")), str(own)
+
+
+def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: str | None) -> Iterator[JSON]:
+    """What the drivers would publish on a described host: their attributes, for selectors that name them."""
+    if host is None:
+        return
+    settings = load({}, {})
+    with host_root(host, settings.sysfs_root) as root, without_log("dra_kubeletplugin.inventory"):
+        for driver, reader in zip(drivers, readers, strict=True):
+            own = dataclasses.replace(settings, driver_name=reader.driver, node_name="node", sysfs_root=root)
+            driver.attach(Host(root, own.dev_root, lists=own.list_attributes), own, Role.NODE)
+            inventory = asyncio.run(look(driver, own))
+            devices = [json.loads(parcel.encoded) for pool in inventory.contents() for parcel in pool.devices]
+            yield {"spec": {"driver": reader.driver, "devices": devices}}
+
+
+def _print(found: Sequence[Judged], style: Style) -> None:
+    for judged in found:
+        if not judged.faults and not judged.warnings:
+            print(f"{style.green('ok')} {judged.name} {style.dim('(' + judged.document.place() + ')')}")
+        for colour, word, told in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
+            for place, text in told:
+                print(f"{colour(word)} {place}: {judged.name + ': ' if judged.name else ''}{text}")
 
 
 def schema(args: argparse.Namespace) -> int:

@@ -52,6 +52,10 @@ def _documents(file: Path, text: str) -> list[Any]:
             pass  # YAML can begin so too
     import yaml
 
+    from ..documents import too_deep
+
+    if too_deep(text):
+        raise QuestionError(f"{file}: no YAML: nested too deeply")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return list(yaml.load_all(text, loader))

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import yaml
 
+from ..local.apiserver.schemas.shapes import Form, ListShape, Shape, Struct, kind_shape
+from .judging import OPTION, REFUSED
 from .kustomize import HEADER
 from .source import PARAMETER, Manifest, Parameter, Source
-from .values import OPTION, REFUSED
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
@@ -138,6 +139,8 @@ def _schema(source: Source) -> dict[str, object]:
     for p in source.parameters.values():
         if isinstance(p.default, int):
             properties[p.name] = {"type": "integer", "minimum": 1, "maximum": p.most, "description": p.help}
+        elif p.choices:
+            properties[p.name] = {"enum": list(p.choices), "description": p.help}
         else:
             empty = "" if p.default is not None else "|^$"
             properties[p.name] = {"type": "string", "pattern": f"^({p.pattern})${empty}", "description": p.help}
@@ -145,7 +148,10 @@ def _schema(source: Source) -> dict[str, object]:
     properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
     properties["options"] = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
-    properties["deviceClasses"] = {"type": "object", "additionalProperties": {"type": "object"}}
+    spec = (
+        _of_shape(shape.fields["spec"].shape) if (shape := kind_shape("resource.k8s.io", "v1", "DeviceClass")) else {}
+    )
+    properties["deviceClasses"] = {"type": "object", "additionalProperties": spec | {"type": "object"}}
     properties["global"] = {"type": "object"}  # Helm's own
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
@@ -153,3 +159,13 @@ def _schema(source: Source) -> dict[str, object]:
         "additionalProperties": False,
         "properties": properties,
     }
+
+
+def _of_shape(shape: Shape) -> dict[str, object]:
+    """A type of Kubernetes, as JSON Schema has it: what Helm can tell before an API server does."""
+    if isinstance(shape, Struct):
+        fields = {name: _of_shape(field.shape) for name, field in shape.fields.items()}
+        return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
+    if isinstance(shape, ListShape):
+        return {"type": ["array", "null"], "items": _of_shape(shape.item.shape)}
+    return {"type": ["string", "null"]} if shape is Form.STRING else {}

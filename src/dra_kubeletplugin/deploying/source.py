@@ -23,7 +23,11 @@ _MARK = re.compile(r" #\? (!?)(\w+)$")
 
 
 class SourceError(Exception):
-    """What is wrong with the source, or with a driver's values; a sentence."""
+    """What is wrong with the source, or with a driver's values; ``faults`` are sentences."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Parameter:
     default: str | int | None = None
     pattern: str = ""
     needed: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What a text may be, where there are few."""
+        found = tuple(self.pattern.split("|"))
+        return found if len(found) > 1 and all(map(str.isalnum, found)) else ()
 
     @property
     def most(self) -> int:

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import yaml
-
+from .. import documents
 from .._version import __version__
-from . import driver, helm, kustomize
+from ..documents import Document
+from . import driver, helm, judging, kustomize
 from .source import JSON, Source, SourceError
 from .values import Values, merged, read
 
@@ -40,21 +40,44 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
     _write(folder, driver.files(source, values, base or KUSTOMIZE))
 
 
-def values_of(source: Source, paths: Sequence[Path]) -> Values:
-    """The values of some files, later ones on top.
+def values_of(source: Source, paths: Sequence[Path], doubts: list[str] | None = None) -> Values:
+    """The values of some files, later ones on top. What is likely meant otherwise is added to ``doubts``.
 
-    Raises :class:`SourceError` with everything that is wrong, ``OSError`` and ``yaml.YAMLError``.
+    Raises :class:`SourceError` with everything that is wrong, each with file and line.
     """
-    given: JSON = {}
+    found: list[Document] = []
+    faults: list[str] = []
     for path in paths:
-        said = yaml.safe_load(path.read_text()) or {}
-        if not isinstance(said, dict):
-            raise SourceError(f"{path} is no map of values")
-        given = merged(given, said)
+        said = documents.read(path, faults)
+        for document in said:
+            faults += document.faults
+            if not isinstance(document.value, dict):
+                faults.append(f"{document.place()}: no names with values")
+        if len(said) > 1:
+            faults.append(f"{said[1].place()}: a second document: all values stand in one")
+        found += said
+    if faults:
+        raise SourceError(*faults)
+    given: JSON = {}
+    for document in found:
+        given = merged(given, document.value)
     try:
-        return read(source, given)
+        values = read(source, given)
     except SourceError as e:
-        raise SourceError(f"{', '.join(map(str, paths))}: {e}") from None
+        raise SourceError(*(_placed(text, found, paths) for text in e.faults)) from None
+    if doubts is not None:
+        doubts += [_placed(text, found, paths) for text in judging.doubts(given)]
+    return values
+
+
+def _placed(text: str, found: Sequence[Document], paths: Sequence[Path]) -> str:
+    """A sentence with the place of what it is about: in the last file that says something of it."""
+    path, _, _ = text.partition(": ")
+    top = path.partition(".")[0]
+    for document in reversed(found):
+        if top in document.value:
+            return f"{document.place(path)}: {text}"
+    return f"{', '.join(map(str, paths))}: {text}"
 
 
 def _needed(source: Source, values: Values) -> Iterator[tuple[str, str]]:

@@ -1,30 +1,70 @@
-"""What an API server would refuse in an object, without a server: types, unknown fields, rules and CEL of the usual release."""
+"""What an API server would refuse in an object, without a server: types, unknown fields, rules and CEL of the usual release, in words
+for whoever wrote it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
+from ...errors import near
+from ...resources.fields import FieldError
 from ...resources.releases import Features
-from . import disabled, strategy
-from .kinds import Registry
+from . import disabled, strategy, structure
+from .kinds import Kind, Registry
+from .schemas import shapes
 
 JSON = dict[str, Any]
 _ADMIN = {"resource.kubernetes.io/admin-access": "true"}  # which labels a namespace has is not known here
+_IN_CEL = {  # what a compiler names that there is not, and what there is
+    r"undefined field '(\w+)'": ("driver", "attributes", "capacity", "allowMultipleAllocations"),
+    r"undeclared reference to '(\w+)'": (
+        "device",
+        "cel",
+        "semver",
+        "quantity",
+        "has",
+        "size",
+        "matches",
+        "string",
+        "int",
+    ),
+}
+
+
+class UnknownKind(LookupError):
+    """``fault`` says what was misspelled; empty where it may be a kind of somebody's own."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault)
+        self.fault = fault
 
 
 def faults(document: JSON) -> list[str]:
-    """A sentence for each fault of an object with ``apiVersion``, ``kind`` and a name, as for ``kubectl create`` in a server where
-    nothing else is. Raises ``KeyError`` for a kind that the local cluster does not serve."""
+    """A sentence with the path for each fault of an object with ``apiVersion``, ``kind`` and a name, as for ``kubectl create`` in a
+    server where nothing else is.
+
+    Raises :class:`UnknownKind` for a kind that the local cluster does not serve.
+    """
     features = Features.of()
-    kind = Registry(features).by_kind(document["apiVersion"], document["kind"])
+    registry = Registry(features)
+    kind = registry.by_kind(document["apiVersion"], document["kind"])
     if kind is None:
-        raise KeyError(f"{document['apiVersion']} {document['kind']}")
+        raise UnknownKind(_misspelled(document["apiVersion"], document["kind"], list(registry)))
     if kind.refused:
         return [kind.refused]
     version = document["apiVersion"].rpartition("/")[2]
-    out: list[str] = []
+    shape = shapes.kind_shape(kind.group, version, kind.kind)
+    assert shape is not None, kind.key
+    strange = list(structure.unknown(document, shape))
+    out = structure.sentences(strange)
+    if odd := structure.sentences(structure.mistyped(document, shape)):
+        return out + odd  # nothing else can be told of what cannot be read
+    heard = {path for path, _ in strange}
+    told: list[str] = []
     try:
-        obj = strategy.incoming(kind, version, document, features, strict=False, warnings=out)
+        obj = strategy.incoming(kind, version, document, features, strict=False, warnings=told)
+        out += _later(told, heard, features.release)
         meta = obj["metadata"]
         if kind.namespaced:
             meta.setdefault("namespace", "default")
@@ -38,5 +78,52 @@ def faults(document: JSON) -> list[str]:
     except strategy.BadObject as e:
         out.append(str(e))
     except strategy.InvalidObject as e:
-        out += map(str, e.faults)
+        out += map(_with_nearest, e.faults)
     return out
+
+
+def _later(told: list[str], heard: set[str], release: str) -> Iterator[str]:
+    """Fields of a release to come, which the usual one does not know."""
+    for text in told:
+        if (found := re.fullmatch(r'unknown field "(.*)"', text)) is None:
+            yield text
+        elif found[1] not in heard:
+            yield f"{found[1]}: unknown field of Kubernetes {release}: a later release has it"
+
+
+def _with_nearest(fault: FieldError) -> str:
+    text = str(fault)
+    if fault.reason == "FieldValueNotSupported":
+        value, _, allowed = fault.message.partition("supported values: ")
+        given = re.search(r'"(.*)"', value)
+        return text + (near(given[1], re.findall(r'"(.*?)"', allowed)) if given else "")
+    for pattern, known in _IN_CEL.items():
+        if (found := re.search(pattern, text)) and (meant := near(found[1], known)):
+            return re.sub(pattern, lambda m, meant=meant: m[0] + meant, text, count=1)  # type: ignore[misc]
+    return re.sub(r"(token recognition error at: '=[^=']*')", r"\1: compare with '=='", text)
+
+
+def _misspelled(api_version: str, kind: str, known: list[Kind]) -> str:
+    group, _, version = api_version.rpartition("/")
+    groups = {k.group for k in known}
+    if group in groups:
+        ours = [k for k in known if k.group == group]
+        if same := [k for k in ours if k.kind == kind]:
+            there = ", ".join(k.api_version(v) for k in same for v in k.versions)
+            return f"apiVersion: {api_version!r} has no {kind}: give {there}"
+        if meant := near(kind, [k.kind for k in ours], 0.8):
+            return f"kind: {api_version} has no {kind!r}{meant}"
+        if elsewhere := _elsewhere(kind, known):
+            return f"apiVersion: {kind} is not of {api_version!r}: give {elsewhere}"
+        versions = {v for k in ours for v in k.versions}
+        if version not in versions:
+            return f"apiVersion: {api_version!r} is no version of Kubernetes{near(version, versions)}"
+        return ""
+    if elsewhere := _elsewhere(kind, known):
+        similar = near(group, [g for g in groups if g], 0.7)
+        return f"apiVersion: no {kind} in {api_version!r}: give {elsewhere}" if similar or "." not in group else ""
+    return ""
+
+
+def _elsewhere(kind: str, known: list[Kind]) -> str:
+    return ", ".join(k.api_version(v) for k in known if k.kind == kind for v in k.versions)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ... import documents
 from ...errors import ApiError
 from ..cluster import LocalCluster, resource_of
 
 JSON = dict[str, Any]
+_OPTION = "--apply "
 
 
 class ManifestError(Exception):
@@ -30,30 +30,20 @@ class Manifest:
     document: JSON
 
 
-def read(paths: list[Path], option: str = "--apply ", *, served: bool = True) -> list[Manifest]:
+def read(paths: list[Path]) -> list[Manifest]:
     """All objects of all files, lists taken apart.
 
-    Raises :class:`ManifestError` with all faults, each with ``option`` and file; kinds that are not served count where ``served``.
+    Raises :class:`ManifestError` with all faults, each with option, file and line.
     """
     faults: list[str] = []
     out: list[Manifest] = []
     for path in paths:
-        try:
-            found = list(yaml.safe_load_all(path.read_text()))
-        except OSError as e:
-            faults.append(f"{option}{path}: {e.strerror or e}")
-        except UnicodeDecodeError:
-            faults.append(f"{option}{path} is no text")
-        except yaml.MarkedYAMLError as e:
-            line = f", line {e.problem_mark.line + 1}" if e.problem_mark else ""
-            faults.append(f"{option}{path}{line}: no YAML: {e.problem or e.context or e}")
-        except yaml.YAMLError as e:
-            faults.append(f"{option}{path}: no YAML: {e}")
-        else:
-            for number, document in enumerate(found, 1):
-                if document is not None:
-                    out += _objects(f"{option}{path}, document {number}", document, faults)
-    for manifest in out if served else ():
+        odd: list[str] = []
+        for document in documents.read(path, odd):
+            out += _objects(f"{_OPTION}{document.place()}", document, faults)
+            faults += [f"{_OPTION}{text}" for text in document.faults]
+        faults += [f"{_OPTION}{text}" for text in odd]
+    for manifest in out:
         try:
             resource_of(manifest.document)
         except ValueError as e:
@@ -63,21 +53,27 @@ def read(paths: list[Path], option: str = "--apply ", *, served: bool = True) ->
     return out
 
 
-def _objects(place: str, document: object, faults: list[str]) -> list[Manifest]:
-    if not isinstance(document, dict):
-        faults.append(f"{place}: {type(document).__name__} in place of an object with apiVersion and kind")
+def _objects(place: str, document: documents.Document, faults: list[str]) -> list[Manifest]:
+    value = document.value
+    if not isinstance(value, dict):
+        faults.append(f"{place}: {type(value).__name__} in place of an object with apiVersion and kind")
         return []
-    kind, items = document.get("kind"), document.get("items")
+    kind, items = value.get("kind"), value.get("items")
     if isinstance(kind, str) and kind.endswith("List") and isinstance(items, list):
-        return [m for i, item in enumerate(items) for m in _objects(f"{place}, items[{i}]", item, faults)]
-    missing = [key for key in ("apiVersion", "kind") if not isinstance(document.get(key), str)]
-    meta = document.get("metadata")
+        inner = [document.item("items", i) for i in range(len(items))]
+        return [
+            m
+            for item in inner
+            for m in _objects(f"{place.rpartition(':')[0]}:{item.place().rpartition(':')[2]}", item, faults)
+        ]
+    missing = [key for key in ("apiVersion", "kind") if not isinstance(value.get(key), str)]
+    meta = value.get("metadata")
     if not isinstance(meta, dict) or not isinstance(meta.get("name") or meta.get("generateName"), str):
         missing.append("metadata.name")
     if missing:
         faults.append(f"{place}: {', '.join(missing)} missing")
         return []
-    return [Manifest(place, document)]
+    return [Manifest(place, value)]
 
 
 async def apply(cluster: LocalCluster, manifests: list[Manifest]) -> None:

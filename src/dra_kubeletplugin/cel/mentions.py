@@ -1,0 +1,68 @@
+"""Which attributes and capacities a selector names, read from its text: ``device.attributes["domain"].name`` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .ast import Call, Ident, Literal, Node, Select, children
+from .lexer import Source
+from .parser import Parser
+from .values import CompileError
+
+_INDEXES = {"_[_]", "_[?_]"}
+
+
+class Mention(NamedTuple):
+    """``kind`` is ``attributes`` or ``capacity``; ``name`` is empty where only the domain is named."""
+
+    kind: str
+    domain: str
+    name: str
+
+
+def mentions(expression: str) -> list[Mention]:
+    """In the order of the text, each once; none of what cannot be parsed."""
+    try:
+        tree = Parser(Source(expression)).parse()
+    except (CompileError, RecursionError):
+        return []
+    found = list(_within(tree))
+    named = {(m.kind, m.domain) for m in found if m.name}
+    return list(dict.fromkeys(m for m in found if m.name or (m.kind, m.domain) not in named))
+
+
+def _within(node: Node) -> Iterator[Mention]:
+    for child in children(node):
+        yield from _within(child)
+    if (domain := _domain(node)) is not None:
+        yield Mention(*domain, "")
+        return
+    step = _step(node)
+    if step is not None and (domain := _domain(step[0])) is not None:
+        yield Mention(*domain, step[1])
+
+
+def _domain(node: Node) -> tuple[str, str] | None:
+    """``device.attributes["domain"]``."""
+    step = _step(node)
+    if step is None or not isinstance(step[0], Select):
+        return None
+    kind = step[0]
+    of_device = isinstance(kind.operand, Ident) and kind.operand.name == "device"
+    return (kind.field, step[1]) if of_device and kind.field in {"attributes", "capacity"} else None
+
+
+def _step(node: Node) -> tuple[Node, str] | None:
+    """A field of something, or what its index names."""
+    if isinstance(node, Select):
+        return node.operand, node.field
+    if isinstance(node, Call) and node.function in _INDEXES:
+        of, index = node.operands()
+        if isinstance(index, Literal) and isinstance(index.value, str):
+            return of, index.value
+    if isinstance(node, Call) and node.function in {"@in", "_in_"}:
+        name, of = node.operands()
+        if isinstance(name, Literal) and isinstance(name.value, str):
+            return of, name.value
+    return None
