@@ -2,7 +2,7 @@
 
 A code block whose first line is ``# NAME.py``, ``.yaml`` or ``.ini`` is that file; ``test_*.py`` are run by pytest. A ``console`` block
 is a session: each ``$ command`` is run, and what stands below it is all that it prints, but for ``...``. ``$ dra dev`` runs until
-the end of the page.
+the end of the page, and so does what ends with ``&``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("docs/guides/*.md"), ROOT / "docs/testing.md", ROOT / "examples/README.md"])
+PAGES = sorted(
+    [*ROOT.glob("docs/guides/*.md"), ROOT / "docs/drivers.md", ROOT / "docs/testing.md", ROOT / "examples/README.md"]
+)
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"# (\S+\.(?:py|yaml|ini))\n")
 _FILES = {"python", "yaml", "ini"}
@@ -89,10 +93,18 @@ class Shell:
         theirs = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "DRA_KUBERNETES", "DRA_FEATURE_GATES"}}
         self.environment = theirs | ours
         self._cluster: subprocess.Popen[str] | None = None
+        self._beside: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
 
     def run(self, command: str) -> str:
+        command = command.replace(":8080", f":{self._port}")  # others run these tests at the same time
         if _STAYS.match(command):
             return self._start(command)
+        if command.endswith("&"):
+            argv = ["bash", "-c", command[:-1]]
+            self._beside.append(subprocess.Popen(argv, cwd=self.folder, env=self.environment, start_new_session=True))
+            return ""
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.folder, env=self.environment, text=True, timeout=100, check=False,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -117,6 +129,9 @@ class Shell:
         return said
 
     def close(self) -> None:
+        for process in self._beside:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
         if self._cluster and self._cluster.stdout:
             self._cluster.send_signal(signal.SIGINT)
             self._cluster.stdout.close()
@@ -124,19 +139,21 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    (tmp_path / "here").mkdir()
-    for part in ("drivers", "examples"):  # of a clone
-        (tmp_path / "here" / part).symlink_to(ROOT / part)
-    shell = Shell(tmp_path / "here", tmp_path / "tools")
-    with contextlib.closing(shell):
-        yield shell
+def shell() -> Iterator[Shell]:
+    with tempfile.TemporaryDirectory(prefix="dra-") as place:  # a short path: sockets are made in it
+        here = Path(place, "here")
+        here.mkdir()
+        for part in ("drivers", "examples"):  # of a clone
+            (here / part).symlink_to(ROOT / part)
+        with contextlib.closing(Shell(here, Path(place, "tools"))) as shell:
+            yield shell
 
 
 def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_what_a_page_shows_is_so(page: Path, shell: Shell) -> None:
     shown = Page.of(page.read_text())

@@ -18,6 +18,7 @@ from .installing import ROOT, Environment, as_elsewhere, run
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, re.DOTALL) for line in block.splitlines()]
+LOOKS = re.findall(r"^\$ (kubectl .*)$", TUTORIAL, re.MULTILINE)
 INSTALLED = {"python3 -m venv tools", "tools/bin/pip install dra-kubeletplugin"}
 """Done by the fixture: an index that has this wheel is not at hand."""
 STAYS, ENGINE, CLUSTER = "make dev", "make image", "kubectl apply"
@@ -29,6 +30,7 @@ def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_
     here.mkdir()
     (here / "tools").symlink_to(installed.folder)
     assert set(COMMANDS) > INSTALLED
+    assert len(LOOKS) == TUTORIAL.count("\n$ ")
     ran = 0
     for command in (c for c in COMMANDS if c not in INSTALLED):
         if command.startswith("cd "):
@@ -37,7 +39,7 @@ def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_
             (here / ".venv").symlink_to(installed.folder)
             (here / ".venv/.installed").touch()
         elif command == STAYS:
-            assert "fpga.acme.com: 2 devices" in _until_up(command, here)
+            assert "fpga.acme.com: 2 devices" in _while_up(command, here)
         elif command.startswith(CLUSTER):
             if shutil.which("kubectl"):
                 run("kubectl", "kustomize", command.rpartition(" ")[2], cwd=here)
@@ -52,7 +54,8 @@ def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_
     assert "card-a100" in run(installed.path("dra"), *inspected[0].split()[1:], cwd=here)
 
 
-def _until_up(command: str, folder: Path) -> str:
+def _while_up(command: str, folder: Path) -> str:
+    """Also runs there what is to be typed in another shell."""
     clean = as_elsewhere()
     process = subprocess.Popen(
         command.split(),
@@ -70,6 +73,9 @@ def _until_up(command: str, folder: Path) -> str:
             line = process.stdout.readline()
             assert line, said
             said += line
+        kubeconfig = said.partition("KUBECONFIG=")[2].split()[0]
+        for line in LOOKS if shutil.which("kubectl") else ():
+            assert run(*line.split(), cwd=folder, KUBECONFIG=kubeconfig)
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.stdout.close()

@@ -36,11 +36,22 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert lost == []
 
 
-def test_every_page_is_in_the_menu_once() -> None:
-    class Loader(yaml.SafeLoader):
-        """Without the tags of MkDocs."""
+class Settings(yaml.SafeLoader):
+    """MkDocs' file, without its tags."""
 
-    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
-    menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]  # noqa: S506 a safe loader, see above
+
+Settings.add_multi_constructor("", lambda loader, suffix, node: None)
+
+
+def test_every_page_is_in_the_menu_once() -> None:
+    menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Settings)["nav"]  # noqa: S506 a safe loader, see above
     listed = [page for entry in menu for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
     assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
+
+
+def test_the_site_s_settings_say_nothing_twice() -> None:
+    """YAML takes the last and is silent: pictures were not drawn any more when another hook was listed."""
+    top = yaml.compose((ROOT / "mkdocs.yml").read_text(), Settings)
+    assert isinstance(top, yaml.MappingNode)
+    keys = [key.value for key, _ in top.value]
+    assert sorted(keys) == sorted(set(keys))
