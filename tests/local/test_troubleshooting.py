@@ -473,7 +473,7 @@ async def set_aside() -> list[str]:
     async with node_with(toy()) as node:
         await node.run_pod()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
-        seen = await unready(node, "set aside")
+        seen = await unready(node, "rebuilt")
         await node.plugin.claims.troubles.look()
         return [*seen, *await told(node.cluster, node.cluster.node.name, "RecordsSetAside")]
 
