@@ -56,7 +56,7 @@ def filled(path: str, **parts: str) -> str:
     for name, table in parts.items():
         text, count = re.subn(
             rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)",
-            lambda m, t=table: f"{m[1]}\n{t}\n{m[2]}",
+            lambda m, t=table: f"{m[1]}\n{t}\n{m[2]}",  # type: ignore[misc]
             text,
             count=1,
             flags=re.DOTALL,
@@ -320,7 +320,7 @@ def without() -> str:
 
     def rows() -> Iterator[str]:
         for gate, what, device in _USES:
-            assert gates.gates_of(device) == {gate}, (gate, gates.gates_of(device))
+            assert gate in gates.gates_of(device), (gate, gates.gates_of(device))
             left = gates.without(device, {gate})
             if isinstance(left, str):
                 done = f"not published: {left.partition(' is off, and ')[2]}"
@@ -328,10 +328,25 @@ def without() -> str:
                 done = f"published without {dropped(device, left)}"
             yield f"| `{gate.value}` | {what} | {done} |"
 
+        for gate, what, option in _OPTIONS:
+            of_all = {option: True}
+            assert gates.gates_of_options(of_all) == {gate}
+            elsewhere = gates.options_without(of_all, {gate}, of_this_node=False)
+            done = "the pool is published without it"
+            if isinstance(elsewhere, str):
+                done += f"; one that is no node's own is not published: {elsewhere.partition(' is off, and ')[2]}"
+            yield f"| `{gate.value}` | {what} | {done} |"
+
+    assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gates.Gate)
     return table("| gate | a device with | where the gate is off |", rows())
 
 
 _COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
+_GROUPED = [{**_COUNTERS[0], "compatibilityGroups": ["whole"]}]
+_OPTIONS = [
+    (gates.Gate.PARTITION_TYPES, "`partitionTypeAttribute` of its pool", "partitionTypeAttribute"),
+    (gates.Gate.NODE_OPERATIONS, "`skipNodeOperations` of its pool", "skipNodeOperations"),
+]
 _USES: list[tuple[gates.Gate, str, dict[str, Any]]] = [
     (gates.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
     (gates.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
@@ -345,6 +360,7 @@ _USES: list[tuple[gates.Gate, str, dict[str, Any]]] = [
     (gates.Gate.BINDING, "binding conditions", {"bindingConditions": ["attached"]}),
     (gates.Gate.BINDING, "`bindsToNode` alone", {"bindsToNode": True}),
     (gates.Gate.LISTS, "an attribute with several values", {"attributes": {"cpus": {"ints": [0, 1]}}}),
+    (gates.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
     (
         gates.Gate.NODE_RESOURCES,
         "cpu or memory of the node in it",

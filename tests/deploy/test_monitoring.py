@@ -189,6 +189,10 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
             assert await asked.ask('dra_registered{job="dra-plugin", driver="npu", node="node-1", pod="npu-x"} == 1'), (
                 "scrape.yaml gives the labels that the rules use"
             )
+            for _, expression in shown():
+                text = expression.replace("$__rate_interval", "1m").replace("$driver", ".*").replace("$node", ".*")
+                await asked.ask(text)  # it parses
+            assert await asked.ask('sum(dra_prepared_claims{job="dra-plugin", driver=~".*", node=~".*"})')
             firing = [r["alert"] for r in rules() if await asked.ask(r["expr"])]
             assert firing == [], "of a plugin that is well"
 

@@ -140,6 +140,31 @@ async def counters() -> list[str]:
         return await pending(node.cluster)
 
 
+@shows("A claim's devices are on another node")
+async def elsewhere() -> list[str]:
+    async with LocalCluster(nodes=["node-1", "node-2"]) as cluster:
+        await cluster.apply(
+            objects.device_class(),
+            objects.slice_of("node-1", ["d0"]),
+            objects.claim("shared"),
+            objects.pod("first", claims=["shared"]),
+        )
+        await told(cluster, "first", "Scheduled")
+        await cluster.apply(
+            objects.pod("pod", claims=["shared"], nodeSelector={"kubernetes.io/hostname": "node-2"})
+        )
+        return await pending(cluster)
+
+
+@shows("A pool is not whole")
+async def half_a_pool() -> list[str]:
+    async with LocalCluster() as cluster:
+        half = objects.slice_of("node-1", ["d0"])
+        half["spec"]["pool"]["resourceSliceCount"] = 2
+        await cluster.apply(objects.device_class(), half, objects.template(), objects.pod("pod", templates=["t"]))
+        return await pending(cluster)
+
+
 @shows("There is no such DeviceClass")
 async def no_class() -> list[str]:
     async with LocalCluster() as cluster:
@@ -414,7 +439,7 @@ async def scan_faults() -> list[str]:
     async with node_with(Odd, scan_timeout=0.2, rescan_interval=0.5) as node:
         Odd.fails = True
         node.plugin.driver.changed()
-        seen = await unready(node, "failed")
+        seen = await unready(node, "the bus is gone")
         Odd.fails, Odd.hangs = False, True
         return [*seen, *await unready(node, "has not answered")]
 
@@ -448,7 +473,7 @@ async def set_aside() -> list[str]:
     async with node_with(toy()) as node:
         await node.run_pod()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
-        seen = await unready(node, "set aside")
+        seen = await unready(node, "rebuilt")
         await node.plugin.claims.troubles.look()
         return [*seen, *await told(node.cluster, node.cluster.node.name, "RecordsSetAside")]
 

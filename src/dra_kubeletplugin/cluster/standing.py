@@ -27,9 +27,7 @@ def reasons(scene: Scene, pod: PodInfo) -> list[Reason]:
 
 def _of_pod(scene: Scene, pod: PodInfo) -> Iterator[Reason]:
     if pod.terminating:
-        yield Reason(
-            Kind.DELETED, "the pod is being deleted", "nothing: it goes once its containers and finalizers have"
-        )
+        yield _of_its_end(scene, pod)
     if gates := pod.spec.get("schedulingGates"):
         names = ", ".join(str(g["name"]) for g in gates)
         yield Reason(Kind.GATED, f"the pod has scheduling gates: {names}", "whoever set them has to take them away")
@@ -53,6 +51,24 @@ def _of_pod(scene: Scene, pod: PodInfo) -> Iterator[Reason]:
                 yield Reason(
                     Kind.NODE_GIVEN, text, "make the pod without nodeName: a nodeSelector leads it to the node too"
                 )
+
+
+def _of_its_end(scene: Scene, pod: PodInfo) -> Reason:
+    """A kubelet says nothing where nobody unprepares the claims of a pod whose containers have ended."""
+    drivers = sorted({str(r["driver"]) for claim in _claims(scene, pod) for r in results_of(claim)})
+    if not drivers or not _has_ended(pod):
+        return Reason(
+            Kind.DELETED, "the pod is being deleted", "nothing: it goes once its containers and finalizers have"
+        )
+    names = " and ".join(drivers)
+    text = f"the pod is being deleted, and its containers have ended: its claims are not unprepared by {names} yet"
+    change = f"see whether the plugin of {names} runs on {pod.node}, and what it tells of the claims"
+    return Reason(Kind.DELETED, text, change)
+
+
+def _has_ended(pod: PodInfo) -> bool:
+    statuses = (pod.pod.get("status") or {}).get("containerStatuses") or []
+    return bool(pod.node and statuses) and all("terminated" in (s.get("state") or {}) for s in statuses)
 
 
 def _is_served(scene: Scene, pod: PodInfo, name: str) -> bool:

@@ -76,6 +76,7 @@ def page() -> str:
         "",
         "Generated from `src/dra_kubeletplugin/observe/metrics.py` by `make docs`. `/metrics` of plugin and controller",
         "has them in Prometheus' text format, where `HTTP_ADDRESS` is set; names do not depend on the driver.",
+        "Alerts and a dashboard that use them: [monitoring](monitoring.md).",
         "",
         "| name | type | labels | meaning |",
         "|---|---|---|---|",
