@@ -9,7 +9,7 @@ DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy drivers lock image sbom site clean
+.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -91,6 +91,10 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 $(UV):
 	@test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
+
+dist: $(UV) ## wheel and sdist in dist/, by the build backend that image/ pins: the same bytes for everybody
+	@$(UV) build --quiet --build-constraint image/build-requirements.txt --require-hashes --out-dir dist .
+	@cd dist && sha256sum *.whl *.tar.gz
 
 lock: $(UV) ## pin what images install, by version and hash; make lock ARGS=--upgrade: the newest
 	@$(COMPILE) pyproject.toml -o image/requirements.txt $(ARGS)

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
 from dra_kubeletplugin.local.cluster import LocalCluster
 
 from ..deploy.deployed import Deployed
@@ -56,7 +59,9 @@ def test_its_list_of_parts_is_whole_and_has_licences(image: str) -> None:
     installed = {tuple(d) for d in json.loads(images.inside(image, "python", "-c", script))}
     dpkg = images.inside(image, "dpkg-query", "-W", "-f", "${Package} ${Version}\n")
     with images.mounted(image) as root:
-        listed: JSON = json.loads((root / SBOM).read_text())
+        text = (root / SBOM).read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    listed: JSON = json.loads(text)
     components = listed["components"]
     have = {(c["name"], c.get("version", "")) for c in components}
     assert {"dra-kubeletplugin", "pci", "grpcio"} < {name for name, _ in installed}
