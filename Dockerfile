@@ -1,4 +1,5 @@
-# Build: docker build --build-arg DRIVER=drivers/pci -t pci .
+# A driver of this tree with the framework of this tree: docker build --build-arg DRIVER=drivers/pci -t pci .
+# Elsewhere, and for a driver that needs more than the framework, there is the driver's own Dockerfile.
 # For a release give the base by its digest, as `docker buildx imagetools inspect python:3.13-slim` tells it:
 # --build-arg BASE=python:3.13-slim@sha256:...
 ARG BASE=python:3.13-slim
@@ -17,16 +18,13 @@ COPY image image
 RUN pip install --require-hashes --only-binary :all: -r image/build-requirements.txt \
  && python -m venv --without-pip /opt/dra \
  && pip --python /opt/dra/bin/python install --require-hashes --only-binary :all: -r image/requirements.txt
-COPY ${DRIVER} /driver
-# What the driver itself needs, by hash too.
-RUN if [ -f /driver/image/requirements.txt ]; then \
-      pip --python /opt/dra/bin/python install --require-hashes --only-binary :all: -r /driver/image/requirements.txt; fi
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
+COPY ${DRIVER} /driver
 RUN pip wheel --no-build-isolation --no-deps --no-index -w /wheels . /driver \
  && pip --python /opt/dra/bin/python install --no-deps --no-index /wheels/*.whl \
  && pip --python /opt/dra/bin/python check
-RUN sh src/dra_kubeletplugin/scaffold/templates/common/sbom.sh.tmpl /driver/pyproject.toml /opt/dra /usr/share/sbom "${BASE}"
+RUN sh /driver/image/sbom.sh /driver/pyproject.toml /opt/dra /usr/share/sbom "${BASE}"
 
 FROM ${BASE}
 COPY --from=build /usr/share/misc/pci.ids /usr/share/misc/pci.ids

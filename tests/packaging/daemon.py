@@ -53,7 +53,9 @@ def _options(pod: JSON, objects: list[JSON]) -> Iterator[str]:
     for entry in container["env"]:
         field = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
         environment[entry["name"]] = fields[field] if field else entry.get("value", "")
-    for name, value in (environment | {"HTTP_ADDRESS": "127.0.0.1:0"}).items():  # the host's network is not the pod's own
+    for name, value in (
+        environment | {"HTTP_ADDRESS": "127.0.0.1:0"}
+    ).items():  # the host's network is not the pod's own
         yield from ("--env", f"{name}={value}")
     volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
     for mount in container["volumeMounts"]:

@@ -41,7 +41,9 @@ def make_base(folder: Path) -> None:
     if _podman("image", "exists", BASE, check=False).returncode == 0:
         return
     root = folder / "root"
-    release = platform.freedesktop_os_release()["VERSION_CODENAME"]  # the interpreter is linked with this one's libraries
+    release = platform.freedesktop_os_release()[
+        "VERSION_CODENAME"
+    ]  # the interpreter is linked with this one's libraries
     run("debootstrap", "--variant=minbase", f"--include={LIBRARIES}", release, str(root), cwd=folder, timeout=400)
     unwanted = shutil.ignore_patterns("__pycache__", "test", "tests", "config-3.13-*", "*.a")
     shutil.copytree(PYTHON, root / "usr/local", symlinks=True, dirs_exist_ok=True, ignore=unwanted)

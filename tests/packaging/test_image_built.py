@@ -49,7 +49,9 @@ def test_it_has_no_pip_no_compiler_no_cache_and_no_tests(image: str) -> None:
     assert {"dra_kubeletplugin", "pci", "grpc"} <= packages
     assert not packages & {"pip", "hatchling", "cyclonedx", "debsbom", "kubernetes"}
     assert not [p for p in files if p.is_relative_to("usr/local/lib/python3.13/ensurepip")]
-    assert not [p for p in files if "site-packages" in p.parts and ({"tests", "test"} & set(p.parts) or p.match("test_*.py"))]
+    assert not [
+        p for p in files if "site-packages" in p.parts and ({"tests", "test"} & set(p.parts) or p.match("test_*.py"))
+    ]
     leftovers = ("root/.cache", "var/cache/apt/archives", "var/lib/apt/lists", "tmp", "src", "wheels", "driver")
     assert not [p for p in files if any(p.is_relative_to(folder) for folder in leftovers)]
 

@@ -26,7 +26,11 @@ NEW = {str(path): text for path, text in making.files(Names("sdk", "acme", "acme
 def pins(path: Path) -> dict[str, Requirement]:
     """By their names."""
     lines = path.read_text().replace("\\\n", " ").splitlines()
-    found = [Requirement(line.partition(" --hash")[0].strip()) for line in lines if line and not line.lstrip().startswith("#")]
+    found = [
+        Requirement(line.partition(" --hash")[0].strip())
+        for line in lines
+        if line and not line.lstrip().startswith("#")
+    ]
     return {canonicalize_name(r.name): r for r in found}
 
 
@@ -48,7 +52,9 @@ def test_each_pin_is_one_version_with_hashes(name: str) -> None:
 
 def test_an_image_has_nothing_of_what_builds_it() -> None:
     """But what both need."""
-    assert {"hatchling", "cyclonedx-bom", "debsbom", "pip", "setuptools"}.isdisjoint(pins(ROOT / "image/requirements.txt"))
+    assert {"hatchling", "cyclonedx-bom", "debsbom", "pip", "setuptools"}.isdisjoint(
+        pins(ROOT / "image/requirements.txt")
+    )
 
 
 def test_a_new_package_is_built_and_pinned_as_this_tree_is() -> None:

@@ -64,7 +64,9 @@ def consumer(installed: Environment, tmp_path: Path) -> Path:
 
 def mypy(installed: Environment, consumer: Path) -> str:
     options = ("--strict", "--disallow-any-expr", "--disallow-any-unimported", "--no-incremental")
-    return run(sys.executable, "-m", "mypy", *options, "--python-executable", installed.path("python"), "card.py", cwd=consumer)
+    return run(
+        sys.executable, "-m", "mypy", *options, "--python-executable", installed.path("python"), "card.py", cwd=consumer
+    )
 
 
 def test_mypy_at_its_strictest_finds_nothing(installed: Environment, consumer: Path) -> None:
