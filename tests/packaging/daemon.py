@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -61,7 +60,7 @@ def _options(pod: JSON, objects: list[JSON]) -> Iterator[str]:
     for mount in container["volumeMounts"]:
         if "hostPath" in (volume := volumes[mount["name"]]):
             mode = "ro" if mount.get("readOnly") else "rw"
-            os.makedirs(volume["hostPath"]["path"], exist_ok=True)  # DirectoryOrCreate
+            Path(volume["hostPath"]["path"]).mkdir(parents=True, exist_ok=True)  # DirectoryOrCreate
             yield from ("--volume", f"{volume['hostPath']['path']}:{mount['mountPath']}:{mode}")
         else:
             yield from ("--tmpfs", mount["mountPath"])

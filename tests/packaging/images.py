@@ -16,19 +16,17 @@ from .installing import as_elsewhere, run
 BASE = "localhost/dra-test/python:3.13-slim"
 LIBRARIES = "ca-certificates,netbase,tzdata,libbz2-1.0,liblzma5,libssl3,libsqlite3-0,libffi8,libreadline8,libncursesw6,libuuid1,libexpat1"
 """Debian's packages that python:3.13-slim has beside the smallest system."""
-# A container's own limits cannot be above this process's; the build needs the network, for the indexes.
-BUILD = ("--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={BASE}")
+# A container's own limits cannot be above this process's; the build needs the network, for the indexes. Nothing is taken
+# from a build before, and nothing but the image is left.
+BUILD = ("--layers=false", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={BASE}")
 RUN = ("--rm", "--runtime", "runc", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
-
-
-PYTHON = Path(sys.base_prefix)
 
 
 def missing() -> str | None:
     """What keeps images from being built and judged here, or nothing."""
     if sys.version_info[:2] != (3, 13):
         return "the image has Python 3.13: it is judged by the tests on that one"
-    if PYTHON == Path("/usr"):
+    if sys.base_prefix == "/usr":
         return "needs a CPython 3.13 in a folder of its own, such as pyenv's"
     if os.geteuid() != 0:
         return "needs root"
@@ -46,7 +44,7 @@ def make_base(folder: Path) -> None:
     ]  # the interpreter is linked with this one's libraries
     run("debootstrap", "--variant=minbase", f"--include={LIBRARIES}", release, str(root), cwd=folder, timeout=400)
     unwanted = shutil.ignore_patterns("__pycache__", "test", "tests", "config-3.13-*", "*.a")
-    shutil.copytree(PYTHON, root / "usr/local", symlinks=True, dirs_exist_ok=True, ignore=unwanted)
+    shutil.copytree(sys.base_prefix, root / "usr/local", symlinks=True, dirs_exist_ok=True, ignore=unwanted)
     for path in (root / "usr/local/lib/python3.13/site-packages").iterdir():
         if not path.name.startswith("pip"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -75,7 +75,7 @@ def test_mypy_at_its_strictest_finds_nothing(installed: Environment, consumer: P
 
 def test_without_the_promise_mypy_believes_none_of_it(installed: Environment, consumer: Path) -> None:
     (installed.packages / "dra_kubeletplugin/py.typed").unlink()
-    with pytest.raises(AssertionError, match="missing library stubs or py.typed marker"):
+    with pytest.raises(AssertionError, match=r"missing library stubs or py\.typed marker"):
         mypy(installed, consumer)
 
 
