@@ -5,7 +5,11 @@ BIN     = $(VENV)/bin
 BASE    = $(VENV)/.base
 STAMP   = $(VENV)/.installed
 
-.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy drivers site clean
+DRIVER ?= drivers/pci
+IMAGE  ?= $(notdir $(DRIVER))
+ENGINE ?= docker
+
+.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -78,10 +82,37 @@ deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the d
 drivers: $(STAMP) ## rewrite what drivers/ have word for word from the templates of `dra new`
 	@$(BIN)/python -m tests.tools.drivers
 
+LOCKED = image/requirements.txt image/build-requirements.txt
+# Every pin needs a wheel for each of these: an image compiles nothing.
+IMAGES  = 3.11:x86_64 3.11:aarch64 3.13:x86_64 3.13:aarch64
+UV      = .venv-lock/bin/uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
+
+$(UV):
+	@test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
+
+dist: $(UV) ## wheel and sdist in dist/, by the build backend that image/ pins: the same bytes for everybody
+	@$(UV) build --quiet --build-constraint image/build-requirements.txt --require-hashes --out-dir dist .
+	@cd dist && sha256sum *.whl *.tar.gz
+
+lock: $(UV) ## pin what images install, by version and hash; make lock ARGS=--upgrade: the newest
+	@$(COMPILE) pyproject.toml -o image/requirements.txt $(ARGS)
+	@$(COMPILE) --group image -o image/build-requirements.txt $(ARGS)
+	@for image in $(IMAGES); do for file in $(LOCKED); do \
+	  $(UV) pip install --quiet --dry-run --target .venv-lock/none --require-hashes --only-binary :all: -r $$file \
+	    --python-version $${image%:*} --python-platform $${image#*:}-manylinux_2_28 || exit; done; done
+
+image: ## the image of a driver of this tree: make image DRIVER=drivers/pci IMAGE=registry.example.com/pci:0.1.0 ENGINE=podman
+	$(ENGINE) build -t $(IMAGE) --build-arg DRIVER=$(DRIVER) $(ARGS) .
+
+sbom: ## what that image has, as CycloneDX
+	@$(ENGINE) run --rm --entrypoint cat $(IMAGE) /usr/share/sbom/image.cdx.json
+
 site: ## the documentation as pages in site/; a broken link or reference fails it
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8,<10' 'mkdocstrings[python]>=1.0' ruff
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 clean:
-	rm -rf site .venv-docs $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv-docs .venv-lock $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,6 +13,8 @@ import pytest
 from dra_kubeletplugin.local.runtime import runc
 from dra_kubeletplugin.resources import releases
 
+from .packaging import images
+
 
 def _can_mount() -> bool:
     if os.geteuid() != 0:
@@ -54,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "netns": None
         if "netns" not in wanted or _can_make_networks()
         else "needs root, and iproute2 with network namespaces",
+        "image": None if "image" not in wanted else images.missing(),
         "helm": None if shutil.which("helm") else "needs helm on the PATH",
     }
     for item in items:

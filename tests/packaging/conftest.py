@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from . import images
 from .installing import Environment, build
 
 
@@ -22,6 +23,13 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(dist: Path) -> Path:
     (found,) = dist.glob("*.whl")
     return found
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of an image that stands for python:3.13-slim."""
+    images.make_base(tmp_path_factory.mktemp("base"))
+    return images.BASE
 
 
 @pytest.fixture

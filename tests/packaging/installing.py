@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-EPOCH = "1767225600"  # of the files in what is built
 
 
-def build(folder: Path, source: Path = ROOT) -> None:
-    """Wheel and sdist."""
-    run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source, SOURCE_DATE_EPOCH=EPOCH)
+def build(folder: Path, source: Path = ROOT, **environment: str) -> None:
+    """Wheel and sdist, as `make dist` makes them."""
+    run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source, **environment)
 
 
 _OURS = (
@@ -70,6 +69,11 @@ class Environment:
         run(
             sys.executable, "-m", "pip", "--python", self.path("python"), "install", *options, *map(str, what), cwd=ROOT
         )
+
+    def install_from_index(self, what: str, url: str) -> None:
+        """With what it depends on; what this index does not have comes from the usual one."""
+        argv = (sys.executable, "-m", "pip", "--python", self.path("python"), "install", "--quiet", "--no-cache-dir")
+        run(*argv, "--extra-index-url", url, *what.split(), cwd=self.folder)
 
     def path(self, command: str) -> str:
         return str(self.folder / "bin" / command)

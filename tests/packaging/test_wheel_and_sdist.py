@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 
 import dra_kubeletplugin
@@ -13,17 +17,48 @@ import dra_kubeletplugin
 from .installing import ROOT, Environment, build, run
 
 
+@pytest.fixture
+def sdist(dist: Path) -> Path:
+    (found,) = dist.glob("*.tar.gz")
+    return found
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
 def test_two_builds_are_the_same_bytes(dist: Path, tmp_path: Path) -> None:
     build(tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in dist.iterdir()}
+    assert contents(tmp_path) == contents(dist)
 
 
-def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree(dist: Path, wheel: Path, tmp_path: Path) -> None:
-    (sdist,) = dist.glob("*.tar.gz")
+def unpacked(sdist: Path, folder: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    build(tmp_path / "dist", tmp_path / sdist.name.removesuffix(".tar.gz"))
-    assert (tmp_path / "dist" / wheel.name).read_bytes() == wheel.read_bytes()
+        archive.extractall(folder, filter="data")
+    return folder / sdist.name.removesuffix(".tar.gz")
+
+
+def test_what_is_built_of_the_sdist_elsewhere_by_somebody_else_is_the_same_bytes(sdist: Path, tmp_path: Path) -> None:
+    """In another folder, with other rights, times, locale, time zone and order of hashing."""
+    tree = unpacked(sdist, tmp_path)
+    for path in tree.rglob("*"):
+        path.chmod(0o700 if path.is_dir() or path.stat().st_mode & 0o100 else 0o600)
+        os.utime(path, (1e9, 1e9))
+    elsewhere = {"TZ": "Pacific/Auckland", "LC_ALL": "C", "PYTHONHASHSEED": "1", "HOME": str(tmp_path)}
+    before = os.umask(0o077)
+    try:
+        build(tmp_path / "dist", tree, **elsewhere)
+    finally:
+        os.umask(before)
+    assert contents(tmp_path / "dist") == contents(sdist.parent)
+
+
+def test_an_sdist_installs_as_its_wheel_does(sdist: Path, installed: Environment, tmp_path: Path) -> None:
+    other = Environment.make(tmp_path / "other", lent=Path(sysconfig.get_path("purelib")))
+    other.install(sdist)
+    names = [sorted(str(p.relative_to(e.packages)) for p in e.packages.glob("dra_kubeletplugin/**/*") if p.suffix != ".pyc") for e in (other, installed)]  # fmt: skip
+    assert names[0] == names[1]
+    assert run(other.path("dra"), "--version", cwd=tmp_path) == run(installed.path("dra"), "--version", cwd=tmp_path)
 
 
 def test_the_wheel_has_types_templates_and_manifests_and_no_tests(wheel: Path) -> None:

@@ -23,7 +23,7 @@ NO_HOST = {"gpu_example", "fabric_example"}
 BESIDES = {"pci/demo.py"}
 """`make demo` of this tree."""
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-_TABLES = ("build-system", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
+_TABLES = ("build-system", "dependency-groups", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
 
 every_driver = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.name))
 

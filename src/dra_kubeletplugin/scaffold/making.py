@@ -20,6 +20,7 @@ _COMMON = {
     "Dockerfile": "Dockerfile",
     "dockerignore": ".dockerignore",
     "gitignore": ".gitignore",
+    "sbom.sh": "image/sbom.sh",
     "ci.yaml": ".github/workflows/ci.yaml",
     "README.md": "README.md",
     "init.py": "src/%%{module}/__init__.py",

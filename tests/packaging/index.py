@@ -1,0 +1,38 @@
+"""A package index of static files (PEP 503), which has what is to be released; everything else comes from the usual one."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def fill(folder: Path, wheel: Path) -> str:
+    """Puts a wheel there; its hash in hexadecimal."""
+    content = wheel.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    project = folder / "simple" / wheel.name.partition("-")[0].replace("_", "-")
+    project.mkdir(parents=True)
+    (project / wheel.name).write_bytes(content)
+    (project / "index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>\n')
+    return digest
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple/"
+        finally:
+            server.shutdown()
