@@ -186,7 +186,10 @@ def test_no_overlay_patches_by_place() -> None:
         ({"options": ["A"]}, "options: a list in place of names with values"),
         ({"features": ["probes"]}, "features: a list in place of names with values"),
         ({"options": {"STOP_GRACE": "5x"}}, "options.STOP_GRACE: '5x' is not a duration; write it like 500ms, 45s"),
-        ({"options": {"API_TIMEOUT": "1ms"}}, "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s"),
+        (
+            {"options": {"API_TIMEOUT": "1ms"}},
+            "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s",
+        ),
         ({"options": {"LEASE_DURATION": "soon"}}, "options.LEASE_DURATION: 'soon' is not a duration"),
         ({"options": {"ON": True}}, 'options.ON: true is no text: write it in quotes, "true"'),
         ({"deviceClasses": {"a": None}}, "values.yaml:2: deviceClasses.a: nothing is no spec of a DeviceClass"),

@@ -150,9 +150,7 @@ async def elsewhere() -> list[str]:
             objects.pod("first", claims=["shared"]),
         )
         await told(cluster, "first", "Scheduled")
-        await cluster.apply(
-            objects.pod("pod", claims=["shared"], nodeSelector={"kubernetes.io/hostname": "node-2"})
-        )
+        await cluster.apply(objects.pod("pod", claims=["shared"], nodeSelector={"kubernetes.io/hostname": "node-2"}))
         return await pending(cluster)
 
 
