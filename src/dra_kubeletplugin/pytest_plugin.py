@@ -26,13 +26,14 @@ Nothing but pytest is imported before a fixture is used.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -65,9 +66,10 @@ class _Wanted:
         given: dict[str, Any] = {}
         for marker in request.node.iter_markers("dra"):  # the nearest comes first
             if marker.args:
-                raise pytest.UsageError(f"@pytest.mark.dra takes names only: {marker.args[0]!r} has none")
+                _refuse(f"@pytest.mark.dra takes names only: {marker.args[0]!r} has none")
             given = marker.kwargs | given
         _check_names(given)
+        _check_types(given)
         config = request.config
         here = config.inipath.parent if config.inipath else config.rootpath
         driver: type[Driver] | str = given.pop("driver", None) or config.getini("dra_driver")
@@ -94,7 +96,47 @@ def _check_names(given: Collection[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f": did you mean {near[0]}?" if near else f", only {', '.join(own)} and the options of the plugin"
-            raise pytest.UsageError(f"@pytest.mark.dra takes no {name!r}{hint}")
+            _refuse(f"@pytest.mark.dra takes no {name!r}{hint}")
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    """What would fail far from the marker."""
+    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+        "driver": ((str, type), "a class, or as `dra run` takes it"),
+        "nodes": ((list, tuple), "a list of names"),
+        "environment": ((dict,), "a mapping of names to text"),
+        "process": ((bool,), "True or False"),
+        "kubernetes": ((str,), 'a release, such as "1.36"'),
+        "feature_gates": ((dict,), "a mapping of names to True or False"),
+    }
+    for name, (types, wanted) in kinds.items():
+        if name in given and not isinstance(given[name], types):
+            _refuse(f"@pytest.mark.dra({name}={given[name]!r}): give {wanted}")
+    if timers := given.get("timers"):
+        from .local.kubelet import Timers
+
+        if not isinstance(timers, Timers):
+            _refuse(f"@pytest.mark.dra(timers={timers!r}): give dra_kubeletplugin.testing.Timers(...)")
+    for name, value in given.get("environment", {}).items():
+        if not isinstance(value, str):
+            _refuse(f"@pytest.mark.dra(environment): {name} is {value!r}, not text")
+
+
+def _refuse(why: str) -> NoReturn:
+    """A mistake of the test's author, or of the driver's: the sentence is all that helps."""
+    pytest.fail(why, pytrace=False)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    from .errors import DraError
+
+    try:
+        yield
+    except DraError as e:
+        _refuse(f"{e.message} [{e.code}]")
+    except ValueError as e:
+        _refuse(str(e))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -167,11 +209,10 @@ def local_cluster(
             feature_gates=wanted.feature_gates,
         )
 
-    try:
-        inner = _dra_thread.run(made())
-    except ValueError as e:
-        raise pytest.UsageError(str(e)) from None
-    with Scope(_dra_thread, inner, "the local cluster") as cluster:
+    with contextlib.ExitStack() as stack:
+        with _told():
+            inner = _dra_thread.run(made())
+            cluster = stack.enter_context(Scope(_dra_thread, inner, "the local cluster"))
         yield Cluster(_dra_thread, cluster)
         if _dra_server:
             _dra_thread.run(emptied(AsyncApi(cluster)))
@@ -182,21 +223,22 @@ def node(
     request: pytest.FixtureRequest, local_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Node[Any]]:
     """The driver under test on the first node, registered and published."""
-    from .driver import load_driver
+    from .driver import check, load_driver
     from .testing.handles import Node
     from .testing.node import on_node
     from .testing.thread import Scope
 
     wanted = _Wanted.of(request)
     if not wanted.driver:
-        raise pytest.UsageError(
-            "which driver? Say it with dra_driver in pytest's ini file, or with @pytest.mark.dra(driver=...)"
-        )
+        _refuse("which driver? Say it with dra_driver in pytest's ini file, or with @pytest.mark.dra(driver=...)")
     for name, value in wanted.environment.items():
         monkeypatch.setenv(name, value)
-    driver = load_driver(wanted.driver) if isinstance(wanted.driver, str) else wanted.driver
-    running = on_node(local_cluster.inner, driver, host=wanted.host, process=wanted.process, **wanted.settings)
-    with Scope(local_cluster.thread, running, f"{driver.name} on a node") as inner:
+    with contextlib.ExitStack() as stack:
+        with _told():
+            driver = load_driver(wanted.driver) if isinstance(wanted.driver, str) else wanted.driver
+            check(driver)
+            running = on_node(local_cluster.inner, driver, host=wanted.host, process=wanted.process, **wanted.settings)
+            inner = stack.enter_context(Scope(local_cluster.thread, running, f"{driver.name} on a node"))
         yield Node(local_cluster.thread, inner)
 
 

@@ -86,7 +86,7 @@ def _from_folder(folder: Path) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        hint = near(path.name, there)
+        hint = near(path.name, there, 0.75)
         raise DriverError(f"{path} is not a file: give a driver's file, its package's folder, or module:Class{hint}")
     if (path.parent / "__init__.py").is_file():
         return _from_package(path)
@@ -165,7 +165,7 @@ def _from_name(name: str, target: str) -> ModuleType:
     except Exception as e:
         raise DriverError(f"importing {name.rpartition('.')[0]} raised {explained(e)}") from e
     if found is None:
-        hint = near(name, _modules_beside(name), 0.7)
+        hint = near(name, _modules_beside(name), 0.8)
         raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file{hint}")
     return _imported(name, functools.partial(importlib.import_module, name))
 
@@ -181,5 +181,4 @@ def _modules_beside(name: str) -> list[str]:
         if found is not None:
             return [f"{package}.{m.name}" for m in pkgutil.iter_modules(found.submodule_search_locations)]
         package, _, _ = package.rpartition(".")
-    tail = name.partition(".")[2]
-    return [f"{m.name}.{tail}" if tail else m.name for m in pkgutil.iter_modules()]
+    return [] if "." in name else [m.name for m in pkgutil.iter_modules()]

@@ -50,7 +50,10 @@ def find(name: str) -> Path:
     if name in known and not Path(name).is_file():
         return known[name]
     if not Path(name).is_file():
-        near = Faults.near(name, known)
+        if Path(name).is_dir():
+            raise SettingsError(f"--host {name} is a folder: give a file, or one of {', '.join(known)}")
+        beside = [str(p) for p in Path(name).parent.glob("*.yaml")]
+        near = Faults.near(name, [*known, *beside])
         raise SettingsError(f"--host {name}: neither a file nor one of {', '.join(known)}{near}")
     return Path(name)
 

@@ -277,11 +277,11 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
 def _as_attribute(value: object) -> str:
     """What to do with a value of a kind that attributes do not have."""
     if value is None:
-        return "; leave out what is not known"
+        return ", and leave out what is not known"
     if isinstance(value, float):
-        return "; as text, or in a smaller unit as an integer"
+        return ", as text or in a smaller unit as an integer"
     if isinstance(value, bytes | bytearray):
-        return "; as text, value.hex() or value.decode()"
+        return ", as text value.hex() or value.decode()"
     return ""
 
 

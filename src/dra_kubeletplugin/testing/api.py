@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ApiError
+from ..errors import ApiError, near
 from ..local.cluster import LocalCluster, load_yaml, resource_of
 from ..resources.convert import GROUP
 from .events import Event, PodError, folded, has_run, hopeless, last_fault, raises, stuck
@@ -19,6 +20,7 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 TIMEOUT = 20.0  # seconds until waiting is given up
 PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose driver raises
+_NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
@@ -156,14 +158,18 @@ class AsyncApi:
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()
-        waits, since = "", loop.time()
+        waits, since, seen = "", loop.time(), False
 
         async def look() -> JSON | None:
             __tracebackhide__ = True
-            nonlocal waits, since
+            nonlocal waits, since, seen
             pod = await self.get("Pod", name, namespace)
             if pod is not None and has_run(pod):
                 return pod
+            if pod is None and not seen:
+                known = [p["metadata"]["name"] for p in await self.get_all("Pod", namespace)]
+                raise PodError(f"there is no pod {name} in namespace {namespace}{near(name, known)}", [])
+            seen = True
             events = await self._events_of(pod, name, namespace)
             if why := hopeless(name, pod, events):
                 raise PodError(why, events)
@@ -175,7 +181,8 @@ class AsyncApi:
             if waits and loop.time() - since > patience:
                 if raised:
                     raise PodError(f"pod {name} does not start: {raised}", events)
-                raise PodError(f"pod {name} finds no place, and nothing has changed for {patience:g} s", events)
+                why = f"pod {name} finds no place, and nothing has changed for {patience:g} s"
+                raise PodError(f"{why}{await self._no_class(events) or last_fault(events)}", events)
             return None
 
         try:
@@ -220,6 +227,13 @@ class AsyncApi:
         found = [e for e in await self.get_all("Event", namespace) if e["involvedObject"].get("name") == name]
         uid = pod["metadata"]["uid"] if pod else None
         return folded(e for e in found if uid is None or e["involvedObject"].get("uid") == uid)
+
+    async def _no_class(self, events: Sequence[Event]) -> str:
+        """That there is no such DeviceClass, and which is nearly it."""
+        found = next((m for e in events if (m := _NO_CLASS.search(e.message))), None)
+        if found is None:
+            return ""
+        return f": {found[0]}{near(found[1], [c['metadata']['name'] for c in await self.get_all('DeviceClass')])}"
 
     async def _goes_on(self, pod: JSON) -> bool:
         """Whether the pod has its claims and waits for their devices, or what it waits for may just be getting free."""

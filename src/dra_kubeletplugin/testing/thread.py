@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from ..errors import DraError, near
 from .hosting import Hosted
 
 P = ParamSpec("P")
@@ -51,6 +54,8 @@ class LoopThread:
         except BaseException:
             future.cancel()  # where we were interrupted
             raise
+        if isinstance(error, DraError):  # says all; where in our code it was found helps nobody
+            raise error.with_traceback(None)
         if error is not None:
             raise error
         return future.result()
@@ -93,7 +98,12 @@ class Call(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True
-        return self._thread.run(self._method(*args, **kwargs))
+        try:
+            work = self._method(*args, **kwargs)
+        except TypeError as e:
+            known = inspect.signature(self._method).parameters  # of the method that is wrapped
+            raise TypeError(f"{e}{next((near(n, known) for n in kwargs if n not in known), '')}") from None
+        return self._thread.run(work)
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """The same for coroutines, in whatever event loop."""
@@ -116,6 +126,7 @@ class both(Generic[S, P, T]):
             return self
         method, inner = self._method, instance.inner
 
+        @functools.wraps(method)
         def bound(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
             return method(inner, *args, **kwargs)
 

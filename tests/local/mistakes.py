@@ -1,0 +1,191 @@
+"""Mistakes that authors make in a driver, and what they must be told: what, where, the nearest name, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAD = """from __future__ import annotations
+
+import msgspec
+
+from dra_kubeletplugin import (
+    Claim, Config, ContainerEdits, CounterSet, Device, Driver, Health, Pool, PreparedDevice, Quantity, Taint, Version
+)
+
+
+class Plain(Driver):
+    name = "acme.example.com"
+
+    async def devices(self):
+        return [Device("d-0", attributes={"index": 0})]
+
+    async def prepare(self, claim):
+        return [d.prepared(ContainerEdits(env={"CARD": d.name})) for d in claim.devices]
+
+
+"""
+HERE = "  # here"  # the line that must be told
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """``says``: each is in what is told. ``before``: what stands above the class."""
+
+    name: str
+    body: str
+    says: tuple[str, ...]
+    before: str = ""
+
+    def write(self, folder: Path) -> Path:
+        """The driver's file."""
+        path = folder / "acme" / "driver.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.source)
+        return path
+
+    @property
+    def source(self) -> str:
+        body = "".join(f"    {line}\n" for line in self.body.splitlines())
+        return f"{HEAD}{self.before}class Acme(Plain):\n{body}" if self.body else self.before
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """``says``, and the line that is marked."""
+        lines = self.source.splitlines()
+        return self.says + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
+
+
+def file(name: str, text: str, *says: str) -> Mistake:
+    return Mistake(name, "", says, text)
+
+
+def cls(name: str, body: str, *says: str) -> Mistake:
+    return Mistake(name, body, says)
+
+
+def config(name: str, body: str, *says: str) -> Mistake:
+    text = "".join(f"    {line}\n" for line in body.splitlines())
+    return Mistake(name, "config = AcmeConfig", says, f"class AcmeConfig(Config):\n{text}\n\n")
+
+
+def devices(name: str, answer: str, *says: str) -> Mistake:
+    return Mistake(name, f"def devices(self):\n    return {answer}{HERE}", says)
+
+
+def answered(name: str, answer: str, *says: str) -> Mistake:
+    return Mistake(name, f"def devices(self):{HERE}\n    return {answer}", says)
+
+
+def pools(name: str, pool: str, *says: str) -> Mistake:
+    return Mistake(name, f"def pools(self):\n    return [Pool(self.settings.node_name, {pool})]", says)
+
+
+def prepare(name: str, answer: str, *says: str) -> Mistake:
+    return Mistake(name, f"async def prepare(self, claim):\n    return {answer}{HERE}", says)
+
+
+def prepared(name: str, answer: str, *says: str) -> Mistake:
+    return Mistake(name, f"def prepare(self, claim):{HERE}\n    return {answer}", says)
+
+
+def undo(name: str, call: str, *says: str) -> Mistake:
+    body = f"async def prepare(self, claim):\n    {call}{HERE}\n    return []\n\nasync def undo_close(self, claim, port): ..."
+    return Mistake(name, body, says)
+
+
+def health(name: str, answer: str, *says: str) -> Mistake:
+    return Mistake(name, f"def health(self):{HERE}\n    return {answer}", says)
+
+
+FILES = [
+    file("two drivers", HEAD + "class A(Plain): ...\n\n\nclass B(Plain): ...\n\n\ndel Plain\n", "2 subclasses of Driver", "driver.py:A or ", "driver.py:B"),
+    file("no driver", "class Acme:\n    def devices(self): ...\n", "defines no subclass of Driver: write class Acme(Driver)"),
+    file("an import that fails", "import acme_sdk  # here\n", "No module named 'acme_sdk'", "install it", "pyproject.toml"),
+    file("a name that is misspelt", "from dra_kubeletplugin import Devise  # here\n", "did you mean 'Device'?"),
+    file("a relative import", "from .sdk import Sdk  # here\n", "a file is loaded alone", "driver:Class"),
+    file("a syntax error", "class A(Driver)\n    pass\n", "SyntaxError: expected ':' (driver.py, line 1)"),
+    file("run() without a guard", HEAD + "from dra_kubeletplugin import run\n\nrun(Plain)  # here\n", 'if __name__ == "__main__":'),
+    file("a wrong name", HEAD.replace('"acme.', '"Acme_'), "Plain.name 'Acme_example.com' is not a DNS subdomain"),
+    Mistake("a default that is shared", "config = C", ("C.ports = [1] would be one object for all claims", "default_factory=lambda: [1]"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
+    Mistake("a dataclass", "config = C", ("take @dataclass off",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
+]  # fmt: skip
+CLASSES = [
+    cls("unprepares", "def unprepares(self, claim): ...", "Acme.unprepares() is never called, did you mean `unprepare`?"),
+    cls("another style", "async def unPrepare(self, claim): ...", "did you mean `unprepare`?"),
+    cls("helth", "def helth(self): return {}", "did you mean `health`?"),
+    cls("recovery", "def recovery(self): return []", "did you mean `recover`?"),
+    cls("configs", "configs = Config", "Acme.configs is read by nobody, did you mean `config`?"),
+    cls("subsystem", "subsystem = ('pci',)", "did you mean `subsystems`?"),
+    cls("gates_off", "gates_off = 'DRADeviceTaints'", "Acme.gates_off is set by the framework"),
+    cls("host", "host = None", "Acme.host is set by the framework"),
+    cls("changed", "def changed(self): ...", "Acme.changed is the framework's, for the driver to call"),
+    cls("a taint that is text", "unhealthy_taint = 'NoSchedule'", "Acme.unhealthy_taint is 'NoSchedule': give Taint(key=..., effect=...)"),
+    cls("a method without its claim", "def prepare(self): return []", "cannot be called as prepare(claim)"),
+    cls("a config that is text", "config = 'AcmeConfig'", "Acme.config is 'AcmeConfig': give a subclass of Config"),
+    config("a check that answers", "speed: int = 1\ndef check(self):  # here\n    return 'too slow'", "AcmeConfig.check() answered 'too slow'", "raise ValueError(...)"),
+    config("a check with a parameter", "speed: int = 1\ndef check(self, claim): ...", "cannot be called as check()"),
+    config("a check that is misspelt", "speed: int = 1\ndef chek(self): ...", "AcmeConfig.chek() is never called, did you mean `check`?"),
+    config("kind", "kind = 'Acme'", "AcmeConfig.kind is read by nobody, did you mean `KIND`?"),
+    config("a version that is a number", "API_VERSION = 3", "AcmeConfig.API_VERSION is 3: give text"),
+    config("a version without a group", "API_VERSION = 'acme.example.com/'", "is not GROUP/VERSION"),
+    config("layered", "LAYERED = 'no'", "AcmeConfig.LAYERED is 'no': give True or False"),
+    config("a field that JSON has not", "odd: object.__class__ = None", "AcmeConfig"),
+    Mistake("a conversion that is no class method", "config = New", ("New.convert_from() makes an object of its class: write @classmethod",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n    def convert_from(self, older): ...\n\n\n"),
+    Mistake("no conversion", "config = New", ("New names older versions in OLDER and has no convert_from",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n\n"),
+    Mistake("two kinds of one name", "config = [A, B]", ("A and B are told apart by nothing: give each a KIND",), "class A(Config):\n    a: int = 1\n\n\nclass B(Config):\n    b: int = 1\n\n\n"),
+]  # fmt: skip
+DEVICES = [
+    devices("raises", "[{}['bus']]", "the driver's devices raised KeyError: 'bus'"),
+    devices("an attribute of self that is misspelt", "self.hots.pci()", "did you mean 'host'?"),
+    devices("a keyword that is misspelt", "[Device('d-0', attribute={})]", "did you mean 'attributes'?"),
+    devices("a variable that is misspelt", "[Devize('d-0')]", "name 'Devize' is not defined, did you mean 'Device'?"),
+    answered("None", "None", "devices() answered NoneType, not a list of Device: is a `return` missing?"),
+    answered("a dict", "{'d-0': Device('d-0')}", "devices() answered dict, not a list of Device: give its values"),
+    answered("text", "'d-0'", "devices() answered str, not a list of Device"),
+    answered("one", "Device('d-0')", "put it into a list, `[device]`"),
+    answered("names", "[Device('a'), 'b']", "devices() answered a list with str at [1], not Device"),
+    answered("two of a name", "[Device('d-0'), Device('d-0')]", "two devices named 'd-0': names must be unique"),
+    answered("a coroutine in a list", "[Device('a'), None]", "a list with NoneType at [1], not Device"),
+    devices("an object", "[Device('d-0', attributes={'x': object()})]", "device 'd-0': attributes['x'] is <object object>: give str, int"),
+    devices("bytes", "[Device('d-0', attributes={'x': b'ab'})]", "attributes['x'] is b'ab'", "value.hex()"),
+    devices("a float", "[Device('d-0', attributes={'x': 1.5})]", "attributes['x'] is 1.5", "smaller unit"),
+    devices("an unknown value", "[Device('d-0', attributes={'x': None})]", "leave out what is not known"),
+    devices("a name of 40 letters", "[Device('d-0', attributes={'x' * 40: 1})]", f"attributes[{'x' * 40}]: the name is too long", "32 bytes"),
+    devices("40 attributes", "[Device('d-0', attributes={f'a{i}': i for i in range(40)})]", "must not exceed 32"),
+    devices("upper case", "[Device('D_0')]", "device 'D_0': name:", "lowercase RFC 1123 label"),
+    devices("a number for a name", "[Device(0)]", "its name is int, not text"),
+    devices("an amount that is none", "[Device('d-0', capacity={'memory': '80GB'})]", "capacity['memory']: '80GB' is no quantity", "did you mean '80G'?"),
+    devices("an amount below zero", "[Device('d-0', capacity={'memory': -5})]", "capacity['memory']: -5 is below zero"),
+    devices("an effect", "[Device('d-0', taints=[Taint(key='a', effect='NoSchedul')])]", "taints[0].effect", '"NoSchedule"'),
+    devices("groups in a list", "[Device('d-0', compatibility_groups=['x'])]", "compatibility_groups is list: give a mapping of counter sets to lists of groups"),
+]  # fmt: skip
+UNPUBLISHED = [
+    pools("a counter set", "[Device('d-0', consumes_counters={'crad': {'memory': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "d-0 is not published", "counter set 'crad', which its pool does not have, did you mean 'card'?"),
+    pools("a counter", "[Device('d-0', consumes_counters={'card': {'memroy': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "counter set 'card' has no counter 'memroy', did you mean 'memory'?"),
+    cls("no counter sets", "def devices(self):\n    return [Device('d-0', consumes_counters={'card': {'memory': '1Gi'}})]", "declare it, pools() answers Pool(counter_sets=[CounterSet(...)])"),
+]  # fmt: skip
+PREPARE = [
+    prepare("raises", "[{}['port']]", "DRIVER_FAILED: the driver's prepare raised KeyError: 'port'"),
+    prepare("StopIteration", "[next(iter(()))]", "StopIteration"),
+    prepare("SystemExit", "[exit(3)]", "the driver's prepare raised SystemExit: 3"),
+    prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "did you mean 'env'?"),
+    prepare("a keyword of a method", "[d.prepared(edit=None) for d in claim.devices]", "did you mean 'edits'?"),
+    prepare("edits", "[d.prepared(ContainerEdits(env=['A=1'])) for d in claim.devices]", "env must be a mapping of names to values, not list"),
+    prepared("None", "None", "prepare answered NoneType, not a list of PreparedDevice: is a `return` missing?"),
+    prepared("one", "claim.devices[0].prepared()", "put it into a list, `[device.prepared()]`"),
+    prepared("devices", "claim.devices", "a list with AllocatedDevice, not PreparedDevice: answer device.prepared(...)"),
+    prepared("nothing", "[]", "prepare answered nothing for device d-0"),
+    undo("a step that is misspelt", "await claim.on_undo('clsoe', port=1)", "Acme has no method undo_clsoe(claim, **data), did you mean 'close'?"),
+    undo("a parameter", "await claim.on_undo('close', prot=1)", "Acme.undo_close has no parameter 'prot', did you mean 'port'?"),
+    undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
+    cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "write `await claim.on_undo(...)`"),
+]  # fmt: skip
+HEALTH = [
+    health("None", "None", "health() answered NoneType: it must answer a mapping of names to Health"),
+    health("a list", "[Health(True)]", "health() answered list"),
+    health("text", "{'d-0': 'ok'}", "health() answered str → str"),
+    cls("raises", "def health(self):\n    raise OSError('no telemetry')  # here", "the driver's health raised OSError: no telemetry"),
+    cls("a device that is none", "def health(self):\n    return {'d_0': Health(False)}", "health() tells of d_0", "did you mean 'd-0'?"),
+    cls("a taint", "def health(self):\n    return {'d-0': Health(False, 'hot', Taint(key='a', effect='No'))}", "the taint that health() gives d-0 cannot be published", '"NoSchedule"'),
+]  # fmt: skip

@@ -1,0 +1,153 @@
+"""What an author is told of his mistakes: in a test, in the pod's event, in readiness and the log, by `dra dev` and `dra inspect`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Driver, cli
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.errors import DraError, NotReadyError
+from dra_kubeletplugin.testing import DriverNode, PodError, node_with
+
+from .dev_process import command, running
+from .mistakes import CLASSES, DEVICES, FILES, HEALTH, PREPARE, UNPUBLISHED, Mistake
+
+
+def named(mistakes: Iterable[Mistake]) -> Any:
+    return pytest.mark.parametrize("mistake", [pytest.param(m, id=m.name) for m in mistakes])
+
+
+def told(text: str, mistake: Mistake) -> None:
+    """What is said has all that it must, and nothing of ours."""
+    missing = [part for part in mistake.told if part not in text]
+    assert not missing, f"{missing} not in: {text}"
+    plain(text)
+
+
+def plain(text: str) -> None:
+    assert "Traceback" not in text
+    assert "dra_kubeletplugin/" not in text.replace("dra_kubeletplugin/__init__.py", "")  # Python names it itself
+    assert "<object object at" not in text
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.testing.running.PATIENCE", 0.2)
+
+
+@contextlib.asynccontextmanager
+async def started(mistake: Mistake, folder: Path) -> AsyncIterator[DriverNode[Driver]]:
+    async with node_with(load_driver(str(mistake.write(folder)) + ":Acme")) as node:
+        yield node
+
+
+@named(FILES)
+def test_a_file_that_is_no_driver_s_is_told_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
+    with pytest.raises(DraError) as e:
+        load_driver(str(mistake.write(tmp_path)))
+    told(e.value.event(), mistake)
+
+
+@named(CLASSES)
+async def test_a_class_that_cannot_work_is_told_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
+    with pytest.raises(DraError) as e:
+        async with started(mistake, tmp_path):
+            pass
+    told(e.value.event(), mistake)
+
+
+@named(DEVICES)
+async def test_an_answer_of_devices_that_is_none_is_the_first_thing_that_is_read(
+    tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(NotReadyError) as e:
+        async with started(mistake, tmp_path):
+            pass
+    told(str(e.value), mistake)  # the lines of /readyz
+    assert mistake.says[0] in str(e.value).partition("; ")[0]
+    told(caplog.text, mistake)
+
+
+@named(UNPUBLISHED)
+async def test_what_is_not_published_is_told_where_the_pod_waits(
+    tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(mistake, tmp_path) as node:
+        told("\n".join(await node.plugin.notes()), mistake)
+        with pytest.raises(PodError) as e:
+            await node.run_pod(patience=0)
+    told(e.value.why, mistake)
+    told(caplog.text, mistake)
+
+
+@named(PREPARE)
+async def test_a_prepare_that_is_wrong_is_told_in_the_event_and_given_up_by_a_test(
+    tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(mistake, tmp_path) as node:
+        with pytest.raises(PodError) as e:
+            await node.run_pod(patience=0.1)
+    told(e.value.why, mistake)
+    told(e.value.events[-1].message, mistake)
+    told(caplog.text, mistake)
+
+
+@named(HEALTH)
+async def test_a_report_of_health_that_is_none_is_told_in_readiness(
+    tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(mistake, tmp_path) as node:
+
+        async def noted() -> str:
+            return "\n".join(await node.plugin.notes())
+
+        told(await node.cluster.wait("a note", noted), mistake)
+    told(caplog.text, mistake)
+
+
+@named(m for m in [*DEVICES, *HEALTH])
+def test_inspect_tells_the_same(tmp_path: Path, mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["inspect", str(mistake.write(tmp_path)) + ":Acme"])
+    out, err = capsys.readouterr()
+    told(out + err, mistake)
+
+
+@named([FILES[2], CLASSES[0], DEVICES[0]])
+def test_dev_ends_soon_with_one_sentence(tmp_path: Path, mistake: Mistake) -> None:
+    path = str(mistake.write(tmp_path)) + (":Acme" if mistake.body else "")
+    done = command(path)
+    assert done.returncode == 2
+    told(done.stderr.splitlines()[-1], mistake)
+    plain(done.stderr)
+
+
+@named([UNPUBLISHED[0], HEALTH[0]])
+def test_dev_tells_under_a_driver_s_devices_what_is_odd(tmp_path: Path, mistake: Mistake) -> None:
+    with running(tmp_path, str(mistake.write(tmp_path)) + ":Acme") as dev:
+        told(dev.told, mistake)
+    plain(dev.log())
+
+
+def test_a_deep_fault_is_logged_with_the_author_s_own_lines_and_none_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "def devices(self):\n    return self._found()\n\ndef _found(self):\n    return {}['bus']"
+    path = Mistake("deep", body, ()).write(tmp_path)
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        assert cli.main(["inspect", f"{path}:Acme"]) == 2
+    assert "KeyError: 'bus' (acme/driver.py:25)" in err.getvalue()
+    assert "in _found" in caplog.text
+    assert "dra_kubeletplugin/" not in caplog.text
+
+
+def test_a_helper_whose_name_is_near_is_the_author_s_own_where_it_could_not_be_called(tmp_path: Path) -> None:
+    body = "def healthy(self, device): return True\ndef device(self, card): ...\ndef prepared(self, claim, card): ..."
+    from dra_kubeletplugin.driver import make
+
+    make(load_driver(str(Mistake("near", body, ()).write(tmp_path)) + ":Acme"))
