@@ -12,6 +12,8 @@ from dra_kubeletplugin.kube.resource import LEASES, NODES
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet.node_lease import NAMESPACE
 
+from .objects import pod
+
 JSON = dict[str, Any]
 TAINT = "node.kubernetes.io/"
 
@@ -93,3 +95,71 @@ async def test_a_node_in_a_bad_state_takes_no_new_pods(cluster: LocalCluster, ki
     await cluster.wait(f"the taint {key}", lambda: are({key}))
     await cluster.client.patch(NODES, "node-1", {"status": {"conditions": good}}, sub="status")
     await cluster.wait("the taint to go", lambda: are(set()))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.local.controllers.node_monitor.GRACE", 1.0)
+    monkeypatch.setattr("dra_kubeletplugin.local.kubelet.node_lease._EVERY", 0.1)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_until_it_is_back() -> None:
+    """Upstream: monitorNodeHealth. What runs there runs on."""
+    async with LocalCluster(("node-1",)) as cluster:
+        await cluster.apply(pod("before"))
+        await cluster.wait_running("before")
+        await cluster.node.kubelet.stop()
+
+        async def taints() -> set[str]:
+            spec = (await cluster.client.get(NODES, "node-1"))["spec"]
+            return {f"{t['key'].removeprefix(TAINT)}:{t['effect']}" for t in spec.get("taints") or []}
+
+        async def is_away() -> bool:
+            ready, known = (await conditions(cluster))["Ready"], await cluster.pod("before")
+            assert known is not None
+            now = {c["type"]: c["status"] for c in known["status"]["conditions"]}
+            said = (ready["status"], ready["reason"], now["Ready"], known["status"]["phase"])
+            return said == ("Unknown", "NodeStatusUnknown", "False", "Running") and await taints() == {
+                "unreachable:NoSchedule"
+            }
+
+        await cluster.wait("the node to be unknown", is_away)
+        await cluster.apply(pod("after"))
+
+        async def waits() -> bool:
+            return "untolerated taint" in "".join(cluster.events("after"))
+
+        await cluster.wait("the pod to wait", waits)
+        await cluster.node.kubelet.restart()
+        await cluster.wait_running("after")
+        assert (await conditions(cluster))["Ready"]["reason"] == "KubeletReady"
+        assert await taints() == set()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_kubelet_that_was_taken_for_dead_says_that_it_lives() -> None:
+    async with LocalCluster(("node-1",)) as cluster:
+        dead = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+        await cluster.client.patch(NODES, "node-1", {"status": {"conditions": [dead]}}, sub="status")
+
+        async def lives() -> bool:
+            return (await conditions(cluster))["Ready"]["status"] == "True"
+
+        await cluster.wait("the node to be ready", lives)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_node_that_somebody_made_by_hand_is_left_alone() -> None:
+    """It has no kubelet, and no Lease."""
+    async with LocalCluster(("node-1",)) as cluster:
+        ready = {"type": "Ready", "status": "True"}
+        await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake"}, "status": {}})
+        await cluster.client.patch(NODES, "fake", {"status": {"conditions": [ready]}}, sub="status")
+        await cluster.node.kubelet.stop()
+
+        async def is_away() -> bool:
+            return (await conditions(cluster))["Ready"]["status"] == "Unknown"
+
+        await cluster.wait("the other node to be unknown", is_away)
+        assert (await cluster.client.get(NODES, "fake"))["status"]["conditions"][0]["status"] == "True"

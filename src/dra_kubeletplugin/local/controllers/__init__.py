@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...kube import KubeClient
-from ...kube.resource import CLAIMS, NODES, PODS, SLICES, TEMPLATES
+from ...kube.resource import CLAIMS, LEASES, NODES, PODS, SLICES, TEMPLATES
 from ...resources.releases import Features
 from ..informer import Informers, pod_groups, taint_rules
 from .base import Controller
@@ -16,6 +16,7 @@ from .garbage import GarbageCollector
 from .group_protection import PodGroupProtection
 from .jobs import JobController
 from .node_lifecycle import NodeLifecycle
+from .node_monitor import NodeMonitor
 from .replicasets import ReplicaSetController
 from .taint_eviction import DeviceTaintEviction
 from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_uids
@@ -25,7 +26,7 @@ class ControllerManager:
     """All controllers, with one set of copies between them."""
 
     def __init__(self, client: KubeClient, features: Features) -> None:
-        core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES)
+        core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES, LEASES)
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
         rules = taint_rules(features)
         groups = pod_groups(features)
@@ -39,6 +40,7 @@ class ControllerManager:
             DaemonSetController,
             JobController,
             NodeLifecycle,
+            NodeMonitor,
         )
         shared = groups if features.has("DRAWorkloadResourceClaims") else None
         self.controllers: tuple[Controller, ...] = (

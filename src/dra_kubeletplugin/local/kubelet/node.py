@@ -16,6 +16,7 @@ from ...resources.defaults import now
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS = 110
+NOT_HEARD = "NodeStatusUnknown"  # the reason that the node controller gives
 _WELL = {
     "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
     "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
@@ -46,6 +47,17 @@ async def publish_node(client: KubeClient, name: str, runtime: str, version: str
     status["allocatable"] = status["capacity"] | (known.get("allocatable") or {})
     status["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}]
     await client.patch(NODES, name, {"status": status}, sub="status")
+
+
+async def well_again(client: KubeClient, name: str) -> None:
+    """Says that the node is ready where the node controller took its kubelet for dead.
+
+    Raises ``ApiError``.
+    """
+    node = await client.get(NODES, name)
+    known = (node.get("status") or {}).get("conditions") or []
+    if any(c.get("type") == "Ready" and c.get("reason") == NOT_HEARD for c in known):
+        await client.patch(NODES, name, {"status": {"conditions": _conditions(known)}}, sub="status")
 
 
 def _conditions(known: list[JSON]) -> list[JSON]:

@@ -10,6 +10,7 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.lease import now_exactly
 from ...kube.resource import LEASES, NODES
+from .node import well_again
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -23,6 +24,7 @@ async def renew_lease(client: KubeClient, node: str) -> None:
     while True:
         try:
             await _renew(client, node)
+            await well_again(client, node)
         except ApiError as e:
             log.debug("kubelet %s: its lease is not renewed: %s", node, e)
         await asyncio.sleep(_EVERY)

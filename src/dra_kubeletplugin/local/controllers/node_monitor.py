@@ -1,0 +1,84 @@
+"""Whether a node's kubelet is still heard: by its Lease, as seen on our own clock. One that is not makes the node's state unknown.
+
+Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. A node without a Lease, which somebody made by
+hand, is left alone; and nothing is evicted from a node that is away.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+from ...kube import KubeClient
+from ...kube.resource import LEASES, NODES, PODS
+from ...resources.defaults import now
+from ..informer import Change, Informers, is_finished
+from ..kubelet.node import NOT_HEARD
+from ..kubelet.node_lease import NAMESPACE
+from .base import Controller, Key
+
+JSON = dict[str, Any]
+GRACE = 50.0  # seconds without a renewal, --node-monitor-grace-period
+_OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
+_SILENT = {"reason": NOT_HEARD, "message": "Kubelet stopped posting node status."}
+
+
+class NodeMonitor(Controller):
+    name = "node-controller"
+    kinds: ClassVar = {NODES: "Node"}
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, (NODES, LEASES, PODS))
+        self._renewed: dict[str, tuple[str, float]] = {}  # node → what its Lease said, and when we first saw that
+        self.watch(LEASES, self._lease)
+
+    def _lease(self, change: Change) -> None:
+        """Clocks of different machines are never compared: a renewal counts from when it is seen."""
+        meta, spec = change.object["metadata"], change.object.get("spec") or {}
+        if meta.get("namespace") != NAMESPACE:
+            return
+        if change.gone:
+            self._renewed.pop(meta["name"], None)
+            return
+        said = str(spec.get("renewTime"))
+        if self._renewed.get(meta["name"], ("", 0.0))[0] != said:
+            self._renewed[meta["name"]] = said, time.monotonic()
+        self.queue.add(Key(NODES, "", meta["name"]))
+
+    async def reconcile(self, key: Key) -> None:
+        node, heard = self.informers.find(NODES, key.name), self._renewed.get(key.name)
+        if node is None or heard is None:
+            return
+        left = heard[1] + GRACE - time.monotonic()
+        if left > 0:
+            self.queue.add_after(key, left)
+            return
+        known = {c["type"]: c for c in (node.get("status") or {}).get("conditions") or []}
+        if known.get("Ready", {}).get("status") != "Unknown":
+            body = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
+            conditions = [*({**known, **{kind: _unknown(kind, known) for kind in _OF_KUBELETS}}).values()]
+            await self.client.patch(NODES, key.name, {**body, "status": {"conditions": conditions}}, sub="status")
+            self.events.event(
+                node, "Node", "Normal", "NodeNotReady", f"Node {key.name} status is now: NodeNotReady", "v1"
+            )
+        for pod in self.informers.all(PODS):
+            if pod["spec"].get("nodeName") == key.name and not is_finished(pod):
+                await self._not_ready(pod)
+
+    async def _not_ready(self, pod: JSON) -> None:
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
+            return
+        meta = pod["metadata"]
+        changed = {"status": "False", "lastTransitionTime": now()}
+        status = {"conditions": [{**c, **changed} if c["type"] == "Ready" else c for c in conditions]}
+        body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": status}
+        await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+        self.events.event(pod, "Pod", "Warning", "NodeNotReady", "Node is not ready", "v1")
+
+
+def _unknown(kind: str, known: dict[str, JSON]) -> JSON:
+    return {**known.get(kind, {}), "type": kind, "status": "Unknown", "lastTransitionTime": now(), **_SILENT}
+
+
+__all__ = ["GRACE", "NodeMonitor"]
