@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.local.runtime.cgroups import memory_ran_out
 from dra_kubeletplugin.local.runtime.images import Images
 from dra_kubeletplugin.local.runtime.interface import (
     Action,
@@ -463,7 +464,46 @@ async def test_a_container_that_wants_more_memory_than_it_may_have_is_killed(
 ) -> None:
     hungry = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"
     await runtime.start(sandbox(tmp_path), shell(hungry, limits=Limits(memory=32 << 20)))
-    assert (await ended(runtime)).exit_code == 137
+    found = await ended(runtime)
+    assert (found.exit_code, found.reason) == (137, "OOMKilled")
+    assert not list(Path("/sys/fs/cgroup").glob("**/dra-dev-u1-main-*")), "no cgroup is left"
+
+
+async def test_a_container_that_is_killed_for_another_reason_has_not_run_out_of_memory(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    await runtime.start(sandbox(tmp_path), shell("sleep 1000", limits=Limits(memory=32 << 20)))
+    await runtime.stop("u1", "main", 0)
+    found = await ended(runtime)
+    assert (found.exit_code, found.reason) == (137, "Error")
+
+
+async def test_a_container_that_goes_on_without_a_process_that_took_too_much_is_told_as_runtimes_tell_it(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
+    """containerd notes an event of the cgroup, and looks at no exit code."""
+    hungry = "(a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000)); exit 0"
+    await runtime.start(sandbox(tmp_path), shell(hungry, limits=Limits(memory=32 << 20)))
+    assert (await ended(runtime)).reason == "OOMKilled"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "ran_out"),
+    [
+        ("memory/c/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", True),
+        ("memory/c/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
+        ("c/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n", True),
+        ("c/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\noom_group_kill 2\n", False),
+        ("elsewhere", "oom_kill 1\n", False),
+    ],
+)
+def test_both_versions_of_cgroups_count_who_was_killed_for_memory(
+    tmp_path: Path, file: str, text: str, *, ran_out: bool
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert memory_ran_out("/c", tmp_path) is ran_out
 
 
 async def test_a_container_s_share_of_the_machine_is_in_its_spec(runtime: RuncRuntime, tmp_path: Path) -> None:

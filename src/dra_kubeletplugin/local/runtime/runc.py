@@ -57,11 +57,13 @@ class Runc:
     async def run(self, container: str, bundle: Path, streams: Streams, *, tty: bool = False) -> Started:
         """Creates and starts the container of ``bundle``; returns once its process runs. ``tty``: the streams are a terminal.
 
+        What is left of it once it has ended (its cgroup) stays until :meth:`delete`.
+
         Raises :class:`ContainerError` with runc's own words where it does not get there.
         """
         await self._watch_over()
         runc = self._argv(
-            bundle / "runc.log", "run", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container
+            bundle / "runc.log", "run", "--keep", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container
         )
         argv = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _ROOTED, "sh", *runc]
         return await self._start(argv, bundle / "pid", bundle / "runc.log", streams, cwd=bundle, session=tty)

@@ -22,6 +22,7 @@ from typing import Any
 from . import handlers, refusals
 from .base_spec import PATH, Around, Process, base_spec
 from .cdi_cache import CdiCache, InjectError
+from .cgroups import memory_ran_out
 from .changes import Changes
 from .console import AttachSession, Console
 from .container_logs import ContainerLog
@@ -205,13 +206,15 @@ class RuncRuntime:
         code = await container.console.follow()
         container.log.close()
         code = code if code >= 0 else 128 - code
+        starved = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
+        await self._runc.delete(container.status.id.removeprefix("runc://"))
         message = ""
         if container.message:
             with contextlib.suppress(OSError):
                 message = container.message.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
         container.status = replace(
             container.status, state=State.EXITED, finished_at=time.time(), exit_code=code,
-            reason="Completed" if code == 0 else "Error", message=message,
+            reason="OOMKilled" if starved else "Completed" if code == 0 else "Error", message=message,
         )  # fmt: skip
         self._changes.tell(uid)
 
