@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -72,3 +73,32 @@ async def test_a_server_that_is_upgraded_and_downgraded_under_a_running_plugin_h
         finally:
             if front is not None:
                 await front.close()
+
+
+async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_leave_a_plugin_that_is_well() -> None:
+    """Each cut makes the plugin doubt what it knows of the server; doubts are gathered, and asked with growing pauses."""
+    cuts = 300
+    async with node_with(Layered) as node:
+        await node.stop()
+        front = ApiServer(storage=node.cluster.api.storage, tokens=node.cluster.api.tokens)
+        await front.start()
+        try:
+            await node.start_plugin(Plugin(Layered(), node.settings, front.config))
+            await node.plugin.published(20)
+            before = dict(published(node))
+            front.faults.calls.clear()
+            for _ in range(cuts):
+                front.drop_connections()
+                await asyncio.sleep(0.005)
+            assert len(front.faults.calls) < cuts
+
+            async def is_well() -> bool:
+                return not node.plugin.publisher.not_ready()
+
+            await node.cluster.wait("a plugin that is well", is_well)
+            assert published(node) == before
+            await node.run_pod("pod")
+            await node.delete_pod("pod")
+            await node.stop()
+        finally:
+            await front.close()
