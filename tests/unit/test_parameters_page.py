@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.deploying import judging
+from dra_kubeletplugin.deploying.source import load
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.driver.parameters import resolve
 from dra_kubeletplugin.errors import ConfigError
@@ -37,8 +40,29 @@ def test_the_driver_of_the_page_reads_versions_and_layers(tmp_path: Path) -> Non
         resolve(layers[1:], kinds, DRIVER, "r")
 
 
+def test_the_values_of_the_page_are_right() -> None:
+    source = load()
+    least = {"name": "clocks", "namespace": "clocks", "driverName": DRIVER, "image": "clocks:1"}
+    for text in re.findall(r"```yaml\n(features: .*?)```", PAGE, re.DOTALL):
+        said = list(judging.faults(source, least | yaml.safe_load(text)))
+        assert [s for s in said if not s.startswith("webhookCABundle: ")] == []  # it is cut short there
+
+
+def test_the_sentences_of_the_page_are_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for language, name in (("python", "clocks.py"), ("yaml", "claims.yaml")):
+        found = re.search(rf"```{language}\n(# {name}\n.*?)```", PAGE, re.DOTALL)
+        assert found
+        (tmp_path / name).write_text(found[1])
+    assert main(["validate", "claims.yaml", "--driver", "clocks.py"]) == 1
+    said = capsys.readouterr().out
+    assert f"```text\n{said}```" in PAGE
+
+
 def test_the_manifest_of_the_page_is_right_and_covers_all_that_has_parameters() -> None:
-    found = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    found = re.search(r"```yaml\n(apiVersion: .*?)```", PAGE, re.DOTALL)
     assert found
     manifest = yaml.safe_load(found[1])
     assert offline.faults(manifest) == []
