@@ -308,6 +308,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
     with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
+        assert "--host gives" not in dev.told, "no machine would have what is of no node"
         until(
             lambda: any(
                 not s["spec"].get("nodeName")

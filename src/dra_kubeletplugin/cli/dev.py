@@ -139,6 +139,8 @@ def _why_none(host: NodeHost) -> str:
 async def _welcome(on: Environment, style: Style) -> str:
     cluster = on.cluster
     lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
+    # Their devices may be of no node.
+    controlled = {p.program.driver for p in on.drivers if p.place not in cluster.nodes}
     for node in cluster.nodes.values():
         lines.append(f"\n{style.bold(node.name)}: kubelet root {node.kubelet_root}, CDI folder {node.cdi_root}")
         for process in on.drivers:
@@ -146,7 +148,7 @@ async def _welcome(on: Environment, style: Style) -> str:
                 devices = await on.devices(process.program.driver, node.name)
                 lines.append(f"  {process.program.driver}: {len(devices)} devices")
                 lines += [f"    {style.red(note)}" for note in process.notes]
-                if not devices and not process.notes:
+                if not devices and not process.notes and process.program.driver not in controlled:
                     lines.append(f"    {_why_none(on.hosts[node.name])}")
         if (host := on.hosts[node.name]).description:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")
