@@ -20,9 +20,11 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 JSON = dict[str, Any]
 FOLDER = Path(__file__).parents[2] / "deploy/monitoring"
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: apt-get install prometheus)")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="needs promtool on the PATH (of Debian's package prometheus)"
+)
 needs_prometheus = pytest.mark.skipif(
-    PROMETHEUS is None, reason="needs prometheus (Debian: apt-get install prometheus)"
+    PROMETHEUS is None, reason="needs prometheus on the PATH (of Debian's package prometheus)"
 )
 META = {
     "__meta_kubernetes_pod_label_app_kubernetes_io_name": "npu",

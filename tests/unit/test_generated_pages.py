@@ -104,8 +104,10 @@ def test_the_security_page_says_what_its_manifests_say() -> None:
     """Users and capabilities, which are written by hand there."""
     source = ROOT / "src/dra_kubeletplugin/deploying/source"
     page = (DOCS / "security.md").read_text()
-    assert "| controller | 65532 |" in page
-    assert "runAsUser: 65532" in (source / "controller.yaml").read_text()
+    for part in ("controller", "webhook"):
+        assert f"| {part} | 65532 |" in page
+        assert "runAsNonRoot: true\n          runAsUser: 65532" in (source / f"{part}.yaml").read_text()
+    assert "automountServiceAccountToken: true" not in (source / "webhook.yaml").read_text()
     node = (source / "node.yaml").read_text()
     for words in (
         "runAsUser: 0",
