@@ -104,7 +104,7 @@ lock: $(UV) ## pin what images install, by version and hash; make lock ARGS=--up
 	    --python-version $${image%:*} --python-platform $${image#*:}-manylinux_2_28 || exit; done; done
 
 image: ## the image of a driver of this tree: make image DRIVER=drivers/pci IMAGE=registry.example.com/pci:0.1.0 ENGINE=podman
-	$(ENGINE) build -t $(IMAGE) --build-arg DRIVER=$(DRIVER) $(ARGS) .
+	$(ENGINE) build $(strip -t $(IMAGE) --build-arg DRIVER=$(DRIVER) $(ARGS) .)
 
 sbom: ## what that image has, as CycloneDX
 	@$(ENGINE) run --rm --entrypoint cat $(IMAGE) /usr/share/sbom/image.cdx.json
