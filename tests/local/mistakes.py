@@ -103,7 +103,7 @@ FILES = [
     file("no driver", "class Acme:\n    def devices(self): ...\n", "defines no subclass of Driver: write class Acme(Driver)"),
     file("an import that fails", "import acme_sdk  # here\n", "No module named 'acme_sdk'", "install it", "pyproject.toml"),
     file("a name that is misspelt", "from dra_kubeletplugin import Devise  # here\n", "did you mean 'Device'?"),
-    file("a relative import", "from .sdk import Sdk  # here\n", "a file is loaded alone", "driver:Class"),
+    file("a relative import", "from .sdk import Sdk  # here\n", "put an empty __init__.py into", "which makes it a package"),
     file("a syntax error", "class A(Driver)\n    pass\n", "SyntaxError: expected ':' (driver.py, line 1)"),
     file("run() without a guard", HEAD + "from dra_kubeletplugin import run\n\nrun(Plain)  # here\n", 'if __name__ == "__main__":'),
     file("a wrong name", HEAD.replace('"acme.', '"Acme_'), "Plain.name 'Acme_example.com' is not a DNS subdomain"),
@@ -168,7 +168,7 @@ UNPUBLISHED = [
 PREPARE = [
     prepare("raises", "[{}['port']]", "DRIVER_FAILED: the driver's prepare raised KeyError: 'port'"),
     prepare("StopIteration", "[next(iter(()))]", "StopIteration"),
-    prepare("SystemExit", "[exit(3)]", "the driver's prepare raised SystemExit: 3"),
+    prepare("SystemExit", "[__import__('sys').exit(3)]", "the driver's prepare raised SystemExit: 3"),
     prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "did you mean 'env'?"),
     prepare("a keyword of a method", "[d.prepared(edit=None) for d in claim.devices]", "did you mean 'edits'?"),
     prepare("edits", "[d.prepared(ContainerEdits(env=['A=1'])) for d in claim.devices]", "env must be a mapping of names to values, not list"),

@@ -67,10 +67,11 @@ def judging(method: Callable[..., Any]) -> Iterator[None]:
 def own_traceback(e: BaseException) -> BaseException | None:
     """The exception, its traceback without our frames, where that tells more than :func:`place` does; else None.
 
-    An author's one function is in the message already.
+    An author's one function is in the message already; what it called, his own or a vendor's, is not.
     """
     chain = _chain(e)
-    functions = {f.f_code for one in chain for f, _ in _own_lines(one) if not f.f_code.co_name.startswith("<")}
+    codes = [f.f_code for one in chain for f, _ in _frames(_slot(one, "__traceback__"))]
+    functions = {c for c in codes if not _is_ours(c.co_filename) and not c.co_name.startswith("<")}
     if len(functions) < 2 and not isinstance(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
         return None
     for one in chain:

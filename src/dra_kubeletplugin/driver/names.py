@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 
@@ -69,7 +68,11 @@ def _written(cls: type, base: type) -> Iterator[tuple[str, object]]:
 
 def _near(name: str, known: list[str]) -> str:
     """The known name that is meant, also in another style of writing."""
-    plain = {_plain(n): n for n in known}
+    plain = {_plain(n): n for n in known if n[0].lower() == name[0].lower()}
+    if not plain:
+        return ""
+    import difflib  # for the few names of an author's own that begin alike
+
     found = difflib.get_close_matches(_plain(name), list(plain), 1, _NEAR)
     return plain[found[0]] if found else ""
 
