@@ -26,6 +26,7 @@ from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
+from .exits import Exit
 from .options import given
 from .style import Style
 
@@ -85,7 +86,7 @@ async def _stay(plan: Plan) -> int:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-    return 0
+    return Exit.WELL
 
 
 async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> None:
