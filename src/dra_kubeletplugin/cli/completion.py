@@ -1,4 +1,4 @@
-"""``dra completion SHELL``: a script that completes commands, verbs, options, choices, files and UIDs. Nothing of it runs Python at a tab."""
+"""``dra completion SHELL``: a script that completes commands, verbs, options, choices, files, UIDs. At a tab no Python runs."""
 
 from __future__ import annotations
 

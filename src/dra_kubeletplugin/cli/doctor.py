@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..doctor import Examination, Finding, Level, cluster, examine
@@ -22,8 +23,21 @@ from .inspect import look, without_log
 from .options import given, refuse
 from .output import TEXT, put, write
 from .progress import Progress
-from .shapes import Findings, Gathered
 from .style import Style
+
+
+@dataclass(frozen=True)
+class Findings:
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """``file`` is the archive."""
+
+    file: Path
+    findings: tuple[Finding, ...]
+
 
 _OF_HOST = {"host_root": "--host-root", "kubelet_root": "--kubelet-root", "cdi_root": "--cdi-root"}
 _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..cluster import Explanation, Snapshot, State, explain, from_files, take, waiting, with_events
 from ..cluster.explaining import parse
@@ -15,8 +16,15 @@ from .explain_text import text
 from .options import refuse
 from .output import columns, put
 from .progress import Progress
-from .shapes import Waiting
 from .style import Style
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """All pods that wait for devices."""
+
+    waiting: tuple[Explanation, ...]
+
 
 EXIT = {
     State.RUNS: Exit.WELL, State.ENDED: Exit.WELL, State.SCHEDULED: Exit.WELL, State.FITS: Exit.WELL,

@@ -10,6 +10,9 @@ from typing import Any
 from ..errors import SettingsError
 from ..settings import Settings
 
+SETTINGS = "settings"
+"""The title of the group of options that have environment variables."""
+
 
 def add_settings(
     parser: argparse.ArgumentParser,
@@ -19,7 +22,7 @@ def add_settings(
     only: Collection[str] | None = None,
 ) -> None:
     """A flag for each option of ``kind``, but those named in ``without``; of ``only``, where a command takes few."""
-    group = parser.add_argument_group("settings", "each can be given by its environment variable as well")
+    group = parser.add_argument_group(SETTINGS, "each can be given by its environment variable as well")
     for f in fields(kind):
         if f.name in without or (only is not None and f.name not in only):
             continue

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cluster.answers import Explanation
-from ..doctor.findings import Finding
-
 JSON = Mapping[str, Any]
 
 
@@ -112,26 +109,6 @@ class Validation:
 
     objects: tuple[ValidatedObject, ...]
     unreadable: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Findings:
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """``file`` is the archive."""
-
-    file: Path
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """All pods that wait for devices."""
-
-    waiting: tuple[Explanation, ...]
 
 
 @dataclass(frozen=True)
