@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from ..errors import DraError, SettingsError
+from ..errors import DraError, SettingsError, printable
 from .exits import Exit
 
 _LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that cannot be written says
@@ -20,7 +20,8 @@ _LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that
 def ended(command: Callable[[], int]) -> int:
     """Runs a command and answers its exit code. What the command opened is closed, whatever ended it."""
     _standard_streams()
-    with _signals():
+    signalled: list[int] = []
+    with _signals(signalled):
         try:
             try:
                 return command()
@@ -29,15 +30,18 @@ def ended(command: Callable[[], int]) -> int:
         except DraError as e:
             return report(e)
         except KeyboardInterrupt:
-            return Exit.INTERRUPTED
+            return 128 + signalled[0] if signalled else Exit.INTERRUPTED
         except BrokenPipeError:  # whoever read our output has seen enough: `dra claims | head`
             _discard()
             return Exit.UNREAD
         except OSError as e:
-            if e.errno not in _LOST or e.filename is not None:
+            if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
+                print(f"dra: {printable(e.filename)}: {e.strerror}", file=sys.stderr)
+            elif e.errno in _LOST:
+                _discard()
+                print(f"dra: the output cannot be written: {e.strerror}", file=sys.stderr)
+            else:
                 raise
-            _discard()
-            print(f"dra: the output cannot be written: {e.strerror}", file=sys.stderr)
             return Exit.WRONG
 
 
@@ -68,20 +72,21 @@ def _discard() -> None:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go. A server handles them itself."""
+def _signals(signalled: list[int]) -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go; which it was is ``signalled``. A server has its own way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        signalled.append(number)
+        raise KeyboardInterrupt
+
     for number in taken:
-        signal.signal(number, _unwind)
+        signal.signal(number, unwind)
     try:
         yield
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _unwind(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from .exits import Exit
 
-_OPTION = re.compile(r"--?[a-zA-Z].*", re.DOTALL)
+_OPTION = re.compile(r"--.+|-[a-zA-Z].*", re.DOTALL)
 _OF_ARGUMENT = re.compile(r"^argument (.+?): ", re.DOTALL)
 
 
@@ -78,6 +78,9 @@ class Parser(argparse.ArgumentParser):
                 None, f"there is no command {value!r}{meant(value, known) or ': ' + ', '.join(known)}"
             )
         raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{meant(value, known)}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse says nothing of an output that cannot be written
 
     def error(self, message: str) -> NoReturn:
         """Ends the process: what is wrong, and where to read on, in one line."""
