@@ -120,7 +120,8 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         control = ControlServer(cluster.state, lambda verb: act(on, verb), REFUSALS)
         await control.start()
         stack.push_async_callback(control.close)
-        progress(f"applying {len(plan.apply)} objects")
+        if plan.apply:
+            progress(f"applying {len(plan.apply)} objects")
         await manifests.apply(cluster, plan.apply)
         page = await stack.enter_async_context(DevPage(cluster.config).serving())
         on.link = page.link
