@@ -7,10 +7,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..driver import Driver
 from ..errors import DraError
 from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
 from . import verbs
@@ -20,6 +19,9 @@ from .options import add_settings, given
 from .output import add_output
 from .parsing import Parser, command_first
 from .questions import add_explain, add_simulate, add_top
+
+if TYPE_CHECKING:
+    from ..driver import Driver
 
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` decides itself."""
