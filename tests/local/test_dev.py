@@ -347,7 +347,7 @@ def _alive(pid: int) -> bool:
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
         (["--state", "{deep/}" + "x" * 60], "sockets are made below it"),
         (["nowhere.py"], "nowhere.py is not a file"),
-        (["unplugg"], "'unplugg' is neither a driver nor a verb: did you mean dra dev unplug?"),
+        (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug'?"),
         (["--nodes", "2", GPU, "--http-address", ":0"], "--http-address is of one process"),
         ([GPU, "--health-interval", "soon"], "'soon' is not a duration"),
     ],

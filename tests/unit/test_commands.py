@@ -62,7 +62,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
         wrong = option[:-2] + option[-1] + option[-2] + "x"
         code, out, err = run(capsys, *command.split(), wrong)
         assert (code, out, err.count("\n")) == (Exit.WRONG, "", 1)
-        near = re.search(r"there is no option (\S+): did you mean (\S+)\?", err)
+        near = re.search(r"there is no option (\S+), did you mean '(\S+)'\?", err)
         assert near, err
         assert near[1] == wrong
         assert near[2] in {o for a in COMMANDS[command]._actions for o in a.option_strings}
@@ -90,9 +90,9 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
     ("words", "said"),
     [
         ([], "dra: a COMMAND is needed; see dra --help"),
-        (["inspekt"], "dra: there is no command 'inspekt': did you mean inspect?"),
-        (["reboot"], "dra: reboot happens to a cluster that runs: did you mean dra dev reboot?"),
-        (["completion", "fsh"], "dra: shell: 'fsh' is none of bash, zsh, fish: did you mean fish?"),
+        (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
+        (["reboot"], "dra: reboot happens to a cluster that runs: did you mean `dra dev reboot`?"),
+        (["completion", "fsh"], "dra: shell: 'fsh' is none of bash, zsh, fish, did you mean 'fish'?"),
         (["validate"], "dra: FILE is needed; see dra validate --help"),
         (["dev", "slow"], "dra: SECONDS is needed; see dra dev slow --help"),
         (["dev", "--nodes", "two"], "dra: --nodes: 'two' is no whole number; see dra dev --help"),
@@ -176,7 +176,7 @@ def test_after_two_dashes_nothing_is_an_option(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("-o").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")
-    assert run(capsys, "validate", "--", "-o")[:2] == (0, "ok ConfigMap a (-o, document 1)\n")
+    assert run(capsys, "validate", "--", "-o")[:2] == (0, "ok ConfigMap a (-o:1)\n")
 
 
 # --- documents ------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_json_and_yaml_have_the_documented_fields_and_the_code_of_the_text(
         assert yaml.safe_load(asyaml) == document
     devices = [d["name"] for pool in document.get("pools", []) for d in pool["devices"]]
     names = devices or [
-        o.get("name") or o["address"] for key in ("objects", "functions") for o in document.get(key, [])
+        o.get("object") or o["address"] for key in ("objects", "functions") for o in document.get(key, [])
     ]
     assert not [name for name in names if name not in text], "the same is in the text"
 
@@ -350,7 +350,7 @@ def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_says_the_same(tmp_pat
     done = dra("validate", file, "-o", form, **plain)
     assert (done.returncode, done.stderr, done.stdout.isascii()) == (Exit.FOUND, "", True)
     if form != output.TEXT:
-        assert yaml.safe_load(done.stdout)["objects"][0]["name"] == "grün"
+        assert yaml.safe_load(done.stdout)["objects"][0]["object"] == "ConfigMap grün"
 
 
 def test_both_modules_are_the_command_and_the_version_is_quick_to_tell() -> None:

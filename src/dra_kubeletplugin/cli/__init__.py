@@ -334,7 +334,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         if rest[0] in of_dev.commands:
             return of_dev.parse_args(rest, argparse.Namespace(command="dev VERB", version=False))
     if words[:1] and words[0] in verbs.VERBS:
-        top.error(f"{words[0]} happens to a cluster that runs: did you mean dra dev {words[0]}?")
+        top.error(f"{words[0]} happens to a cluster that runs: did you mean `dra dev {words[0]}`?")
     args = top.parse_args(words)
     if args.command is None and not args.version:
         top.error("a COMMAND is needed")

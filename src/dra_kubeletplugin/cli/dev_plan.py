@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..driver import Driver, load_driver
-from ..errors import SettingsError
+from ..errors import SettingsError, near
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
@@ -20,7 +20,6 @@ from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_c
 from ..settings import NODE_ONLY, ControllerSettings, Settings, load
 from . import DEV_PLACES, dev_driver
 from .options import given
-from .parsing import meant
 from .verbs import VERBS
 
 _HEALTH = "1s"  # a laptop's user waits for it
@@ -114,8 +113,8 @@ def _features(args: argparse.Namespace, faults: list[str]) -> Features:
 
 def _loaded(target: str) -> type[Driver]:
     """Raises :class:`SettingsError` for a verb that is misspelt, and :class:`DriverError`."""
-    if not Path(target).exists() and (near := meant(target, VERBS, "dra dev ")):
-        raise SettingsError(f"{target!r} is neither a driver nor a verb{near}")
+    if not Path(target).exists() and (verb := near(target, VERBS)):
+        raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}")
     return load_driver(target)
 
 

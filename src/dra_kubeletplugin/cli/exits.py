@@ -21,7 +21,7 @@ class Exit(IntEnum):
 MEANINGS = {
     Exit.WELL: "it is well: done, nothing wrong found, or a server that was asked to stop and stopped",
     Exit.FOUND: "the answer is no: something is wrong, waits, does not fit, or was declined; or a server failed while it ran",
-    Exit.WRONG: "nothing was done: wrong options, files or settings, or a question without an answer; a sentence says which",
+    Exit.WRONG: "wrong options, files or settings, or a question without an answer: a sentence says which, and what to do",
     Exit.UNSURE: "no certain end: what may not be read decides the answer; or a server's stop hung and was cut",
     Exit.HUNG_UP: "ended by SIGHUP",
     Exit.INTERRUPTED: "ended by Ctrl-C",

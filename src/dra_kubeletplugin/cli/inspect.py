@@ -149,8 +149,9 @@ def inspect(args: argparse.Namespace) -> int:
             found = Inspection((), {}, _functions(host, None), ())
             put(found, args.output, lambda: tree(host.pci(), {}, style))
             return Exit.WELL
-        with Progress() as progress, without_log(
-            "dra_kubeletplugin.inventory", "dra_kubeletplugin.odd_reports"
+        with (
+            Progress() as progress,
+            without_log("dra_kubeletplugin.inventory", "dra_kubeletplugin.odd_reports"),
         ):  # each fault is told beside its device
             progress(f"asking {args.driver} for its devices")
             inventory, node, faults = _looked(args, settings, host, root)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
+from ..errors import near
 from .exits import Exit
 
 _OPTION = re.compile(r"--.+|-[a-zA-Z].*", re.DOTALL)
@@ -67,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         if not _OPTION.fullmatch(word):
             return f"{word!r} is one word too many"
         option = word.partition("=")[0]
-        return f"there is no option {option}{meant(option, self._option_string_actions)}"
+        return f"there is no option {option}{near(option, self._option_string_actions)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -75,9 +76,9 @@ class Parser(argparse.ArgumentParser):
         known = list(action.choices)
         if isinstance(action, argparse._SubParsersAction):
             raise argparse.ArgumentError(
-                None, f"there is no command {value!r}{meant(value, known) or ': ' + ', '.join(known)}"
+                None, f"there is no command {value!r}{near(value, known) or ': ' + ', '.join(known)}"
             )
-        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{meant(value, known)}")
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{near(value, known)}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message)  # argparse says nothing of an output that cannot be written
@@ -125,14 +126,6 @@ def _action(parser: Parser, word: str) -> argparse.Action | None:
 def _wants_value(parser: Parser, word: str) -> bool:
     action = parser.known(word)
     return action is not None and action.nargs != 0
-
-
-def meant(word: str, known: Iterable[str], before: str = "") -> str:
-    """A question with the nearest of ``known`` and what goes before it, or nothing."""
-    import difflib  # for this sentence alone
-
-    near = difflib.get_close_matches(word, list(known), 1, 0.6)
-    return f": did you mean {before}{near[0]}?" if near else ""
 
 
 class _Formatter(argparse.HelpFormatter):

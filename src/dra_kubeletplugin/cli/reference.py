@@ -49,7 +49,7 @@ error. Colours are for terminals only, and `NO_COLOR` turns them off.
 _FORMS = """
 ## Answers for programs
 
-`-o json` and `-o yaml` write one document with all of the answer, also where the exit code is 1 or 3; where that is 2 there is none.
+`-o json` and `-o yaml` write one document with all of the answer, also where the exit code is 1 or 3; where that is 2 there may be none.
 Every field is always there, empty where there is nothing. Names of fields stay as they are from release to release, and new ones may
 come. Keys of a mapping are names in the cluster. `dra schema` writes a JSON Schema, and a verb of `dra dev` what it did.
 """
