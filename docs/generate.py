@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from dra_kubeletplugin import errors_page
+from dra_kubeletplugin.cli import reference
 from dra_kubeletplugin.deploying import source
 from dra_kubeletplugin.host import described, description, parts
 from dra_kubeletplugin.observe import metrics
@@ -40,6 +41,7 @@ def files() -> dict[str, str]:
         "docs/errors.md": errors_page.page(),
         "docs/settings.md": settings_page(),
         "docs/metrics.md": metrics.page(),
+        "docs/commands.md": reference.page(),
         "docs/hosts.md": hosts(),
         "docs/api.md": filled("docs/api.md", names=names()),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),

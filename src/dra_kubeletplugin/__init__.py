@@ -3,33 +3,69 @@
 About ten names are enough for a first driver; the docstrings of :class:`Driver` are the contract.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from ._version import __version__
-from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
-from .driver import (
-    AllocatedDevice,
-    BoundClaim,
-    BoundDevice,
-    Claim,
-    Condition,
-    Config,
-    DeviceStatus,
-    Driver,
-    Health,
-    NetworkData,
-    PreparedClaim,
-    PreparedDevice,
-    RecoveredClaim,
-    Role,
-)
-from .errors import DraError, DriverError, PermanentError, RetryableError
-from .host import Host, PciFunction
-from .resources.amounts import Capacity, NodeResource, RequestPolicy
-from .resources.gates import Gate
-from .resources.partitions import Partition, Partitioned, Profile, partitions
-from .resources.pools import Nodes, Pool
-from .resources.quantity import Quantity
-from .resources.types import CounterSet, Device, Taint
-from .resources.version import Version
+
+if TYPE_CHECKING:
+    from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
+    from .driver import (
+        AllocatedDevice,
+        BoundClaim,
+        BoundDevice,
+        Claim,
+        Condition,
+        Config,
+        DeviceStatus,
+        Driver,
+        Health,
+        NetworkData,
+        PreparedClaim,
+        PreparedDevice,
+        RecoveredClaim,
+        Role,
+    )
+    from .errors import DraError, PermanentError, RetryableError
+    from .host import Host, PciFunction
+    from .resources.amounts import Capacity, NodeResource, RequestPolicy
+    from .resources.gates import Gate
+    from .resources.partitions import Partition, Partitioned, Profile, partitions
+    from .resources.pools import Nodes, Pool
+    from .resources.quantity import Quantity
+    from .resources.types import CounterSet, Device, Taint
+    from .resources.version import Version
+
+_NAMES = {
+    ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
+    ".driver": "AllocatedDevice BoundClaim BoundDevice Claim Condition Config DeviceStatus Driver Health NetworkData PreparedClaim "
+    "PreparedDevice RecoveredClaim Role",
+    ".errors": "DraError PermanentError RetryableError",
+    ".host": "Host PciFunction",
+    ".resources.amounts": "Capacity NodeResource RequestPolicy",
+    ".resources.gates": "Gate",
+    ".resources.partitions": "Partition Partitioned Profile partitions",
+    ".resources.pools": "Nodes Pool",
+    ".resources.quantity": "Quantity",
+    ".resources.types": "CounterSet Device Taint",
+    ".resources.version": "Version",
+}
+"""Where names are. They are imported when they are asked for: whoever wants one module does not pay for all."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def run(driver: type[Driver]) -> None:
@@ -37,6 +73,7 @@ def run(driver: type[Driver]) -> None:
     # Imported here, so that a unit test of a driver does not load a gRPC server.
     from .cli import run_class
     from .driver.loading import importing
+    from .errors import DriverError
 
     if importing():
         raise DriverError(

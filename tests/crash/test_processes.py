@@ -276,10 +276,10 @@ async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -
         assert uid in table.stdout
         assert "Prepared" in table.stdout
         listed = json.loads(dra(b, "claims", "-o", "json").stdout)
-        assert listed[0]["doc"]["devices"][0]["device"] == "c-0"
+        assert listed["claims"][0]["devices"][0]["device"] == "c-0"
         unsure = dra(b, "claims", "forget", uid)
         assert unsure.returncode == 1
-        assert "Nothing was changed" in unsure.stdout
+        assert (unsure.stdout, "Nothing was changed" in unsure.stderr) == ("", True)
         assert list(b.records()) == [uid]
         sure = dra(b, "claims", "forget", uid, "--yes")
         assert sure.returncode == 0, sure.stderr

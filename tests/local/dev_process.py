@@ -36,12 +36,11 @@ class Dev:
 
     def verb(self, *args: str) -> Any:
         """A verb's answer as JSON; its error as text."""
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.main(["dev", args[0], "--state", str(self.state), "-o", "json", *args[1:]])
-        found = json.loads(out.getvalue())
-        assert (code == 0) is ("error" not in found)
-        return found.get("error", found)
+        assert (code == 0) is (err.getvalue() == "")
+        return json.loads(out.getvalue()) if code == 0 else err.getvalue()
 
     def kubectl(self, *args: str, check: bool = True) -> str:
         argv = ["kubectl", "--kubeconfig", self.kubeconfig, *args]

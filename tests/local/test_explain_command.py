@@ -111,7 +111,7 @@ async def test_without_a_name_all_that_waits_is_listed(
     assert await dra(cluster, "explain", "-n", "kube-system") == 0
     assert capsys.readouterr().out == "no pod waits for devices\n"
     assert await dra(cluster, "explain", "-o", "json") == 1
-    assert [e["subject"] for e in json.loads(capsys.readouterr().out)] == ["pod default/waits"]
+    assert [e["subject"] for e in json.loads(capsys.readouterr().out)["waiting"]] == ["pod default/waits"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,54 +1,138 @@
-"""``dra completion``: what a shell offers at a tab, asked of the shells themselves."""
+"""``dra completion``: what a shell makes of a tab, each asked as a user does: in a terminal."""
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.cli import DEV_VERBS, parser
+from dra_kubeletplugin.cli import commands, parser, verbs
 from dra_kubeletplugin.cli.completion import SHELLS, script
 
-_OFFERED = """
-eval "$(cat "$1")"; shift
-COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=()
-"$(complete -p dra | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
-echo "${COMPREPLY[@]}"
-"""
+UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
+_QUIET = {
+    "bash": ["bash", "--noprofile", "--norc", "-i"],
+    "zsh": ["zsh", "-f", "-i"],
+}
+_COMPINIT = "unset zle_bracketed_paste; autoload -U compinit"
+_WAYS = {
+    "bash": {"source": "source ./script", "eval": 'eval "$(cat ./script)"'},
+    "zsh": {
+        "source": f"{_COMPINIT}; compinit -u -D; source ./script",
+        "eval": f'{_COMPINIT}; compinit -u -D; eval "$(cat ./script)"',
+        "where zsh looks for such": f"{_COMPINIT}; mkdir f; cp script f/_dra; fpath+=($PWD/f); compinit -u -D",
+    },
+    "fish": {
+        "source": "source ./script",
+        "where fish looks for such": "cp script $PWD/dra.fish; set -p fish_complete_path $PWD",
+    },
+}
+_WITHIN = 60.0  # seconds
 
 
-def offered(folder: Path, *words: str) -> set[str]:
-    (folder / "dra.bash").write_text(script("bash", parser()))
-    argv = ["bash", "-c", _OFFERED, "bash", str(folder / "dra.bash"), "dra", *words]
-    return set(subprocess.run(argv, capture_output=True, text=True, check=True, cwd=folder).stdout.split())
+def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
+    """What the line is after a tab. The shell itself says it: the finished line is given to echo."""
+    folder.mkdir(exist_ok=True)
+    (folder / "script").write_text(script(shell, parser()))
+    (folder / "dra").touch(0o755)  # fish looks for completions of commands that are there
+    env = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "TERM": "dumb",
+        "HOME": str(folder),
+        "CDI_ROOT": str(folder / "cdi"),
+        "PS1": "> ",
+    }
+    if shell == "fish":
+        asked = f"{_WAYS[shell][way]}; complete -C {line!r}"
+        found = subprocess.run(
+            ["fish", "-c", asked], cwd=folder, env=env, capture_output=True, text=True, timeout=_WITHIN, check=True
+        )
+        offers = [each.partition("\t")[0] for each in found.stdout.splitlines()]
+        assert len(offers) == 1, offers
+        return f"{line.rpartition(' ')[0]} {offers[0]}"
+    ours, theirs = pty.openpty()
+    argv = _QUIET[shell]
+    process = subprocess.Popen(
+        argv, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, f"{_WAYS[shell][way]}; echo read''y\n".encode())
+        _until(ours, "ready\r\n")
+        os.write(ours, f"{line}\t\x01echo 'told:' \r".encode())
+        said = _until(ours, "\r\ntold:", "\r\n")
+        return said.rpartition("\r\ntold:")[2].strip()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
-@pytest.mark.parametrize(
-    ("words", "some"),
-    [
-        ([""], {"run", "controller", "dev", "validate", "completion"}),
-        (["dev", ""], set(DEV_VERBS)),
-        (["dev", "health", "gpu-0", ""], {"healthy", "unhealthy", "unknown", "reported"}),
-        (["dev", "--st"], {"--state", "--start-timeout"}),
-        (["run", "--cdi"], {"--cdi-root"}),
-        (["claims", "-o", ""], {"table", "json"}),
-    ],
-)
-def test_bash_offers_commands_verbs_options_and_choices(tmp_path: Path, words: list[str], some: set[str]) -> None:
-    assert some <= offered(tmp_path, *words)
+def _until(terminal: int, *parts: str) -> str:
+    """What comes until all of ``parts`` came, each after the one before it."""
+    seen, end = "", time.monotonic() + _WITHIN
+    while True:
+        assert time.monotonic() < end, seen
+        seen += os.read(terminal, 4096).decode(errors="replace")
+        at = 0
+        for part in parts:
+            at = seen.find(part, at) + len(part)
+            if at < len(part):
+                break
+        else:
+            return seen[:at]
 
 
-def test_bash_offers_files_where_a_driver_stands(tmp_path: Path) -> None:
-    (tmp_path / "mydriver.py").touch()
-    assert offered(tmp_path, "run", "my") == {"mydriver.py"}
+def at_hand(shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell} on the PATH")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_is_one_that_its_shell_can_read(tmp_path: Path, shell: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("dra cont", "dra controller"),
+        ("dra dev restart-k", "dra dev restart-kubelet"),
+        ("dra dev health gpu-0 unk", "dra dev health gpu-0 unknown"),
+        ("dra run --cdi-r", "dra run --cdi-root"),
+        ("dra claims -o js", "dra claims -o json"),
+        ("dra simulate -o ya", "dra simulate -o yaml"),
+        ("dra run my", "dra run mydriver.py"),
+        ("dra dev my", "dra dev mydriver.py"),
+        ("dra explain --file mani", "dra explain --file manifest.yaml"),
+        (f"dra claims forget {UID[:3]}", f"dra claims forget {UID}"),
+    ],
+    ids=["command", "verb", "choice", "option", "form", "yaml", "driver", "driver-of-dev", "file", "uid"],
+)
+def test_a_tab_completes(tmp_path: Path, shell: str, line: str, whole: str) -> None:
+    at_hand(shell)
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi" / f"k8s.gpu.example.com-claim_{UID}.json").touch()
+    (tmp_path / "mydriver.py").touch()
+    (tmp_path / "manifest.yaml").touch()
+    assert completed(tmp_path, shell, line) == whole
+
+
+@pytest.mark.parametrize(("shell", "way"), [(shell, way) for shell in SHELLS for way in _WAYS[shell]])
+def test_each_way_to_load_the_script_works(tmp_path: Path, shell: str, way: str) -> None:
+    at_hand(shell)
+    assert completed(tmp_path, shell, "dra expl", way) == "dra explain"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_knows_every_command_verb_and_option_and_its_shell_can_read_it(tmp_path: Path, shell: str) -> None:
     text = script(shell, parser())
-    assert "restart-kubelet" in text
-    if shutil.which(shell):
-        (tmp_path / "script").write_text(text)
-        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+    assert not [name for name in (*parser().commands, *verbs.VERBS) if name not in text]
+    options = {
+        o for command in commands().values() for a in command._actions for o in a.option_strings if o.startswith("--")
+    }
+    assert not [o for o in options if o.removeprefix("--") not in text]
+    at_hand(shell)
+    (tmp_path / "script").write_text(text)
+    subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)

@@ -216,7 +216,7 @@ async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_devi
 
 def test_the_table_says_which_nodes_are_away() -> None:
     found = Overview("cluster", nodes=(NodeRow("n1", away="not ready"), NodeRow("n2")))
-    assert [line for line in table(found, "", Style(coloured=False)) if line.startswith("note")] == [
+    assert [line for line in table(found, Style(coloured=False)) if line.startswith("note")] == [
         "note: n1 is not ready"
     ]
 

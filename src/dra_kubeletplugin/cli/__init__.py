@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..driver import Driver
-from ..errors import DraError, SettingsError
+from .._version import __version__
+from ..errors import DraError
 from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
-from .options import Parser, add_settings, given
+from . import verbs
+from .ending import ended, report
+from .exits import Exit, epilog
+from .options import add_settings, given
+from .output import add_output
+from .parsing import Parser, command_first
 from .questions import add_explain, add_simulate, add_top
 
-DEV_VERBS = (
-    "status", "page", "plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade", "cut-watch", "drop-fields",
-    "serve", "conflict", "throttle", "slow", "away", "end", "stop",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from ..driver import Driver
+
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` decides itself."""
 KINDS = ("pci", "chardev", "sdk")
@@ -27,7 +30,7 @@ HOST = "a described host in place of this machine: a YAML file, or the name of o
 
 
 def parser() -> Parser:
-    out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.")
+    out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.", epilog=epilog())
     out.add_argument("--version", action="store_true", help="print the version and end")
     commands = out.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
@@ -44,7 +47,7 @@ def parser() -> Parser:
         "dev",
         help="a local cluster with drivers, and verbs for what happens to it",
         description="Starts a whole cluster in one process, with drivers on its nodes, or says what happens to one that runs.",
-        epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(DEV_VERBS),
+        epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(verbs.VERBS),
     ))  # fmt: skip
     claims = commands.add_parser(
         "claims",
@@ -54,7 +57,7 @@ def parser() -> Parser:
     )
     claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list")
     claims.add_argument("uid", nargs="?", help="UID of the record to forget")
-    claims.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    add_output(claims)
     claims.add_argument("--yes", action="store_true", help="forget without asking")
     add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_wait"))
     cleanup = commands.add_parser(
@@ -63,6 +66,7 @@ def parser() -> Parser:
         description="Removes an uninstalled driver's ResourceSlices, sockets, CDI files and records of this node. Never while it lives.",
     )
     cleanup.add_argument("--force", action="store_true", help="also when claims are still prepared")
+    add_output(cleanup)
     add_settings(
         cleanup,
         only=(
@@ -88,6 +92,7 @@ def parser() -> Parser:
         "--record", action="store_true", help="print the machine as a description for --host, and nothing else"
     )
     inspect.add_argument("--controller", action="store_true", help="what `dra controller` would publish")
+    add_output(inspect)
     add_settings(
         inspect,
         only=(
@@ -127,7 +132,7 @@ def _add_parameters(commands: Any) -> None:
         metavar="HOST",
         help="with --driver: a described host; selectors may name the attributes of its devices",
     )
-    validate.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    add_output(validate)
     _add_webhook(commands.add_parser(
         "webhook",
         help="refuse wrong parameters when a claim is written",
@@ -139,6 +144,7 @@ def _add_parameters(commands: Any) -> None:
         description="Prints the JSON Schema of what a claim may give a driver as opaque.parameters.",
     )
     schema.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    add_output(schema, "json")
     schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, where the driver knows several")
 
 
@@ -149,7 +155,6 @@ def _add_doctor(commands: Any) -> None:
         description="Looks at kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
         "Exit code 1 where something failed.",
     )
-    doctor.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     gather = commands.add_parser(
         "gather",
         help="pack what `dra doctor` finds, with objects and logs, into one file without secrets",
@@ -158,13 +163,12 @@ def _add_doctor(commands: Any) -> None:
     )
     gather.add_argument("file", metavar="FILE", nargs="?", help="a new file; dra-DATE.tar.gz when left out")
     for command in (doctor, gather):
+        add_output(command)
         command.add_argument(
             "--host", action=argparse.BooleanOptionalAction, default=None,
             help="look at this machine too; when left out, where it has a kubelet's folder",
         )  # fmt: skip
-        command.add_argument(
-            "--host-root", metavar="DIR", type=Path, default=Path("/"), help="where the host's file system is seen (/)"
-        )
+        command.add_argument("--host-root", metavar="DIR", type=Path, help="where the host's file system is seen (/)")
         command.add_argument(
             "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
             help="path to a file, or module:Class: its devices are compared with its slices; may be repeated",
@@ -200,6 +204,7 @@ def _add_own_package(commands: Any) -> None:
     )
     new.add_argument("--vendor-id", metavar="ID", help="of --kind pci: the vendor's PCI id, four hex digits")
     new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help="where to make the folder (.)")
+    add_output(new)
     deploy = commands.add_parser(
         "deploy",
         help="render a driver's manifests from its values",
@@ -297,38 +302,49 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
     add_settings(dev, without=DEV_PLACES)
 
 
+def commands() -> dict[str, Parser]:
+    """Every command by its words, those of `dra dev` too."""
+    own = parser().commands
+    return {**own, **{f"dev {verb}": p for verb, p in verbs.parser().commands.items()}}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and answers its exit code: 0, 1 for a failure, 2 for what the user has to correct; ``run`` has its own."""
+    """Runs a command and answers its exit code, one of :class:`.exits.Exit`; ``run``, ``controller`` and ``webhook`` end the process."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["dev"] and words[1:2] and words[1] in DEV_VERBS:
-        from . import dev_verbs
+    return ended(lambda: _run(words))
 
-        return dev_verbs.main(words[1:])
-    parse = parser()
-    args = parse.parse_args(words)
+
+def _run(words: Sequence[str]) -> int:
+    if list(words) == ["--version"]:  # without a parser: programs ask it often
+        args = argparse.Namespace(version=True)
+    else:
+        args = _parsed(words)
     if args.version:
-        from importlib.metadata import version  # loads e-mail parsers
+        print(f"dra {__version__}")
+        return Exit.WELL
+    return _ended(args)
 
-        print(f"dra {version('dra-kubeletplugin')}")
-        return 0
-    if args.command is None:
-        parse.error("a COMMAND is needed: see dra --help")
-    try:
-        code = _ended(args)
-        sys.stdout.flush()  # here, where its fault is caught
-        return code
-    except DraError as e:
-        return report(e)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # whoever read our output has seen enough: `dra claims | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    top = parser()
+    words = command_first(words, top.commands, top)
+    if words[:1] == ["dev"] and not verbs.VERBS.keys().isdisjoint(words):
+        of_dev = verbs.parser()
+        rest = command_first(words[1:], of_dev.commands, of_dev)
+        if rest[0] in of_dev.commands:
+            return of_dev.parse_args(rest, argparse.Namespace(command="dev VERB", version=False))
+    if words[:1] and words[0] in verbs.VERBS:
+        top.error(f"{words[0]} happens to a cluster that runs: did you mean `dra dev {words[0]}`?")
+    args = top.parse_args(words)
+    if args.command is None and not args.version:
+        top.error("a COMMAND is needed")
+    return args
 
 
 # Commands that take their arguments whole: module and function, imported when one is run.
 _WHOLE = {
     "dev": ("dev", "dev"),
+    "dev VERB": ("dev_verbs", "said"),
     "new": ("new", "new"),
     "deploy": ("deploy", "deploy"),
     "cleanup": ("cleanup", "cleanup"),
@@ -362,19 +378,11 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
             from .completion import script
 
             print(script(args.shell, parser()))
-            return 0
+            return Exit.WELL
         case _:
             module, function = _WHOLE[args.command]
             code: int = getattr(importlib.import_module(f".{module}", __package__), function)(args)
             return code
-
-
-def report(e: DraError) -> int:
-    """Says on standard error what is wrong, one sentence a fault."""
-    faults = e.faults if isinstance(e, SettingsError) else (e.message,)
-    for fault in faults:
-        print(f"dra: {fault} [{e.code}]", file=sys.stderr)
-    return 2
 
 
 def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:

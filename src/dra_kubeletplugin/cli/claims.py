@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from ..cdi import ClaimSpecs
 from ..claims.offline import forget, read_rows
 from ..claims.processes import ProcessLock
 from ..claims.record import Unreadable
 from ..claims.rows import Row
-from ..errors import SettingsError, printable
+from ..errors import SettingsError
 from ..settings import Settings, load
-from .options import given
+from .exits import Exit
+from .options import given, refuse
+from .output import columns, put
+from .shapes import Claims, RecordedClaim, RecordedDevice
+
+_HEAD = ("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")
 
 
 def claims(args: argparse.Namespace) -> int:
     settings = load(given(args))
+    if args.action == "list":
+        refuse(args, {"uid": "a UID", "yes": "--yes"}, "is of `dra claims forget UID`")
+    elif not args.uid:
+        raise SettingsError("give the UID of the record: dra claims forget UID")
     found = _databases(settings)
     if args.action == "forget":
         return _forget(args, settings, found)
     records = [(driver, r) for driver, path in found for r in read_rows(path, settings.lock_wait)]
-    if args.output == "json":
-        print(json.dumps([_json(driver, r) for driver, r in records], indent=2))
-        return 0
-    rows: list[tuple[str, ...]] = [("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")]
-    rows += [_row(driver, r) for driver, r in records]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
-    return 0
+    put(
+        Claims(tuple(_claim(d, r) for d, r in records)),
+        args.output,
+        lambda: columns([_HEAD, *(_row(d, r) for d, r in records)]),
+    )
+    return Exit.WELL
 
 
 def _databases(settings: Settings) -> list[tuple[str, Path]]:
@@ -60,26 +61,34 @@ def _row(driver: str, r: Row) -> tuple[str, ...]:
     return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, f"{minutes}m", note)
 
 
-def _json(driver: str, r: Row) -> dict[str, Any]:
+def _claim(driver: str, r: Row) -> RecordedClaim:
     if isinstance(r, Unreadable):
-        raw = {k: printable(v) for k, v in r.raw.items()}
-        return {"driver": driver, "uid": r.uid, "state": "Unreadable", "reason": r.reason, "raw": raw}
-    out = dataclasses.asdict(r)
-    out["driver"] = driver
-    out["state"] = str(r.state)
-    decoded: dict[str, Any] = msgspec.to_builtins(out)
-    return decoded
+        namespace, _, name = r.shown.partition(" ")[0].partition("/")
+        return RecordedClaim(driver, r.uid, namespace, name, "Unreadable", (), "", "", 0, r.reason, False, r.raw)
+    devices = tuple(
+        RecordedDevice(d.get("request") or "", d.get("pool") or "", d["device"], d.get("shareID") or "")
+        for d in r.devices
+    )
+    return RecordedClaim(
+        driver, r.uid, r.namespace, r.name, str(r.state), devices, _time(r.created), _time(r.updated), r.attempts, r.error,
+        bool(r.doc.get("rebuilt")), r.doc,
+    )  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):  # a record may say anything
+        return ""
 
 
 def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str, Path]]) -> int:
-    if not args.uid:
-        raise SettingsError("give the UID of the record: dra claims forget UID")
     for driver, path in found:
         record = next((r for r in read_rows(path, settings.lock_wait) if r.uid == args.uid), None)
         if record is None:
             continue
         if isinstance(record, Unreadable):
-            print(f"the record of claim {record.shown} cannot be read ({record.reason}); its devices are held.")
+            _say(f"the record of claim {record.shown} cannot be read ({record.reason}); its devices are held.")
         else:
             processes = ProcessLock(path.parent / "processes")
             if record.owner and processes.alive(record.owner):
@@ -87,15 +96,26 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
                     f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"
                 )
             devices = ", ".join(d["device"] for d in record.devices) or "nothing"
-            print(f"claim {record.shown} is {record.state} and holds {devices}.")
-        print("Forgetting frees these devices without asking the driver to undo anything.")
-        if not args.yes and (not sys.stdin.isatty() or input("Forget it? [y/N] ").strip().lower() != "y"):
-            print("Nothing was changed. Use --yes where nobody can be asked.")
-            return 1
+            _say(f"claim {record.shown} is {record.state} and holds {devices}.")
+        _say("Forgetting frees these devices without asking the driver to undo anything.")
+        if not args.yes and not _agreed():
+            _say("Nothing was changed. Use --yes where nobody can be asked.")
+            return Exit.FOUND
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         forget(path, settings.lock_wait, record.uid)
-        print("forgotten")
-        return 0
+        put(Claims((_claim(driver, record),)), args.output, lambda: ["forgotten"])
+        return Exit.WELL
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    print("Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() == "y"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -16,7 +16,10 @@ from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
 from ..kubelet.sockets import is_live, remove_stale, socket_paths
 from ..settings import Settings, load
+from .exits import Exit
 from .options import given
+from .output import put
+from .shapes import Removed
 
 
 def cleanup(args: argparse.Namespace) -> int:
@@ -50,8 +53,13 @@ def cleanup(args: argparse.Namespace) -> int:
         pass
     except OSError as e:
         raise SettingsError(f"{e.filename or settings.plugin_dir} cannot be removed: {e.strerror}") from None
-    print(f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {settings.plugin_dir}")
-    return 0
+    done = Removed(slices, removed, len(files), settings.plugin_dir)
+    put(
+        done,
+        args.output,
+        lambda: [f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder}"],
+    )
+    return Exit.WELL
 
 
 def _sockets(settings: Settings) -> Iterator[Path]:

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from ..controller import Controller
 from ..driver import Role, load_driver, make
 from ..settings import ControllerSettings, load
-from .serving import FAILED, serve
+from .exits import Exit
+from .serving import serve
 from .stopping import Stop
 
 
@@ -22,7 +23,7 @@ async def cut_when_lost(process: Controller, stop: Stop) -> None:
         await process.elector.lost.wait()
     finally:
         if process.elector.lost.is_set():
-            stop.cut_ending(FAILED, process.times.slack)
+            stop.cut_ending(Exit.FOUND, process.times.slack)
 
 
 def controller(

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..deploying.source import SourceError, load
 from ..deploying.writing import values_of, write_driver, write_shared
 from ..errors import SettingsError, describe, printable
+from .exits import Exit
 from .style import Style
 
 
@@ -37,4 +38,4 @@ def deploy(args: argparse.Namespace) -> int:
         raise SettingsError(*map(printable, e.faults)) from None
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
-    return 0
+    return Exit.WELL

@@ -26,7 +26,9 @@ from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
+from .exits import Exit
 from .options import given
+from .progress import Progress
 from .style import Style
 
 _READY = 20.0  # seconds until a driver that does not come up is given up
@@ -85,16 +87,16 @@ async def _stay(plan: Plan) -> int:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-    return 0
+    return Exit.WELL
 
 
 async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> None:
     style = Style.of(sys.stdout)
-    around = Around(
-        lambda text: print(text, flush=True), lambda place, line: print(f"{style.dim(place)} {line}", file=sys.stderr)
-    )
     hosts: dict[str, NodeHost] = {}
     async with contextlib.AsyncExitStack() as stack:
+        progress = stack.enter_context(Progress())
+        around = _around(style, progress)
+        progress("unpacking images" if plan.containers else "describing hosts")
         cluster = LocalCluster(
             plan.nodes, state=plan.state, address=plan.address, certificate=plan.certificate, features=plan.features,
             runtimes=await factory(plan.images) if plan.containers else None,
@@ -104,6 +106,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
             given_host = plan.hosts[i] if plan.hosts else ""
             real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
             hosts[name] = NodeHost.build(folder, given_host) if given_host else real
+        progress(f"starting the API server and {len(plan.nodes)} nodes")
         try:
             await stack.enter_async_context(cluster)
         except OSError as e:
@@ -117,10 +120,13 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         control = ControlServer(cluster.state, lambda verb: act(on, verb), REFUSALS)
         await control.start()
         stack.push_async_callback(control.close)
+        if plan.apply:
+            progress(f"applying {len(plan.apply)} objects")
         await manifests.apply(cluster, plan.apply)
         page = await stack.enter_async_context(DevPage(cluster.config).serving())
         on.link = page.link
         started.set()
+        progress.done()
         print(await _welcome(on, style), flush=True)
         waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(on.asked_to_stop.wait())}
         try:
@@ -128,6 +134,18 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         finally:
             for task in waiting:
                 task.cancel()
+
+
+def _around(style: Style, progress: Progress) -> Around:
+    def say(text: str) -> None:
+        progress.done()
+        print(text, flush=True)
+
+    def log(place: str, line: str) -> None:
+        progress.done()
+        print(f"{style.dim(place)} {line}", file=sys.stderr)
+
+    return Around(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
 def _why_none(host: NodeHost) -> str:

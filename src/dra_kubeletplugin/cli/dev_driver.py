@@ -26,9 +26,10 @@ from ..plugin import Plugin
 from ..resources.types import Taint
 from ..scanning import DeviceScan
 from ..settings import ControllerSettings, Settings
-from . import report
 from .controller import controller, cut_when_lost
-from .options import Parser, add_settings, given
+from .ending import report
+from .options import add_settings, given
+from .parsing import Parser
 from .run import run, tidy
 from .stopping import Stop
 

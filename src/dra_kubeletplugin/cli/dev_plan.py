@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import ssl
@@ -13,14 +12,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..driver import Driver, load_driver
-from ..errors import SettingsError
+from ..errors import SettingsError, near
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
 from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from ..settings import NODE_ONLY, ControllerSettings, Settings, load
-from . import DEV_PLACES, DEV_VERBS, dev_driver
+from . import DEV_PLACES, dev_driver
 from .options import given
+from .verbs import VERBS
 
 _HEALTH = "1s"  # a laptop's user waits for it
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")
@@ -113,9 +113,8 @@ def _features(args: argparse.Namespace, faults: list[str]) -> Features:
 
 def _loaded(target: str) -> type[Driver]:
     """Raises :class:`SettingsError` for a verb that is misspelt, and :class:`DriverError`."""
-    near = difflib.get_close_matches(target, DEV_VERBS, 1, 0.7)
-    if near and not Path(target).exists():
-        raise SettingsError(f"{target!r} is neither a driver nor a verb: did you mean `dra dev {near[0]}`?")
+    if not Path(target).exists() and (verb := near(target, VERBS)):
+        raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}")
     return load_driver(target)
 
 

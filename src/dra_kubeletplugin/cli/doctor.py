@@ -1,17 +1,14 @@
-"""``dra doctor``: what is broken, a line each, with what to do; ``dra gather`` packs it, with logs, into one file.
-
-Exit codes: 0 where nothing failed, 1 where something did, 2 for what the user has to correct.
-"""
+"""``dra doctor``: what is broken, a line each, with what to do; ``dra gather`` packs it, with logs, into one file."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..doctor import Examination, Finding, Level, cluster, examine
@@ -21,10 +18,28 @@ from ..errors import DraError, SettingsError, describe
 from ..host import Host
 from ..kube import ApiConfig, load_config
 from ..settings import Settings, load
+from .exits import Exit
 from .inspect import look, without_log
-from .options import given
+from .options import given, refuse
+from .output import TEXT, put, write
+from .progress import Progress
 from .style import Style
 
+
+@dataclass(frozen=True)
+class Findings:
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """``file`` is the archive."""
+
+    file: Path
+    findings: tuple[Finding, ...]
+
+
+_OF_HOST = {"host_root": "--host-root", "kubelet_root": "--kubelet-root", "cdi_root": "--cdi-root"}
 _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}
 
 
@@ -34,16 +49,11 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    if args.output == "table":
+    if args.output == TEXT:
         return asyncio.run(_told(_examination(args)))
-    findings = asyncio.run(_all(_examination(args)))
-    shown = {"findings": [f.json() for f in findings]}
-    if args.output == "yaml":
-        import yaml
-
-        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
-    else:
-        print(json.dumps(shown, indent=2))
+    with Progress() as progress:
+        findings = asyncio.run(_all(_examination(args), progress))
+    write(Findings(tuple(findings)), args.output)
     return _code(findings)
 
 
@@ -59,39 +69,44 @@ def _gathered(args: argparse.Namespace) -> int:
         archive = Archive(path)
     except OSError as e:
         raise SettingsError(f"{path} cannot be written: {e.strerror}") from None
-    style = Style.of(sys.stderr)
 
-    def told(what: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{style.dim(what)}", end="", file=sys.stderr, flush=True)
+    async def run(progress: Progress) -> list[Finding]:
+        findings = await _all(what, progress)
+        await gather(what, findings, archive, progress)
+        return findings
 
-    async def run() -> None:
-        await gather(what, await _all(what), archive, told)
-
+    done = False
     try:
-        asyncio.run(run())
+        with Progress() as progress:
+            findings = asyncio.run(run(progress))
+        archive.close()
+        done = True
     except OSError as e:
-        path.unlink(missing_ok=True)
         raise SettingsError(f"{path} cannot be written: {describe(e)}") from None
     finally:
-        told("")
-        archive.close()
+        if not done:  # half an archive is none
+            archive.close()
+            path.unlink(missing_ok=True)
     print(
-        f"{path}: look through it before you send it; names of pods, nodes and devices are in it, secrets were taken out"
+        "Look through it before you send it: names of pods, nodes and devices are in it; secrets were taken out.",
+        file=sys.stderr,
     )
-    return 0
+    put(Gathered(path, tuple(findings)), args.output, lambda: [str(path)])
+    return Exit.WELL
 
 
 def _examination(args: argparse.Namespace) -> Examination:
     settings = load(given(args))
     in_pod = not settings.kubeconfig
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
+    if args.host is False:
+        refuse(args, _OF_HOST, "is of this machine, and --no-host does not look at it")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()
     return Examination(
         api=_api(settings),
         permissions=_PERMISSIONS[wanted],
         host=host,
-        host_root=args.host_root,
+        host_root=args.host_root or Path("/"),
         kubelet_root=settings.kubelet_root,
         cdi_root=settings.cdi_root,
         sysfs_root=settings.sysfs_root,
@@ -121,8 +136,12 @@ def _devices(drivers: list[str], settings: Settings) -> Mapping[str, frozenset[s
     return out
 
 
-async def _all(what: Examination) -> list[Finding]:
-    return [finding async for finding in examine(what)]
+async def _all(what: Examination, progress: Progress) -> list[Finding]:
+    findings = []
+    async for finding in examine(what):
+        findings.append(finding)
+        progress(f"looked at {finding.topic}")
+    return findings
 
 
 async def _told(what: Examination) -> int:
@@ -140,4 +159,4 @@ async def _told(what: Examination) -> int:
 
 
 def _code(findings: list[Finding]) -> int:
-    return 1 if any(f.level is Level.FAILURE for f in findings) else 0
+    return Exit.FOUND if any(f.level is Level.FAILURE for f in findings) else Exit.WELL

@@ -5,45 +5,57 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..cluster import Explanation, Snapshot, State, explain, from_files, take, waiting, with_events
 from ..cluster.explaining import parse
 from ..kube import KubeClient
-from .asking import Progress, ask, columns, config_of, encoded
+from .asking import ask, config_of
+from .exits import Exit
 from .explain_text import text
+from .options import refuse
+from .output import columns, put
+from .progress import Progress
 from .style import Style
 
-EXIT = {State.RUNS: 0, State.ENDED: 0, State.SCHEDULED: 0, State.FITS: 0, State.WAITS: 1, State.UNKNOWN: 3}
+
+@dataclass(frozen=True)
+class Waiting:
+    """All pods that wait for devices."""
+
+    waiting: tuple[Explanation, ...]
+
+
+EXIT = {
+    State.RUNS: Exit.WELL, State.ENDED: Exit.WELL, State.SCHEDULED: Exit.WELL, State.FITS: Exit.WELL,
+    State.WAITS: Exit.FOUND, State.UNKNOWN: Exit.UNSURE,
+}  # fmt: skip
 
 
 def explain_command(args: argparse.Namespace) -> int:
     if args.what is not None:
         parse(args.what)  # a wrong word is told before a cluster is asked
-    progress = Progress()
-    try:
+    if args.files:
+        refuse(
+            args,
+            {"kubeconfig": "--kubeconfig", "context": "--context"},
+            "is of a cluster, and --file is asked in its place",
+        )
+    with Progress() as progress:
         snapshot, namespace = _of_files(args) if args.files else _of_cluster(args, progress)
         if args.what is None:
             return _all(args, snapshot, progress)
+        progress(f"looking at {args.what} on {len(snapshot.nodes)} nodes")
         found = explain(snapshot, args.what, namespace)
-    finally:
-        progress.done()
-    if args.output == "text":
-        print("\n".join(text(found, Style.of(sys.stdout))))
-    else:
-        print(encoded(found, args.output), end="")
+    put(found, args.output, lambda: text(found, Style.of(sys.stdout)))
     return EXIT[found.state]
 
 
 def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> int:
     found = waiting(snapshot, args.namespace or "", lambda done, of: progress(f"looking at pods: {done} of {of}"))
     progress.done()
-    if args.output == "text":
-        print("\n".join(_listed(found)))
-        for gap in snapshot.gaps:
-            print(f"note: {gap.why}")
-    else:
-        print(encoded(found, args.output), end="")
-    return max((EXIT[e.state] for e in found), default=0)
+    put(Waiting(tuple(found)), args.output, lambda: [*_listed(found), *(f"note: {gap.why}" for gap in snapshot.gaps)])
+    return max((EXIT[e.state] for e in found), default=Exit.WELL)
 
 
 def _listed(found: Sequence[Explanation]) -> Iterator[str]:

@@ -17,14 +17,18 @@ from pathlib import Path
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
-from ..errors import DraError, DriverError
+from ..errors import DraError, DriverError, SettingsError
 from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
 from ..lifespan import start_driver
 from ..resources.nodes import Where
 from ..scanning import ask, asked
 from ..settings import Settings, load
-from .options import given
+from .exits import Exit
+from .options import given, refuse
+from .output import TEXT, put
+from .progress import Progress
+from .shapes import Function, InspectedPool, Inspection
 from .style import Style
 
 
@@ -133,32 +137,88 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
 
 
 def inspect(args: argparse.Namespace) -> int:
+    _check(args)
     settings = load(given(args))
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
         host = Host(root, settings.dev_root, lists=settings.list_attributes)
         if args.record:
             print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
-            return 0
-        notes: dict[str, str] = {}
-        if args.driver:
-            cls = load_driver(args.driver)
-            role = Role.CONTROLLER if args.controller else Role.NODE
-            driver = make(cls, role)
-            name, node = settings.driver_name or cls.name, settings.node_name or "node"
-            settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
-            driver.attach(host, settings, role)
-            with without_log(
-                "dra_kubeletplugin.inventory", "dra_kubeletplugin.odd_reports"
-            ):  # each fault is told beside its device
-                faults: list[str] = []
-                inventory = asyncio.run(look(driver, settings, faults))
-            print("\n".join([*listed(inventory, node, style), *map(style.red, faults)]))
+            return Exit.WELL
+        if not args.driver:
+            found = Inspection((), {}, _functions(host, None), ())
+            put(found, args.output, lambda: tree(host.pci(), {}, style))
+            return Exit.WELL
+        with (
+            Progress() as progress,
+            without_log("dra_kubeletplugin.inventory", "dra_kubeletplugin.odd_reports"),
+        ):  # each fault is told beside its device
+            progress(f"asking {args.driver} for its devices")
+            inventory, node, faults = _looked(args, settings, host, root)
+        found = Inspection(_pools(inventory, node), inventory.left_out, _functions(host, inventory), tuple(faults))
+
+        def lines() -> Iterator[str]:
+            yield from (*listed(inventory, node, style), *map(style.red, faults))
             notes = _notes(inventory, style)
-            if not notes and any(True for _ in inventory):
-                return 0  # its devices are no PCI functions
-        print("\n".join(tree(host.pci(), notes, style)))
-    return 0
+            if notes or not any(True for _ in inventory):  # else its devices are no PCI functions
+                yield from tree(host.pci(), notes, style)
+
+        put(found, args.output, lines)
+    return Exit.WELL
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises :class:`SettingsError` for options that would mean nothing."""
+    if not args.driver:
+        of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
+        refuse(args, of_driver, "is of a driver: give DRIVER too")
+    if args.record:
+        refuse(
+            args,
+            {"driver": "DRIVER", "controller": "--controller"},
+            "is not asked by --record, which describes the machine",
+        )
+        if args.output != TEXT:
+            raise SettingsError(f"--output {args.output}: --record prints a described host, which is YAML as it is")
+
+
+def _looked(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
+    """The inventory, the node's name, and what is wrong with the report of health."""
+    cls = load_driver(args.driver)
+    role = Role.CONTROLLER if args.controller else Role.NODE
+    driver = make(cls, role)
+    name, node = settings.driver_name or cls.name, settings.node_name or "node"
+    settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
+    driver.attach(host, settings, role)
+    faults: list[str] = []
+    return asyncio.run(look(driver, settings, faults)), node, faults
+
+
+def _pools(inventory: Inventory, node: str) -> tuple[InspectedPool, ...]:
+    return tuple(
+        InspectedPool(
+            pool.name,
+            pool.nodes.of_slice(node),
+            tuple(pool.counter_sets),
+            tuple(json.loads(d.encoded) for d in pool.devices),
+        )
+        for pool in inventory.contents()
+    )
+
+
+def _functions(host: Host, inventory: Inventory | None) -> tuple[Function, ...]:
+    devices = {d.data.address: d.name for d in inventory or () if isinstance(d.data, PciFunction)}
+    faults = inventory.left_out if inventory is not None else {}
+    out = []
+    for fn in host.pci():
+        device = devices.get(fn.address, "")
+        fault = faults.get(device, "")
+        out.append(Function(
+            fn.address, f"{fn.vendor:04x}", f"{fn.device_id:04x}", f"{fn.class_code:06x}", fn.vendor_name, fn.device_name,
+            fn.class_name, fn.driver, fn.numa_node, fn.iommu_group, fn.pcie_root, fn.physical_function,
+            "" if fault else device, fault,
+        ))  # fmt: skip
+    return tuple(out)
 
 
 @contextlib.contextmanager

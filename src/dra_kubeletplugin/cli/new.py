@@ -10,6 +10,9 @@ from ..errors import SettingsError
 from ..scaffold.making import make
 from ..scaffold.naming import Names, check_driver_name, check_name, check_vendor
 from . import KINDS
+from .exits import Exit
+from .output import put
+from .shapes import Made
 
 _NEXT = """its tests on a local cluster, then that cluster with a pod on it:
 
@@ -34,8 +37,12 @@ def new(args: argparse.Namespace) -> int:
         args.driver_name, "--driver-name", "The driver's name in Kubernetes", check_driver_name, f"{name}.example.com"
     )
     folder = make(Names(kind, name, driver, vendor), args.directory)
-    print(f"{folder} is made: {_NEXT.format(folder=folder)}")
-    return 0
+    put(
+        Made(folder, kind, name, driver, vendor),
+        args.output,
+        lambda: [f"{folder} is made: {_NEXT.format(folder=folder)}"],
+    )
+    return Exit.WELL
 
 
 def _kind(text: str) -> str:
@@ -53,11 +60,12 @@ def _said(given: str | None, flag: str, question: str, check: Callable[[str], st
             raise SettingsError(f"{flag} is needed where nobody can be asked: see dra new --help")
         return check(default)
     while True:
-        try:
-            answer = input(f"{question}{f' ({default}):' if default else ''} ").strip() or default
-        except EOFError:
-            raise SettingsError(f"{flag} is needed") from None
+        print(f"{question}{f' ({default}):' if default else ''} ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise SettingsError(f"{flag} is needed")
+        answer = line.strip() or default
         try:
             return check(answer)
         except SettingsError as e:
-            print(e.message)
+            print(e.message, file=sys.stderr)

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
+from ..errors import SettingsError
 from ..settings import Settings
 
-
-class Parser(argparse.ArgumentParser):
-    """Parsers of commands below it are of this class too."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, formatter_class=_Formatter)
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Finds the terminal's width itself: argparse would load shutil for it, with three compressors, also where no help is shown."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    try:
-        return int(os.environ["COLUMNS"])
-    except (KeyError, ValueError):
-        pass
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except (OSError, ValueError, AttributeError):  # no terminal, or no output at all
-        return 80
+SETTINGS = "settings"
+"""The title of the group of options that have environment variables."""
 
 
 def add_settings(
@@ -45,7 +22,7 @@ def add_settings(
     only: Collection[str] | None = None,
 ) -> None:
     """A flag for each option of ``kind``, but those named in ``without``; of ``only``, where a command takes few."""
-    group = parser.add_argument_group("settings", "each can be given by its environment variable as well")
+    group = parser.add_argument_group(SETTINGS, "each can be given by its environment variable as well")
     for f in fields(kind):
         if f.name in without or (only is not None and f.name not in only):
             continue
@@ -63,3 +40,9 @@ def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str
     """What was given on the command line, by field name."""
     known = vars(args)
     return {f.name: known[f.name] for f in fields(kind) if known.get(f.name) is not None}
+
+
+def refuse(args: argparse.Namespace, flags: Mapping[str, str], why: str) -> None:
+    """Raises :class:`SettingsError` for those of ``flags``, by their names in ``args``, that were given where they mean nothing."""
+    if faults := [f"{flag} {why}" for name, flag in flags.items() if getattr(args, name)]:
+        raise SettingsError(*faults)

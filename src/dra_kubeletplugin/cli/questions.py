@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .output import add_output
+
 _CODES = (
     "Exit code: 0 it runs, is scheduled or would fit now; 1 it waits; 2 the question cannot be answered; 3 what may not be read "
     "decides it."
@@ -28,7 +30,7 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
         "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, default=[],
         help="ask these objects in place of a cluster: `kubectl get ... -o yaml`, a file or a folder; may be repeated",
     )  # fmt: skip
-    add_output(explain, "text")
+    add_output(explain)
 
 
 def add_simulate(simulate: argparse.ArgumentParser) -> None:
@@ -57,7 +59,7 @@ def add_simulate(simulate: argparse.ArgumentParser) -> None:
     simulate.add_argument(
         "--fill", action="store_true", help="also count how many more pods of each workload would fit"
     )
-    add_output(simulate, "table")
+    add_output(simulate)
 
 
 def add_top(top: argparse.ArgumentParser) -> None:
@@ -69,7 +71,7 @@ def add_top(top: argparse.ArgumentParser) -> None:
     top.add_argument("--filter", metavar="WORDS", default="", help="devices with all these words; !word: without it")
     top.add_argument("--once", action="store_true", help="print a table and end; so does -o json")
     add_cluster(top)
-    add_output(top, "text")
+    add_output(top)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +83,3 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--context", metavar="NAME", default="", help="context of the kubeconfig; its current one")
     parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace; that of the context, or default")
-
-
-def add_output(parser: argparse.ArgumentParser, default: str) -> None:
-    """``default`` is the form for people."""
-    parser.add_argument("-o", "--output", choices=(default, "json", "yaml"), default=default)

@@ -17,10 +17,11 @@ from typing import NoReturn, Protocol, TypeVar
 from ..errors import DraError, describe
 from ..observe.log import configure
 from ..settings import Settings
-from .stopping import STOPPED, Stop
+from .ending import report
+from .exits import Exit
+from .stopping import Stop
 
 log = logging.getLogger(__name__)
-FAILED, WRONG = 1, 2  # exit codes
 
 
 class Process(Protocol):
@@ -47,7 +48,7 @@ def serve(
         code = asyncio.run(_until_signal(process, stop, beside))
     except (SystemExit, KeyboardInterrupt) as e:
         log.critical("ended by %s: only a signal ends a plugin", describe(e))
-        code = FAILED
+        code = Exit.FOUND
     if settings.kubeconfig:
         from ..kube.kubeconfig import remove_files  # where none is given, it is never needed
 
@@ -101,15 +102,9 @@ def _code(body: asyncio.Task[None], *, serving: bool, asked: bool) -> int:
         error = error.exceptions[0]
     if error is None or (asked and isinstance(error, asyncio.CancelledError)):
         log.info("stopped")
-        return STOPPED
+        return Exit.WELL
     if isinstance(error, DraError) and not serving:
-        _report(error)
-        return WRONG
+        report(error)
+        return Exit.WRONG
     log.critical("ended: %s", describe(error), exc_info=None if isinstance(error, DraError) else error)
-    return FAILED
-
-
-def _report(e: DraError) -> None:
-    from . import report  # the command line imports this module when it is needed
-
-    report(e)
+    return Exit.FOUND

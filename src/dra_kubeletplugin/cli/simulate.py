@@ -12,10 +12,13 @@ from ..errors import SettingsError
 from ..kube import KubeClient
 from ..settings import load
 from ..wording import listed
-from .asking import Progress, ask, columns, config_of, encoded
+from .asking import ask, config_of
 from .described_cluster import allocatable, cluster_of, host_kinds
+from .exits import Exit
 from .explain_text import text
-from .options import given
+from .options import given, refuse
+from .output import columns, put
+from .progress import Progress
 from .style import Style
 
 _NODES = 3
@@ -27,8 +30,9 @@ def simulate_command(args: argparse.Namespace) -> int:
     if args.hosts and (args.kubeconfig or args.context):
         raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")
     manifests = from_files(args.files)
-    progress = Progress()
-    try:
+    if not args.hosts:
+        refuse(args, {"allocatable": "--allocatable"}, "is of described hosts: give --host and --driver too")
+    with Progress() as progress:
         snapshot, namespace, notes = _described(args, progress) if args.hosts else _live(args, progress)
         found = simulate(
             snapshot,
@@ -37,14 +41,9 @@ def simulate_command(args: argparse.Namespace) -> int:
             fill=args.fill,
             progress=lambda done, of: progress(f"placing pods: {done} of {of}"),
         )
-    finally:
-        progress.done()
     found = dataclasses.replace(found, notes=(*found.notes, *notes))
-    if args.output == "table":
-        print("\n".join(shown(found, Style.of(sys.stdout))))
-    else:
-        print(encoded(found, args.output), end="")
-    return 0 if found.fits else 1
+    put(found, args.output, lambda: shown(found, Style.of(sys.stdout)))
+    return Exit.WELL if found.fits else Exit.FOUND
 
 
 def _described(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:

@@ -15,11 +15,11 @@ from types import CoroutineType, FrameType
 from typing import Any
 
 from ..errors import clip
+from .exits import Exit
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MARGIN = 5.0  # seconds beyond the grace, for what follows the calls in flight
-STOPPED, CUT = 0, 3  # exit codes
 _SAID = 0.2  # seconds that a line about a stop may take to leave
 _LINE = 2048  # bytes of it; a pipe that can be written takes 4,096 without waiting
 
@@ -73,18 +73,18 @@ class Stop:
     def _signalled(self, name: str) -> None:
         if self.asked:
             _say(f"{name} again: ended at once, {self.hanging()}")
-            self._end(CUT)
+            self._end(Exit.UNSURE)
         self.asked = True
         if self._loop is None or self._event is None:
             # Nothing has been started yet: a driver's module is being imported, perhaps for ever.
-            self._end(STOPPED)
+            self._end(Exit.WELL)
             return
         self._cut_after(self.grace + MARGIN)
         _say(f"{name}: stopping")
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:  # the loop is closed: the process is at its end already
-            self._end(STOPPED)
+            self._end(Exit.WELL)
 
     def _cut_after(self, seconds: float) -> None:
         """A thread cuts, because what hangs may be the event loop."""
@@ -94,7 +94,7 @@ class Stop:
 
     def _cut_now(self, seconds: float) -> None:
         _say(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
-        self._end(CUT)
+        self._end(Exit.UNSURE)
 
     def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
         """The process is to end with ``code`` within ``seconds``, whatever still runs."""

@@ -24,7 +24,11 @@ from ..errors import SettingsError, near, printable
 from ..host import Host
 from ..local.apiserver import offline
 from ..settings import load
+from .exits import Exit
 from .inspect import host_root, look, without_log
+from .options import refuse
+from .output import put, write
+from .shapes import Remark, ValidatedObject, Validation
 from .style import Style
 
 JSON = dict[str, Any]
@@ -60,13 +64,17 @@ class Judged:
     def warn(self, text: str) -> None:
         self.warnings.append((self.document.place(_path(text)), printable(text)))
 
-    def json(self) -> JSON:
-        told = {k: [{"place": p, "message": m} for p, m in getattr(self, k)] for k in ("faults", "warnings")}
-        return {"place": self.document.place(), "object": self.name, **told}
+    def shown(self) -> ValidatedObject:
+        faults, warnings = (tuple(Remark(*r) for r in told) for told in (self.faults, self.warnings))
+        return ValidatedObject(self.document.place(), self.name, faults, warnings)
 
 
 def validate(args: argparse.Namespace) -> int:
     """0 where every object is right, 1 where one is not, 2 where a file cannot be read to its end."""
+    if len(args.drivers) != 1:
+        refuse(args, {"driver_name": "--driver-name"}, "names one driver: give --driver once")
+    if not args.drivers:
+        refuse(args, {"host": "--host"}, "is for the devices of a driver: give --driver too")
     drivers = [make(load_driver(d)) for d in args.drivers]
     readers = [opaque.Reader.of(d, args.driver_name or "") for d in drivers]
     unreadable: list[str] = []
@@ -86,13 +94,11 @@ def validate(args: argparse.Namespace) -> int:
             for path, doubt in naming.doubts(judged.value, objects, published):
                 judged.warn(f"{path}: {doubt}")
     _told_twice(found)
-    if args.output == "json":
-        print(json.dumps({"objects": [j.json() for j in found], "unreadable": unreadable}, indent=2))
-    else:
-        _print(found, Style.of(sys.stdout))
-        for text in unreadable:
-            print(f"{Style.of(sys.stderr).red('wrong')} {text}", file=sys.stderr)
-    return 2 if unreadable else 1 if any(j.faults for j in found) else 0
+    answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
+    put(answer, args.output, lambda: _lines(found, Style.of(sys.stdout)))
+    for text in unreadable:
+        print(f"{Style.of(sys.stderr).red('wrong')} {text}", file=sys.stderr)
+    return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
 
 
 def _apart(document: Document) -> Iterator[Document]:
@@ -198,13 +204,13 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: s
             yield {"spec": {"driver": reader.driver, "devices": devices}}
 
 
-def _print(found: Sequence[Judged], style: Style) -> None:
+def _lines(found: Sequence[Judged], style: Style) -> Iterator[str]:
     for judged in found:
         if not judged.faults and not judged.warnings:
-            print(f"{style.green('ok')} {judged.name} {style.dim('(' + judged.document.place() + ')')}")
+            yield f"{style.green('ok')} {judged.name} {style.dim('(' + judged.document.place() + ')')}"
         for colour, word, told in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
             for place, text in told:
-                print(f"{colour(word)} {place}: {judged.name + ': ' if judged.name else ''}{text}")
+                yield f"{colour(word)} {place}: {judged.name + ': ' if judged.name else ''}{text}"
 
 
 def schema(args: argparse.Namespace) -> int:
@@ -216,8 +222,8 @@ def schema(args: argparse.Namespace) -> int:
     if not chosen:
         known = ", ".join(k.KIND or k.__name__ for k in kinds)
         raise SettingsError(f"--kind {args.kind}: none of {known}" if kinds else f"{args.driver} takes no parameters")
-    print(json.dumps(json_schema(chosen[0]), indent=2))
-    return 0
+    write(json_schema(chosen[0]), args.output)
+    return Exit.WELL
 
 
 def _kinds(driver: str) -> list[Any]:

@@ -26,7 +26,10 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    try:
+        found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    except OSError as e:  # a folder below that went meanwhile
+        raise QuestionError(f"{e.filename or path}: {e.strerror or e}") from None
     if not found:
         raise QuestionError(f"{path} has no file that ends in {', '.join(sorted(_SUFFIXES))}")
     return found
@@ -34,7 +37,7 @@ def _files(path: Path) -> list[Path]:
 
 def _objects(file: Path) -> Iterator[JSON]:
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8")
     except OSError as e:
         raise QuestionError(f"{file}: {e.strerror or e}") from None
     except UnicodeDecodeError:

@@ -21,7 +21,10 @@ from ...kube.kubeconfig import remove_files
 from ...overview.arranging import matching, matching_pods
 from ...overview.rows import Overview
 from ...scheduling import podinfo
-from ..asking import Progress, ask, config_of, encoded
+from ..asking import ask, config_of
+from ..exits import Exit
+from ..output import TEXT, put
+from ..progress import Progress
 from ..style import Style
 from .table import table
 
@@ -37,14 +40,12 @@ def top(args: argparse.Namespace) -> int:
     """Raises :class:`DraError`."""
     config = config_of(args)
     namespace = args.namespace or config.namespace or "default"
-    if args.once or args.output != "text":
+    if args.once or args.output != TEXT:
         found = _once(config, namespace, args.node)
-        if args.output != "text":
-            devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
-            print(encoded(replace(found, devices=tuple(devices), waiting=tuple(pods)), args.output), end="")
-        else:
-            print("\n".join(table(found, args.filter, Style.of(sys.stdout))))
-        return 0
+        devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
+        shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
+        put(shown, args.output, lambda: table(shown, Style.of(sys.stdout)))
+        return Exit.WELL
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SettingsError("dra top is a screen, and this is no terminal: add --once for a table, or -o json")
     try:
@@ -55,12 +56,15 @@ def top(args: argparse.Namespace) -> int:
         asyncio.run(_stay(config, namespace, args))
     finally:
         remove_files()
-    return 0
+    return Exit.WELL
 
 
 def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
-    progress = Progress()
+    with Progress() as progress:
+        return _looked(config, namespace, node, progress)
 
+
+def _looked(config: ApiConfig, namespace: str, node: str, progress: Progress) -> Overview:
     async def question(client: KubeClient) -> Snapshot:
         return await take(client, namespace, EVERYTHING, lambda plural, count: progress(f"reading {plural}: {count}"))
 
@@ -74,7 +78,6 @@ def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
             break
         progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
         reasons[pod.uid] = clip(explain_pod(scene, podinfo.read(pods[pod.uid]), changes=False).summary)
-    progress.done()
     rest = len(found.waiting) - len(reasons)
     more = (
         (f"{rest} more pods wait, with Kubernetes' own words: `dra explain pod/NAME` for one of them",) if rest else ()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...overview.arranging import arranged, matching, matching_pods
+from ...overview.arranging import arranged
 from ...overview.rows import DeviceRow, Overview
+from ..output import columns
 from ..style import Style
 from .plain import age, health, holder
 
 _HEAD = ("NODE", "DEVICE", "USE", "HEALTH", "NUMA", "PCIE ROOT", "HOLDER", "CLAIM", "DRIVER")
 
 
-def table(found: Overview, filtered: str, style: Style) -> Iterator[str]:
+def table(found: Overview, style: Style) -> Iterator[str]:
     n = found.count
     yield style.bold(f"{n.devices} devices: {n.held} held, {n.free} free, {n.blocked} blocked, {n.bad} not well")
-    rows = [r for group in arranged(matching(found.devices, filtered)) for r in group.devices]
+    rows = [r for group in arranged(found.devices) for r in group.devices]
     yield from _aligned([_HEAD, *map(_cells, rows)], style)
     if found.sets:
         cells = [
@@ -23,7 +24,7 @@ def table(found: Overview, filtered: str, style: Style) -> Iterator[str]:
         ]
         yield ""
         yield from _aligned([("NODE", "COUNTER SET", "COUNTER", "TAKEN", "SHARE"), *cells], style)
-    if pods := matching_pods(found.waiting, filtered):
+    if pods := found.waiting:
         yield ""
         yield from _aligned([
             ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.said) for p in pods),
@@ -40,6 +41,5 @@ def _cells(r: DeviceRow) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[Sequence[str]], style: Style) -> Iterable[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    out = ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [style.bold(out[0]), *out[1:]]
+    head, *rest = columns(rows)
+    return [style.bold(head), *rest]

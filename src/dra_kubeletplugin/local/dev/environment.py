@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +30,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Around:
-    """Who is told what. ``say`` gets lines about the cluster, ``log`` those of a driver with its place in front."""
+    """Who is told what.
+
+    ``say`` gets lines about the cluster, ``log`` those of a driver with its place in front, ``ready`` how many drivers are, and of
+    how many.
+    """
 
     say: Callable[[str], None]
     log: Callable[[str, str], None]
+    ready: Callable[[int, int], None] = field(default=lambda done, of: None)
 
 
 @dataclass
@@ -142,10 +148,17 @@ async def environment(
     made.drivers += [_on_node(made, program, node) for program in programs for node in cluster.nodes.values()]
     made.drivers += [_controller(made, program) for program in controllers]
     tasks: set[asyncio.Task[None]] = set()
+    count = itertools.count(1)
+
+    async def start(process: DriverProcess) -> None:
+        await process.start(timeout)
+        around.ready(next(count), len(made.drivers))
+
     try:
+        around.ready(0, len(made.drivers))
         async with asyncio.TaskGroup() as starting:
             for process in made.drivers:
-                starting.create_task(process.start(timeout))
+                starting.create_task(start(process))
         tasks |= {asyncio.create_task(p.keep(timeout), name=p.name) for p in made.drivers}
         if reload:
             tasks |= {asyncio.create_task(_reload(made, p), name=f"reload {p.name}") for p in made.drivers}

@@ -1,0 +1,92 @@
+"""How a command ends: with an exit code and at most a sentence, whatever ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from ..errors import DraError, SettingsError, printable
+from .exits import Exit
+
+_LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that cannot be written says
+
+
+def ended(command: Callable[[], int]) -> int:
+    """Runs a command and answers its exit code. What the command opened is closed, whatever ended it."""
+    _standard_streams()
+    signalled: list[int] = []
+    with _signals(signalled):
+        try:
+            try:
+                return command()
+            finally:
+                sys.stdout.flush()  # here, where its fault is caught
+        except DraError as e:
+            return report(e)
+        except KeyboardInterrupt:
+            return 128 + signalled[0] if signalled else Exit.INTERRUPTED
+        except BrokenPipeError:  # whoever read our output has seen enough: `dra claims | head`
+            _discard()
+            return Exit.UNREAD
+        except OSError as e:
+            if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
+                print(f"dra: {printable(e.filename)}: {e.strerror}", file=sys.stderr)
+            elif e.errno in _LOST:
+                _discard()
+                print(f"dra: the output cannot be written: {e.strerror}", file=sys.stderr)
+            else:
+                raise
+            return Exit.WRONG
+
+
+def report(e: DraError) -> int:
+    """Says on standard error what is wrong, one sentence a fault."""
+    faults = e.faults if isinstance(e, SettingsError) else (e.message,)
+    for fault in faults:
+        print(f"dra: {fault} [{e.code}]", file=sys.stderr)
+    return Exit.WRONG
+
+
+def _standard_streams() -> None:
+    """They exist, closed or not: else a file that is opened next would be taken for one. What is printed to a closed one fails."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number < 2 else os.O_WRONLY)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 for the life of the process
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # a name that this terminal's encoding has not is no reason to fail
+
+
+def _discard() -> None:
+    """What is still to be written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _signals(signalled: list[int]) -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go; which it was is ``signalled``. A server has its own way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        signalled.append(number)
+        raise KeyboardInterrupt
+
+    for number in taken:
+        signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)

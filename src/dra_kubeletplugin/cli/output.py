@@ -1,0 +1,81 @@
+"""What a command answers, for programs: one document on standard output, with the fields of the answer's type.
+
+Names of fields are lowerCamelCase, and a field is there also where it is empty. Keys of mappings (names of nodes, attributes)
+stay as they are. What cannot be printed is U+FFFD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from ..errors import printable
+
+TEXT = "text"
+FORMS = (TEXT, "json", "yaml")
+
+
+def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
+    """``-o``; ``default`` is ``text``, which is for people, or the form that a command without text has."""
+    parser.add_argument(
+        "-o", "--output", choices=FORMS if default == TEXT else FORMS[1:], default=default,
+        help=f"how the answer is written ({default}); json and yaml have all of it, for programs",
+    )  # fmt: skip
+
+
+def camel(name: str) -> str:
+    """``device_class`` as ``deviceClass``."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def document(answer: object) -> Any:
+    """What JSON and YAML know, of dataclasses, enumerations, mappings and sequences; text of anything else."""
+    if is_dataclass(answer):
+        return {camel(f.name): document(getattr(answer, f.name)) for f in fields(answer)}
+    if isinstance(answer, Enum):
+        return document(answer.value)
+    if isinstance(answer, Mapping):
+        return {printable(key): document(value) for key, value in answer.items()}
+    if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+        return [document(value) for value in answer]
+    if answer is None or isinstance(answer, int) or (isinstance(answer, float) and math.isfinite(answer)):
+        return answer
+    return printable(answer)
+
+
+def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
+    """``form`` is json or yaml; without ``unicode`` only ASCII comes out, which says the same."""
+    plain = document(answer)
+    if form == "json":
+        return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
+    import yaml  # for those who ask for it
+
+    shown: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=unicode, width=120)
+    return shown
+
+
+def put(answer: object, form: str, text: Callable[[], Iterable[str]]) -> None:
+    """The answer on standard output: ``text`` is its lines for people."""
+    if form == TEXT:
+        print("\n".join(text()))
+    else:
+        write(answer, form)
+
+
+def write(answer: object, form: str) -> None:
+    """The document, and nothing else, on standard output."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(encoded(answer, form, unicode=unicode), end="")
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table; the first row is its head. An empty cell is a dash."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

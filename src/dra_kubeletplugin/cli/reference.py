@@ -1,0 +1,148 @@
+"""The page of all commands: words, options, exit codes, and the fields of what ``-o json|yaml`` writes. From the parsers and the types."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from ..cluster.answers import Explanation
+from ..cluster.simulating import Simulation
+from ..overview.rows import Overview
+from . import commands, shapes
+from .doctor import Findings, Gathered
+from .exits import MEANINGS
+from .explain import Waiting
+from .options import SETTINGS
+from .output import camel
+from .parsing import Parser
+
+SHAPES: Mapping[str, tuple[type, ...]] = {
+    "claims": (shapes.Claims,),
+    "cleanup": (shapes.Removed,),
+    "inspect": (shapes.Inspection,),
+    "validate": (shapes.Validation,),
+    "doctor": (Findings,),
+    "gather": (Gathered,),
+    "new": (shapes.Made,),
+    "explain": (Explanation, Waiting),
+    "simulate": (Simulation,),
+    "top": (Overview,),
+}
+"""What commands with ``-o`` answer; ``schema`` answers a JSON Schema, verbs of ``dra dev`` an object of their own."""
+_HEAD = """# Commands
+
+Generated from the command line's own parsers by `make docs`.
+
+Options and other words come in any order: `dra -o json claims`, `dra claims -o json`. After `--` nothing is an option. Options are
+written out; a mistyped one is answered with the nearest. `python -m dra_kubeletplugin` is `dra`.
+`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish.
+
+An answer is on standard output, and nothing else is; what is said beside it, and how far long work is (on a terminal), is on standard
+error. Colours are for terminals only, and `NO_COLOR` turns them off.
+"""
+_FORMS = """
+## Answers for programs
+
+`-o json` and `-o yaml` write one document with all of the answer, also where the exit code is 1 or 3; where that is 2 there may be none.
+Every field is always there, empty where there is nothing. Names of fields stay as they are from release to release, and new ones may
+come. Keys of a mapping are names in the cluster. `dra schema` writes a JSON Schema, and a verb of `dra dev` what it did.
+"""
+_ROLE = re.compile(r":\w+:`~?\.*([^`]+)`")
+
+
+def page() -> str:
+    """The Markdown page."""
+    lines = [_HEAD, "## Exit codes", "", "| code | |", "|---|---|"]
+    lines += [f"| {code.value} | {_cell(meaning)} |" for code, meaning in MEANINGS.items()]
+    for name, parser in commands().items():
+        lines += ["", *_command(name, parser)]
+    lines.append(_FORMS)
+    for kind in _reached(kind for found in SHAPES.values() for kind in found):
+        lines += [*_shape(kind), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(name: str, parser: Parser) -> Iterator[str]:
+    yield from (f"## dra {name}", "", parser.description or "", "")
+    words = [a for a in parser._actions if not a.option_strings]
+    yield f"`{' '.join([parser.prog, '[OPTION]...', *map(_word, words)])}`"
+    options = [a for g in parser._action_groups if g.title != SETTINGS for a in g._group_actions if a.option_strings]
+    rows = [(_word(a), a) for a in words] + [
+        (_option(a), a) for a in options if not isinstance(a, argparse._HelpAction)
+    ]
+    if rows:
+        yield from ("", "| | |", "|---|---|")
+        yield from (f"| `{_cell(text)}` | {_cell((a.help or '').replace('%%', '%'))} |" for text, a in rows)
+    settings = [a.option_strings[0] for g in parser._action_groups if g.title == SETTINGS for a in g._group_actions]
+    if settings:
+        yield from ("", f"[Settings](settings.md): {', '.join(f'`{s}`' for s in settings)}.")
+    if parser.epilog:
+        yield from ("", parser.epilog)
+    if found := SHAPES.get(name):
+        yield from ("", f"`-o json|yaml`: {' or '.join(map(_link, found))}.")
+
+
+def _word(action: argparse.Action) -> str:
+    shown = action.metavar or "|".join(map(str, action.choices or [action.dest.upper()]))
+    return {"?": f"[{shown}]", "*": f"[{shown}]...", "+": f"{shown}..."}.get(str(action.nargs), str(shown))
+
+
+def _option(action: argparse.Action) -> str:
+    value = (
+        "" if action.nargs == 0 else f" {action.metavar or '|'.join(map(str, action.choices or [action.dest.upper()]))}"
+    )
+    return ", ".join(action.option_strings) + value
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _shape(kind: type) -> Iterator[str]:
+    yield from (f"### {kind.__name__}", "")
+    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # what a dataclass without words has
+        said = re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", kind.__doc__))
+        yield from (" ".join(said.partition("Args:")[0].split()), "")
+    yield from ("| field | |", "|---|---|")
+    hints = get_type_hints(kind)
+    yield from (f"| `{camel(f.name)}` | {_type(hints[f.name])} |" for f in fields(kind))
+
+
+def _type(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in {types.UnionType, Union}:
+        return " or ".join("null" if t is type(None) else _type(t) for t in inner)
+    if origin is tuple:
+        return f"list of {_type(inner[0])}"
+    if origin is not None:  # a mapping, from names
+        return "object" if inner[1] is Any else f"mapping to {_type(inner[1])}"
+    if is_dataclass(hint):
+        return _link(hint)
+    if issubclass(hint, Enum):
+        return ", ".join(f"`{value.value}`" for value in hint)
+    return {str: "text", Path: "text", bool: "true or false"}.get(hint, "number")
+
+
+def _link(kind: Any) -> str:
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def _reached(kinds: Iterable[Any]) -> list[type]:
+    """Those, and the types of their fields, each once."""
+    out: list[type] = []
+    wanted = list(kinds)
+    while wanted:
+        kind = wanted.pop(0)
+        if not is_dataclass(kind):
+            wanted = [*get_args(kind), *wanted]
+        elif kind not in out:
+            assert isinstance(kind, type)
+            out.append(kind)
+            wanted = [*get_type_hints(kind).values(), *wanted]
+    return out

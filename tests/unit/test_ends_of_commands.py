@@ -1,0 +1,149 @@
+"""How commands end: at a signal in the midst of work, and without a trace on the terminal or the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dra_kubeletplugin
+from dra_kubeletplugin.cli.exits import Exit
+
+HANGS = """
+import time
+from pathlib import Path
+from dra_kubeletplugin import Driver
+
+class Hangs(Driver):
+    name = "hangs.example.com"
+
+    def devices(self):
+        Path("works").touch()
+        time.sleep(1000)
+
+    def prepare(self, claim):
+        return []
+"""
+LOADS = "import time\nfrom pathlib import Path\nPath('works').touch()\ntime.sleep(1000)\n"
+POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: x}]}\n"
+CONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "http://127.0.0.1:PORT"}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+users: [{name: a, user: {token: x}}]
+current-context: a
+"""
+LONG = {
+    "inspect": ["inspect", "hangs.py", "--host", "virtual-machine", "--scan-timeout", "1h"],
+    "inspect, importing": ["inspect", "loads.py"],
+    "simulate": ["simulate", "-f", "pod.yaml", "--host", "virtual-machine=3", "--driver", "hangs.py"],
+    "doctor": ["doctor", "--host", "--driver", "hangs.py", "--scan-timeout", "1h"],
+    "dev, importing": ["dev", "loads.py"],
+    "explain": ["explain", "--kubeconfig", "config"],
+    "top": ["top", "--once", "--kubeconfig", "config"],
+    "gather": ["gather", "out.tar.gz", "--kubeconfig", "config"],
+    "cleanup": ["cleanup", "--kubeconfig", "config", "--driver-name", "x.example.com", "--node-name", "n"],
+}
+SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+@pytest.mark.parametrize("words", LONG.values(), ids=LONG)
+def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
+    tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
+    """The server takes connections and never answers."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with contextlib.ExitStack() as held:
+        server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+        server.settimeout(60)
+        for name, text in (("hangs.py", HANGS), ("loads.py", LOADS), ("pod.yaml", POD)):
+            (tmp_path / name).write_text(text)
+        (tmp_path / "config").write_text(CONFIG.replace("PORT", str(server.getsockname()[1])))
+        argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
+        env = {**os.environ, "TMPDIR": str(temporary)}
+        process = subprocess.Popen(
+            argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with process:
+            if "config" in words:
+                held.enter_context(server.accept()[0])
+            else:
+                _wait_for(tmp_path / "works", process)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (SIGNALS[number], "", "")
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "out.tar.gz").exists()
+
+
+def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        with pytest.raises(subprocess.TimeoutExpired):  # it has not ended
+            process.wait(0.05)
+
+
+def on_terminal(tmp_path: Path, *words: str, **env: str) -> str:
+    """What a command says on standard error where that is a terminal of 30 columns."""
+    ours, theirs = pty.openpty()
+    whole = {**os.environ, "TERM": "xterm", "COLUMNS": "30", **env}
+    with subprocess.Popen(
+        [sys.executable, "-m", "dra_kubeletplugin", *words], stdout=subprocess.DEVNULL, stderr=theirs, env=whole
+    ):
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                said += os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    return said.decode()
+
+
+def test_long_work_tells_a_terminal_on_one_line_how_far_it_is_and_takes_it_away(tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(POD)
+    driver = str(Path(__file__).parents[2] / "drivers/gpu_example")
+    words = [
+        "simulate",
+        "-f",
+        str(tmp_path / "pod.yaml"),
+        "--host",
+        "virtual-machine=3",
+        "--driver",
+        driver,
+        "-o",
+        "json",
+    ]
+    said = on_terminal(tmp_path, *words)
+    assert "devices of node 3 of 3" in said
+    assert "\n" not in said
+    assert max(len(line) for line in said.split("\r")) < 30, "a longer line would break, and not be rewritten"
+    assert re.search(r"\r +\r$", said), "the last thing is that it goes"
+    assert on_terminal(tmp_path, *words, TERM="dumb") == ""
+
+
+def test_names_of_the_package_are_each_where_it_says() -> None:
+    homes = dra_kubeletplugin._HOMES
+    assert set(dra_kubeletplugin.__all__) == {*homes, "__version__", "run"}
+    assert all(getattr(dra_kubeletplugin, name) is not None for name in homes)
+    assert set(dra_kubeletplugin.__all__) <= set(dir(dra_kubeletplugin))
+    with pytest.raises(AttributeError, match="has no attribute 'Divice'"):
+        dra_kubeletplugin.Divice  # noqa: B018
+
+
+def test_the_version_is_told_without_what_a_driver_needs() -> None:
+    code = "import sys; from dra_kubeletplugin.cli import main; main(['--version']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"msgspec", "asyncio", "ssl", "grpc", "yaml", "dra_kubeletplugin.driver", "importlib.metadata"}
