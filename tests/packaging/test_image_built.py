@@ -73,10 +73,12 @@ def test_its_list_of_parts_is_whole_and_has_licences(image: str) -> None:
     assert [c["name"] for c in environment if not c.get("licenses")] == []
 
 
-async def test_as_its_daemonset_runs_it_a_pod_gets_a_device(image: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("privileged", [True, False], ids=["as for VFIO", "without capabilities"])
+async def test_as_its_daemonset_runs_it_a_pod_gets_a_device(privileged: bool, image: str, tmp_path: Path) -> None:
     async with LocalCluster() as cluster:
         node = cluster.node
         values = values_of("pci") | {"kubeletRoot": str(node.kubelet_root), "cdiRoot": str(node.cdi_root)}
+        values["features"] = {"privileged": privileged}
         deployed = await Deployed.on(cluster, kustomized(values, tmp_path / "overlay"))
         pod = await deployed.pod("DaemonSet", node.name)
         async with running(deployed, pod, image, log := tmp_path / "log") as process:
