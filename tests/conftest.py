@@ -45,7 +45,7 @@ def _gates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    wanted = {m for item in items for m in item.keywords}
+    wanted = {m.name for item in items for m in item.iter_markers()}  # not keywords: a parameter may have the same name
     reasons = {
         "mounts": None if "mounts" not in wanted or _can_mount() else "needs root and the right to mount",
         "podman": None if shutil.which("podman") else "needs podman, beside runc",
@@ -61,5 +61,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     for item in items:
         for marker, reason in reasons.items():
-            if reason and marker in item.keywords:
+            if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
