@@ -107,6 +107,11 @@ def read(path: Path, faults: list[str]) -> list[Document]:
         loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
+            if _holds_itself(node, {}):
+                faults.append(
+                    f"{name}:{node.start_mark.line + 1}: no YAML for an object: an alias stands within what it names"
+                )
+                continue
             value = loader.construct_document(node)
             if value is not None:
                 out.append(Document(name, value, node, list(_twice(name, node, set()))))
@@ -170,6 +175,19 @@ def _twice(name: str, node: yaml.Node, seen: set[int]) -> Iterator[str]:
                 yield f"{name}:{line}: the key {key.value!r} stands here again, first in line {first[key.value]}: one of them is lost"
             first.setdefault(key.value, line)
         yield from _twice(name, value, seen)
+
+
+def _holds_itself(node: yaml.Node, ended: dict[int, bool]) -> bool:
+    """Whether an alias makes a value endless. ``ended``: of nodes that were begun, whether all in them is seen."""
+    if isinstance(node, yaml.ScalarNode):
+        return False
+    if id(node) in ended:
+        return not ended[id(node)]
+    ended[id(node)] = False
+    inner = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
+    found = any(_holds_itself(part, ended) for part in inner)
+    ended[id(node)] = True
+    return found
 
 
 def _mark(node: yaml.Node | None, path: str) -> int:

@@ -266,6 +266,16 @@ def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_o
     assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
 
 
+def test_a_class_that_selects_a_driver_of_nearly_this_name_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = {"npu": {"selectors": [{"cel": {"expression": 'device.driver == "npu.exmple.com"'}}]}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"deviceClasses": classes}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    wanted = "deviceClasses.npu.selectors[0].cel.expression: 'npu.exmple.com' is not driverName, did you mean 'npu.example.com'?"
+    assert wanted in capsys.readouterr().err
+
+
 def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import documents
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.cluster.files import from_files
+from dra_kubeletplugin.errors import QuestionError
 from dra_kubeletplugin.local.apiserver import offline, structure
 from dra_kubeletplugin.local.apiserver.schemas import shapes
 
@@ -106,6 +108,10 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "UTF-16": ("a: 1".encode("utf-16"), ":1: it is UTF-16: save the file as UTF-8"),
     "control character": ("a: 1\nb: \x01\n", ":2: the character"),
     "tag": ("a: !mine 1\n", "1:4: no YAML: could not determine a constructor for the tag '!mine'"),
+    "endless": (
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
+        ":1: no YAML for an object: an alias",
+    ),
     "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
     "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), "no YAML: nested too deeply"),
     "deep in one line": ("- " * 100_000, "no YAML: nested too deeply"),
@@ -127,6 +133,12 @@ def test_a_text_that_is_no_yaml_is_told_with_file_line_and_column(
     assert err.count("\n") == 1
 
 
+def test_what_is_nested_too_deeply_ends_no_other_command_either(tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text("- " * 100_000)
+    with pytest.raises(QuestionError, match=r"deep\.yaml: no YAML: nested too deeply"):
+        from_files([tmp_path / "deep.yaml"])
+
+
 def test_a_missing_file_and_a_folder_without_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(tmp_path / "none.yaml")]) == 2
     assert f"wrong {tmp_path}/none.yaml: No such file or directory" in capsys.readouterr().err
@@ -144,13 +156,17 @@ def test_folders_json_lists_and_standard_input_are_read(
     )
     (tmp_path / "in/b.json").write_text('{\n\t"apiVersion": "v1",\n\t"kind": "Pd", "metadata": {"name": "c"}\n}')
     (tmp_path / "in/notes.txt").write_text("no YAML: [")
+    (tmp_path / "in/kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+    )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"kind: Pod\napiVersion: v1\nmetdata: {}\n")))
     assert main(["validate", str(tmp_path / "in"), "-"]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"ok ConfigMap a ({tmp_path}/in/a.yml:4)"
     assert said[1] == f"wrong {tmp_path}/in/a.yml:8: ConfigMap b: dta: unknown field, did you mean 'data'?"
     assert said[2] == f"wrong {tmp_path}/in/b.json:3: Pd c: kind: v1 has no 'Pd', did you mean 'Pod'?"
-    assert said[3] == "wrong standard input:3: Pod: metdata: unknown field, did you mean 'metadata'?"
+    assert "kustomization.yaml:1: Kustomization: not judged: it is kustomize's own" in said[3]
+    assert said[4] == "wrong standard input:3: Pod: metdata: unknown field, did you mean 'metadata'?"
 
 
 # --- objects that are wrong ---------------------------------------------------------------------------

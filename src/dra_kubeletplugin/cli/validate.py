@@ -125,6 +125,9 @@ def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
             f"{'a list' if isinstance(value, list) else 'text'} in place of an object with apiVersion and kind"
         )
         return
+    if str(value.get("apiVersion")).startswith("kustomize.config.k8s.io/"):
+        judged.warn("not judged: it is kustomize's own: judge what `kubectl kustomize` makes of it")
+        return
     if missing := list(_missing(value)):
         for text in missing:
             judged.fault(text)

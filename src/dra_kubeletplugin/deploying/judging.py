@@ -81,11 +81,17 @@ def faults(source: Source, given: JSON) -> Iterator[str]:
 
 
 def doubts(given: JSON) -> Iterator[str]:
-    """What may be right and is likely not."""
+    """What may be right and is likely not, in values without faults."""
     known = {f.metadata["env"] for role in _ROLES for f in fields(role)}
     for name in given.get("options") or {}:
         if name not in known and (meant := near(str(name), known, _CLOSE)):
             yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
+    driver = str(given["driverName"])
+    for name, spec in (given.get("deviceClasses") or {}).items():
+        for i, selector in enumerate(spec.get("selectors") or ()):
+            for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
+                if text != driver and (meant := near(text, [driver], _CLOSE)):
+                    yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{meant}"
 
 
 def _option_faults(source: Source, options: JSON) -> Iterator[str]:
