@@ -240,13 +240,13 @@ def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(autho
             assert len(reasons) == len(set(reasons))
 
         def test_no_place(node):
-            with pytest.raises(PodError, match="finds no place, and nothing has changed for 0.3 s\\\\n.*Warning FailedScheduling"):
+            with pytest.raises(PodError, match="finds no place, and nothing has changed for 0.3 s: 0/1 nodes.*\\\\n.*Warning FailedScheduling"):
                 node.run_pod("p", ClaimSpec(Request(count=3)), timeout=60, patience=0.3)
 
         def test_deleted_meanwhile(node, api):
             node.apply_pod("p", ClaimSpec(Request(count=3)))
             api.delete("Pod", "p")
-            with pytest.raises(PodError, match="pod p is (gone|being deleted)"):
+            with pytest.raises(PodError, match="there is no pod p|pod p is (gone|being deleted)"):
                 api.wait_running("p")
         """
     )

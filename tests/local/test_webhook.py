@@ -197,10 +197,16 @@ async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path:
 
 async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
     settings = WebhookSettings(driver_name=DRIVER, tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
-    with pytest.raises(
-        SettingsError, match=r"--tls-cert \(TLS_CERT\) .*none.crt cannot be read: No such file.*--tls-key"
-    ):
+    with pytest.raises(SettingsError) as e:
         async with Webhook([Reader(DRIVER, [GpuConfig])], settings).running():
+            pass
+    flags = {"--tls-cert (TLS_CERT)": settings.tls_cert, "--tls-key (TLS_KEY)": settings.tls_key}
+    for fault, (flag, path) in zip(e.value.faults, flags.items(), strict=True):
+        assert fault.startswith(f"{flag} {path} cannot be read: No such file or directory")
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    swapped = WebhookSettings(driver_name=DRIVER, tls_cert=key, tls_key=cert)
+    with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
+        async with Webhook([Reader(DRIVER, [GpuConfig])], swapped).running():
             pass
 
 
