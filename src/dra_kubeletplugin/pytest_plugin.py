@@ -144,7 +144,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kubernetes", default="", metavar="RELEASE", help="the release that local clusters behave as: 1.34 to 1.37"
     )
     parser.addini(
-        "dra_driver", "the driver under test, as `dra run` takes it: driver.py, driver.py:Class or module:Class"
+        "dra_driver", "the driver under test, as `dra run` takes it: a file, a package's folder, or module:Class"
     )
     parser.addini(
         "dra_host",

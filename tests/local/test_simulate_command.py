@@ -14,7 +14,7 @@ from gpu_example.driver import Gpu
 from mig_example.driver import Mig
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cli.described_cluster import HostKind, allocatable, cluster_of
+from dra_kubeletplugin.cli.described_cluster import HostKind, allocatable, classes_of, cluster_of
 from dra_kubeletplugin.cluster import Snapshot, simulate, take
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.settings import Settings
@@ -219,3 +219,11 @@ def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
     )
     objects = list(yaml.safe_load_all((Path(manifest(tmp_path, 9)) / "w.yaml").read_text()))
     assert len(simulate(Snapshot.of(made.objects), objects).workloads[0].placed) == 8
+
+
+@pytest.mark.parametrize(
+    "target", ["", "/src/gpu_example", "/src/gpu_example/driver.py", "/src/gpu_example/driver.py:Gpu"]
+)
+def test_the_classes_of_a_driver_are_found_whichever_way_it_is_named(target: str) -> None:
+    found = classes_of(f"{ROOT / 'drivers/gpu_example'}{target}")
+    assert [c["metadata"]["name"] for c in found] == ["gpu.example.com"]

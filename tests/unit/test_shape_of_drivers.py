@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ NO_HOST = {"gpu_example", "fabric_example"}
 """Their devices are simulated, and need no machine that could be described."""
 BESIDES = {"pci/demo.py"}
 """`make demo` of this tree."""
+PLUGIN = "dra_kubeletplugin.pytest_plugin"
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 _TABLES = ("build-system", "dependency-groups", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
 
@@ -102,3 +106,44 @@ def test_the_image_of_a_driver_is_named_once_and_runs_its_module(package: Path) 
     assert values["driverFile"] == f"{module_in(package)}.driver"
     assert f"IMAGE  ?= {values['image']}\n" in (package / "Makefile").read_text()
     assert values["driverName"] == load_driver(str(package)).name
+
+
+@every_driver
+def test_a_driver_s_tests_are_found_in_its_own_folder_too(package: Path) -> None:
+    """As `make test` there runs them: by its own pyproject.toml, with nothing of this tree's but the framework."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        PLUGIN,
+        "--strict-config",
+    ]
+    done = subprocess.run(
+        command, cwd=package, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"tests/test_{module_in(package)}.py::" in done.stdout
+    assert "rror" not in done.stderr
+
+
+@every_driver
+def test_the_commands_of_a_driver_s_makefile_are_those_of_a_new_package(package: Path) -> None:
+    names = ("test", "dev", "lint", "deploy")
+    command = ["make", "-n", "-o", ".venv/.installed", *names]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in {"VENV", "PYTHON"}}
+    done = subprocess.run(
+        command, cwd=package, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (dev,) = [line for line in done.stdout.splitlines() if " dev " in line]
+    words = dev.split()
+    assert words[2] == f"{module_in(package)}.driver"
+    given = [package / words[i + 1] for i, word in enumerate(words) if word in {"--host", "--apply"}]
+    assert given
+    assert [p for p in given if not p.is_file()] == []

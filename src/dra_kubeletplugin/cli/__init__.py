@@ -34,14 +34,14 @@ def parser() -> Parser:
     out.add_argument("--version", action="store_true", help="print the version and end")
     commands = out.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
-    run.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    run.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
     add_settings(run)
     controller = commands.add_parser(
         "controller",
         help="run a driver's controller, one for the cluster",
         description="Publishes a driver's pools that belong to no single node, and binds claims, until SIGTERM.",
     )
-    controller.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    controller.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
     add_settings(controller, ControllerSettings, NODE_ONLY)
     _add_dev(commands.add_parser(
         "dev",
@@ -86,7 +86,7 @@ def parser() -> Parser:
         description="Shows this machine's PCI functions, and the pools that a driver would publish with the reasons for what is left out. "
         "Needs no cluster.",
     )
-    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="path to a file, or module:Class")
+    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="a file, a package's folder, or module:Class")
     inspect.add_argument("--host", metavar="HOST", help=HOST)
     inspect.add_argument(
         "--record", action="store_true", help="print the machine as a description for --host, and nothing else"
@@ -124,7 +124,7 @@ def _add_parameters(commands: Any) -> None:
     )
     validate.add_argument(
         "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-        help="path to a file, or module:Class: who reads the parameters; may be repeated",
+        help="a file, a package's folder, or module:Class: who reads the parameters; may be repeated",
     )  # fmt: skip
     validate.add_argument("--driver-name", metavar="NAME", help="name of the driver, in place of the class's own")
     validate.add_argument(
@@ -143,7 +143,7 @@ def _add_parameters(commands: Any) -> None:
         help="print the JSON Schema of a driver's parameters",
         description="Prints the JSON Schema of what a claim may give a driver as opaque.parameters.",
     )
-    schema.add_argument("driver", metavar="DRIVER", help="path to a file, or module:Class")
+    schema.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
     add_output(schema, "json")
     schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, where the driver knows several")
 
@@ -171,7 +171,7 @@ def _add_doctor(commands: Any) -> None:
         command.add_argument("--host-root", metavar="DIR", type=Path, help="where the host's file system is seen (/)")
         command.add_argument(
             "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-            help="path to a file, or module:Class: its devices are compared with its slices; may be repeated",
+            help="a file, a package's folder, or module:Class: its devices are compared with its slices; may be repeated",
         )  # fmt: skip
         command.add_argument(
             "--permissions",
@@ -236,7 +236,10 @@ def _add_completion(commands: Any) -> None:
 
 def _add_webhook(webhook: argparse.ArgumentParser) -> None:
     webhook.add_argument(
-        "drivers", metavar="DRIVER", nargs="+", help="path to a file, or module:Class: whose parameters are judged"
+        "drivers",
+        metavar="DRIVER",
+        nargs="+",
+        help="a file, a package's folder, or module:Class: whose parameters are judged",
     )
     add_settings(webhook, WebhookSettings, only=WEBHOOK_OPTIONS)
 
@@ -246,7 +249,7 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         "drivers",
         metavar="DRIVER",
         nargs="*",
-        help="path to a file, or module:Class; none: start one of any language yourself",
+        help="a file, a package's folder, or module:Class; none: start one of any language yourself",
     )
     dev.add_argument(
         "--nodes", metavar="N", type=int, default=1, help="how many nodes, node-1 and up; every driver is on each"

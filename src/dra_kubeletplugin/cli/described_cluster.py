@@ -67,9 +67,11 @@ def allocatable(text: str) -> dict[str, str]:
 
 
 def classes_of(target: str) -> list[JSON]:
-    """DeviceClasses that lie beside a driver, in ``deploy``."""
-    path = Path(target.partition(":")[0])
+    """DeviceClasses that lie beside a driver, or beside the ``src`` that its package is in: in ``deploy``."""
+    path = Path(target.partition(":")[0]).absolute()
     folder = path if path.is_dir() else path.parent
+    if folder.parent.name == "src":
+        folder = folder.parent.parent
     return [o for o in from_files(sorted((folder / "deploy").glob("deviceclass*.yaml"))) if o["kind"] == "DeviceClass"]
 
 

@@ -51,7 +51,7 @@ def add_simulate(simulate: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     simulate.add_argument(
         "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-        help="whose devices the hosts have: a path or module:Class; DeviceClasses in its folder deploy/ are there too; may be repeated",
+        help="whose devices the hosts have: a file, a package's folder, or module:Class; its deploy/ brings DeviceClasses; may be repeated",
     )  # fmt: skip
     simulate.add_argument(
         "--allocatable", metavar="NAME=QUANTITY,...", help="what a described host has: cpu=64,memory=512Gi"
