@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cluster import reading
+from dra_kubeletplugin.kube import paging
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.resources.convert import VERSIONS
 
@@ -217,7 +217,7 @@ async def test_where_slices_may_not_be_read_nothing_is_claimed_of_devices(
 async def test_lists_are_read_in_pages(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(reading, "PAGE", 3)
+    monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 3)
     await cluster.apply(*(claim(f"c{i}") for i in range(10)))
     cluster.api.faults.calls.clear()
     assert await dra(cluster, "explain", "claim/c9") == 0
