@@ -90,6 +90,18 @@ async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidate
     await within(10, second.leader.wait())
 
 
+async def test_a_leader_whose_machine_slept_past_its_deadline_leads_no_more_at_once(
+    candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sleep stops the clock by which the event loop waits, and another has taken the lease meanwhile."""
+    elector = candidates.start("first", LeaseTimes())
+    await within(10, elector.leader.wait())
+    read = time.clock_gettime
+    slept = {time.CLOCK_BOOTTIME: 60.0}
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: read(clock) + slept.get(clock, 0.0))
+    assert not elector.leads
+
+
 async def test_who_cannot_renew_leads_no_more_before_another_could(server: ApiServer, candidates: Candidates) -> None:
     elector = candidates.start("first")
     await within(10, elector.leader.wait())

@@ -66,6 +66,11 @@ class _Spec(msgspec.Struct, rename="camel"):
     renew_time: str | None = None
 
 
+def since_boot() -> float:
+    """Seconds that nobody sets back. Source: clock_gettime(2)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Elector:
     """Takes part in the election for one Lease.
 
@@ -75,7 +80,7 @@ class Elector:
 
     Args:
         identity: of this process, unique in the cluster.
-        clock: a monotonic clock in seconds.
+        clock: seconds that only ever pass, also while the machine sleeps: others take the lease meanwhile.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class Elector:
         name: str,
         identity: str,
         times: LeaseTimes | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = since_boot,
     ) -> None:
         self.client = client
         self.namespace = namespace

@@ -151,6 +151,10 @@ class Publisher:
             await self._wait()
             await asyncio.sleep(_SETTLE)
             self._dirty.clear()
+            if self._doubted:
+                self._doubted, self._refused = False, None
+                self._syncer.distrust()
+                await self._forget()
             if not self.inventory.known:
                 continue  # the driver has not answered yet: publishing nothing would be a lie
             version = self.inventory.version
@@ -176,12 +180,11 @@ class Publisher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self._dirty.wait()
-        if self._doubted:
-            self._doubted, self._refused = False, None
-            self._syncer.distrust()
-        elif self._dirty.is_set():
-            return
-        # The server may have learned since, and the Node may have been made anew.
+        if not self._dirty.is_set():
+            await self._forget()
+
+    async def _forget(self) -> None:
+        """The server may have learned since, and the Node may have been made anew."""
         self._probe.forget()
         self._syncer.forget()
         await self.inventory.forgive()
