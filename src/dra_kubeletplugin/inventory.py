@@ -24,6 +24,7 @@ from .resources.slice_rules import MAX_DEVICES
 from .resources.types import Device, Taint
 from .settings import HEALTH_TIMEOUT
 from .stock import GONE, Entry, PoolContent, Stock, checked, restocked
+from .wording import listed
 
 __all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
@@ -298,8 +299,7 @@ class Inventory:
                 found.setdefault(fields, []).append(self.shown(stock.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
-            f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} published without {', '.join(map(printable, fields))}: "
-            f"the API server's feature gate is off ({gates})"
+            f"{listed(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
             for fields, names in found.items()
         ]
 

@@ -22,6 +22,7 @@ from dra_kubeletplugin.cel.expressions import Budget
 from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.resource import CLASSES
 from dra_kubeletplugin.local.apiserver import certificate
 from dra_kubeletplugin.local.apiserver.rules.policies import compile_conditions
 from dra_kubeletplugin.local.cluster import LocalCluster
@@ -37,7 +38,6 @@ GPU: JSON = {
     "options": {"NUM_DEVICES": "2"},
 }
 HOOKS = Resource("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", namespaced=False)
-CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", namespaced=False)
 
 
 # --- what is sent -------------------------------------------------------------------------------------

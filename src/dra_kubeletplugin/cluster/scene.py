@@ -14,6 +14,7 @@ from ..scheduling.cache import Cache
 from ..scheduling.claimstore import reserved_for, results_of
 from ..scheduling.nodeallocation import AllocationMemory, Allocations
 from ..scheduling.slicestore import Slices
+from ..wording import listed
 from .objects import Snapshot
 
 JSON = dict[str, Any]
@@ -106,8 +107,7 @@ def name_of(obj: Mapping[str, Any]) -> str:
 def told(claim: JSON) -> str:
     """``claim ml/a of pod ml/a-0``."""
     users = users_of(claim)
-    more = f" and {len(users) - 1} more" if len(users) > 1 else ""
-    return f"claim {name_of(claim)} " + (f"of {users[0]}{more}" if users else "that no pod uses")
+    return f"claim {name_of(claim)} " + (f"of {listed(users, 1)}" if users else "that no pod uses")
 
 
 def users_of(claim: JSON) -> list[str]:
