@@ -151,3 +151,14 @@ def test_a_helper_whose_name_is_near_is_the_author_s_own_where_it_could_not_be_c
     from dra_kubeletplugin.driver import make
 
     make(load_driver(str(Mistake("near", body, ()).write(tmp_path)) + ":Acme"))
+
+
+async def test_what_a_gate_takes_from_a_device_is_told_with_the_device(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "def devices(self):\n    return [Device(f'd-{i}', attributes={'links': ['a', 'b'], 'index': i}) for i in range(3)]"
+    async with started(Mistake("lists", body, ()), tmp_path) as node:
+        says = "d-0 and 2 more published without attributes[links]: the API server's feature gate is off (DRAListTypeAttributes)"
+        assert says in await node.plugin.notes()
+        await node.run_pod()
+    assert says in caplog.text

@@ -390,3 +390,52 @@ def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) 
     frames = [line for line in result.outlines if ".py:" in line and line.rstrip().endswith(("Error", ":"))]
     assert frames
     assert not [line for line in frames if "/testing/" in line or "/concurrent/" in line], frames
+
+
+def test_mistakes_of_a_test_are_told_in_one_sentence_with_the_nearest_name(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import pytest
+        from dra_kubeletplugin.testing import ClaimSpec, PodError, Request
+
+        def test_class(node, api):
+            with pytest.raises(PodError, match="device class devicse does not exist, did you mean 'devices'?"):
+                node.run_pod("p", ClaimSpec(Request("r", "devicse")), patience=0)
+            with pytest.raises(PodError, match="there is no pod pp in namespace default, did you mean 'p'?"):
+                api.wait_running("pp")
+            with pytest.raises(TypeError, match="'param', did you mean 'parameters'?"):
+                node.run_pod(param={})
+
+        @pytest.mark.dra(driver="drivr.py")
+        def test_driver(node): pass
+
+        @pytest.mark.dra(driver=3)
+        def test_no_driver(node): pass
+
+        @pytest.mark.dra(nodes="node-1")
+        def test_nodes(node): pass
+
+        @pytest.mark.dra(host="nope")
+        def test_host(node): pass
+
+        @pytest.mark.dra(environment={"A": 1})
+        def test_environment(node): pass
+
+        @pytest.mark.dra(timers=3)
+        def test_timers(node): pass
+        """
+    )
+    result = run(author)
+    result.assert_outcomes(passed=1, errors=6)
+    result.stdout.fnmatch_lines_random(
+        [
+            "drivr.py is not a file: *did you mean 'driver.py'?*",
+            "@pytest.mark.dra(driver=3): give a class, or as `dra run` takes it",
+            "@pytest.mark.dra(nodes='node-1'): give a list of names",
+            "--host nope: neither a file nor one of *",
+            "@pytest.mark.dra(environment): A is 1, not text",
+            "@pytest.mark.dra(timers=3): give dra_kubeletplugin.testing.Timers(...)",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert "dra_kubeletplugin/" not in result.stdout.str().replace("dra_kubeletplugin/__init__", "")

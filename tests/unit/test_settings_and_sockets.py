@@ -225,3 +225,22 @@ def test_every_driver_name_fits_below_the_usual_root(length: int) -> None:
 def test_a_root_that_is_too_long_is_explained() -> None:
     with pytest.raises(SocketError, match="holds 107 bytes"):
         socket_paths(Path("/" + "r" * 100) / "plugins_registry", Path("/" + "r" * 100), "d.example.com")
+
+
+def test_an_environment_variable_that_is_nearly_an_option_is_told_and_others_are_not() -> None:
+    from dra_kubeletplugin.cli.serving import misspelt
+
+    given = [
+        "HEALTH_INTERVALL",
+        "HEALTH_INTERVAL",
+        "POD_IP",
+        "PATH",
+        "LOG_LEVLE",
+        "KUBERNETES_SERVICE_HOST",
+        "NODE_NAME",
+        "",
+    ]
+    assert misspelt(Settings(), given) == [
+        "the environment variable HEALTH_INTERVALL is read by nobody, did you mean 'HEALTH_INTERVAL'?",
+        "the environment variable LOG_LEVLE is read by nobody, did you mean 'LOG_LEVEL'?",
+    ]

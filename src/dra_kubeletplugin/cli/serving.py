@@ -10,11 +10,12 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import fields
 from typing import NoReturn, Protocol, TypeVar
 
-from ..errors import DraError, describe
+from ..errors import DraError, describe, near, printable
 from ..observe.log import configure
 from ..settings import Settings
 from .ending import report
@@ -41,6 +42,8 @@ def serve(
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
     configure(settings.log_format, settings.log_level)
+    for note in misspelt(settings, os.environ):
+        log.warning("%s", note)
     settings.check()
     stop.grace = settings.stop_grace
     process = build()
@@ -58,6 +61,17 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def misspelt(settings: Settings, environment: Iterable[str]) -> list[str]:
+    """A sentence for each environment variable whose name is nearly an option's: nothing else would say that nobody reads it."""
+    known = [f.metadata["env"] for f in fields(settings)]
+    out = []
+    for name in environment:
+        alike = [k for k in known if k[:3] == name[:3] and abs(len(k) - len(name)) < 3]
+        if alike and name not in known and (hint := near(name, alike, 0.85)):
+            out.append(f"the environment variable {printable(name)} is read by nobody{hint}")
+    return out
 
 
 async def _until_signal(process: P, stop: Stop, beside: Callable[[P, Stop], Awaitable[object]]) -> int:
