@@ -185,8 +185,8 @@ def _sought(e: BaseException, text: str) -> tuple[str, Iterable[str]]:
 def _parameters(called: str, frame: FrameType) -> Iterable[str]:
     """Names of the parameters of what the author called, by its name in the message."""
     head, *rest = called.removesuffix(".__init__").split(".")
-    places = (frame.f_locals, frame.f_globals, vars(sys.modules[__name__.partition(".")[0]]))
-    found: Any = next(p[head] for p in places if head in p)
+    ours = sys.modules[__name__.partition(".")[0]]
+    found: Any = next((p[head] for p in (frame.f_locals, frame.f_globals) if head in p), None) or getattr(ours, head)
     for name in rest:
         found = getattr(found, name)
     return [n for n in inspect.signature(found).parameters if not n.startswith("_")]
