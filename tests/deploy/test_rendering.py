@@ -111,7 +111,7 @@ def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
     for name in DRIVERS:
         values = f"drivers/{name}/deploy"
         assert (
-            main(["deploy", str(ROOT / values), "-o", str(tmp_path / values), "--base", "../../../deploy/kustomize"])
+            main(["deploy", str(ROOT / values), "-C", str(tmp_path / values), "--base", "../../../deploy/kustomize"])
             == 0
         )
     fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
@@ -125,6 +125,16 @@ def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
     assert set(committed) == set(fresh), "run `make deploy`"
     for path, text in fresh.items():
         assert committed[path] == text, f"{path}: run `make deploy`"
+
+
+def test_options_of_one_driver_are_refused_beside_what_all_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "--shared", str(tmp_path / "deploy"), "-C", str(tmp_path), "--base", "../x"]) == 2
+    said = capsys.readouterr().err
+    assert "--directory is of one driver's VALUES" in said
+    assert "--base is of one driver's VALUES" in said
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.kubectl

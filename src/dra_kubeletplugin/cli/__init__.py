@@ -215,7 +215,7 @@ def _add_own_package(commands: Any) -> None:
         "-f", "--values", dest="above", metavar="FILE", action="append", default=[],
         help="values on top, as Helm takes them; may be repeated",
     )  # fmt: skip
-    deploy.add_argument("-o", "--out", metavar="FOLDER", help="write there instead")
+    deploy.add_argument("-C", "--directory", metavar="FOLDER", help="write there instead")
     deploy.add_argument(
         "--base", metavar="PLACE", default="",
         help="refer to a folder `kustomize` there, a path from FOLDER or a URL, and write none",

@@ -11,6 +11,7 @@ from ..deploying.source import SourceError, load
 from ..deploying.writing import values_of, write_driver, write_shared
 from ..errors import SettingsError, describe, printable
 from .exits import Exit
+from .options import refuse
 from .style import Style
 
 
@@ -18,6 +19,12 @@ def deploy(args: argparse.Namespace) -> int:
     """Raises :class:`SettingsError` with what is wrong with the values, or cannot be read or written."""
     if bool(args.values) == bool(args.shared):
         raise SettingsError("give VALUES, a driver's values.yaml, or --shared FOLDER")
+    if args.shared:
+        refuse(
+            args,
+            {"above": "-f", "directory": "--directory", "base": "--base"},
+            "is of one driver's VALUES, and --shared has none",
+        )
     source = load()
     try:
         if args.shared:
@@ -25,7 +32,7 @@ def deploy(args: argparse.Namespace) -> int:
         else:
             first = Path(args.values)
             paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
-            out, doubts = Path(args.out or paths[0].parent), list[str]()
+            out, doubts = Path(args.directory or paths[0].parent), list[str]()
             if Path(args.base).is_absolute():
                 seen = os.path.relpath(args.base, out)
                 raise SettingsError(

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dra_kubeletplugin.metadata", description="The DRA devices of this container (KEP-5304)."
     )
-    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="how it is written (text)")
     parser.add_argument("--claim", default="", help="only of this claim, by the pod's name for it")
     parser.add_argument("--request", default="", help="only of this request")
     parser.add_argument("--driver", default="", help="only of this driver")
