@@ -167,9 +167,19 @@ async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_de
         assert why in await kubectl("create", "-f", "-", stdin=wrong, fails=True)
 
 
+SCALER = """
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {name: web}
+spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}}
+"""
+
+
 async def test_what_there_is_not_says_so(kubectl: Kubectl) -> None:
     await kubectl("create", "deployment", "web", "--image=nginx", "--replicas=0")
-    assert "measures no load" in await kubectl("autoscale", "deployment", "web", "--max=3", fails=True)
+    assert "measures no load" in await kubectl(
+        "create", "-f", "-", stdin=SCALER, fails=True
+    )  # newer autoscale hides why
     assert "no network of pods" in await kubectl("create", "ingress", "i", "--rule=a/b=c:80", fails=True)
     policy = "apiVersion: admissionregistration.k8s.io/v1\nkind: MutatingAdmissionPolicy\nmetadata: {name: p}\nspec: {}"
     assert "use a mutating webhook" in await kubectl("create", "-f", "-", stdin=policy, fails=True)
