@@ -20,7 +20,7 @@ def told_besides(driver: type[D], told: Callable[[D], Mapping[str, Health]]) -> 
 
     @functools.wraps(driver.health)  # where it is written is told where its answer is none
     async def health(self: D) -> Any:
-        reported = await calls(functools.partial(driver.health, self))
+        reported = await calls(super(made, self).health)
         return {**reported, **told(self)} if isinstance(reported, Mapping) else reported
 
     names = {"health": health, "__module__": driver.__module__, "__qualname__": driver.__qualname__}
