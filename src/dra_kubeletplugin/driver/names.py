@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
+from typing import Any
 
 from ..errors import DriverError, printable
 from .config import Config
@@ -82,7 +83,7 @@ def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[tuple[
 def _is_used(name: str, cls: type) -> bool:
     """Whether the author's own code names it besides: then it is called, or read, as he meant it."""
     own = {one.__module__ for one in cls.__mro__} - {Driver.__module__, Config.__module__, "builtins"}
-    places = [vars(one) for one in cls.__mro__]
+    places: list[Mapping[str, Any]] = [vars(one) for one in cls.__mro__]
     for module in (vars(sys.modules[m]) for m in own if m in sys.modules):
         places += [module, *(vars(c) for c in module.values() if isinstance(c, type) and c.__module__ in own)]
     codes = [
