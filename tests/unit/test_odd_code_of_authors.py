@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -174,6 +174,26 @@ class _Checked(Config):
 
 def test_a_config_s_own_methods_are_no_mistakes() -> None:
     check(_made(config=_Checked))
+
+
+class _Older(Config):
+    API_VERSION = "made.example.com/v1"
+
+
+class _Newer(Config):
+    API_VERSION = "made.example.com/v2"
+    OLDER: ClassVar[list[type[Config]]] = [_Older]
+    TABLE: ClassVar = {"a": 1}
+
+    @classmethod
+    def convert_from(cls, older: Config) -> Self:
+        return cls()
+
+
+def test_what_a_config_declares_as_the_class_s_own_is_no_default_of_a_field() -> None:
+    check(_made(config=_Newer))
+    with pytest.raises(DriverError, match=r"odd\.sizes = \[1\] would be one object"):
+        type(Config)("odd", (Config,), {"__annotations__": {"sizes": list[int]}, "sizes": [1], "TABLE": {"a": 1}})
 
 
 @pytest.mark.parametrize("written", [{"helth": lambda self: {}}, {"unprepar": lambda self, claim: None}])
