@@ -20,7 +20,8 @@ _DATA = ("name", "config", "unhealthy_taint", "metadata", "subsystems")
 _EITHER = {"devices": "pools", "pools": "devices"}  # who writes the one may use the other's name for what he likes
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
 _NEAR = 0.8
-_FORMS = ("ed", "ing", "y", "er", "able")  # healthy() is no misspelt health()
+_FORMS = ("ed", "ing")  # of a word: prepared() and starting() are no misspelt names, nor is any of _WORDS
+_WORDS = frozenset({"healthy"})
 _WITHIN: Mapping[type, tuple[str, ...]] = {  # where functions are in what a class has
     staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget", "fset"),
     functools.cached_property: ("func",),
@@ -114,7 +115,7 @@ def _wrapped(function: FunctionType) -> Iterator[CodeType]:
 def _near(name: str, known: list[str]) -> str:
     """The known name that is meant, also in another style of writing; none of what is another form of its word."""
     plain = {_plain(n): n for n in known if n[0].lower() == name[0].lower()}
-    if any(_plain(name) in {stem.removesuffix("e") + end for end in _FORMS} for stem in plain):
+    if name in _WORDS or any(_plain(name) in {stem.removesuffix("e") + end for end in _FORMS} for stem in plain):
         return ""
     if not plain:
         return ""
