@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -257,6 +258,20 @@ async def test_a_health_of_any_kind_of_method_is_told_with_what_others_say() -> 
     report = {"a": Health(True)}
     for health in (staticmethod(lambda: report), classmethod(lambda cls: report), lambda self: report):
         assert (await asked(health)).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("raised", ["asyncio.CancelledError", "GeneratorExit", "type('Odd', (BaseException,), {})"])
+def test_an_import_that_raises_anything_is_told(tmp_path: Path, raised: str) -> None:
+    (tmp_path / "driver.py").write_text(f"import asyncio\nraise {raised}")
+    with pytest.raises(DriverError, match=r"driver\.py:2\)"):
+        load_driver(str(tmp_path / "driver.py"))
+
+
+def test_rooms_of_the_package_are_there_once_it_is_imported() -> None:
+    asked = (
+        "import dra_kubeletplugin as d; d.errors.PermanentError, d.host.Host, d.cdi.Hook, d.driver.Claim, d.resources"
+    )
+    subprocess.run([sys.executable, "-c", asked], check=True)
 
 
 # --- thousands -----------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str
         return make()
     except DraError as e:
         raise located(e) from e.__cause__
-    except (Exception, SystemExit) as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # no await in between: SystemExit, and whatever else is raised here, is the author's
         raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
 
 
