@@ -54,9 +54,12 @@ _NAMES = {
 }
 """Where names are. They are imported when they are asked for: whoever wants one module does not pay for all."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+_ROOMS = {home.split(".")[1] for home in _NAMES}  # `dra_kubeletplugin.errors` needs no import of its own
 
 
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(importlib.import_module(_HOMES[name], __name__), name)

@@ -13,17 +13,20 @@ from .publishable import taint_fault
 
 log = logging.getLogger(__name__)
 
+_SOUGHT = 8  # names of a report for which the nearest is looked for
+
 
 class OddReports:
     """Of the last report."""
 
     def __init__(self) -> None:
         self._taints: set[str] = set()
-        self._strangers: set[str] = set()
+        self._strangers: dict[str, str] = {}  # what is said of each
+        self._known: Collection[str] = ()
 
     @property
     def notes(self) -> list[str]:
-        return sorted(self._taints | self._strangers)
+        return sorted(self._taints.union(self._strangers.values()))
 
     def taintable(self, told: Mapping[str, Health]) -> dict[str, Health]:
         """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""
@@ -39,13 +42,15 @@ class OddReports:
     def tell_strangers(self, told: Collection[str], known: Collection[str]) -> None:
         """Names that are no devices, among those of the report; ``known`` are the names of devices."""
         names = {n for n in told if n.rpartition("/")[2] not in known}
-        said = {
-            f"health() tells of {printable(n)}, which is no device of this node: it is ignored"
-            f"{near(n.rpartition('/')[2], known)}"
-            for n in names
-        }
-        tell_some(log, logging.WARNING, "%s", sorted(said - self._strangers))
-        self._strangers = said
+        before = self._strangers if known == self._known else {}
+        said = {n: before[n] for n in names if n in before}
+        for i, n in enumerate(
+            sorted(names.difference(said))
+        ):  # to look for the nearest of thousands takes milliseconds
+            text = f"health() tells of {printable(n)}, which is no device of this node: it is ignored"
+            said[n] = text + (near(n.rpartition("/")[2], known) if i < _SOUGHT else "")
+        tell_some(log, logging.WARNING, "%s", sorted(set(said.values()).difference(self._strangers.values())))
+        self._strangers, self._known = said, frozenset(known)
 
 
 __all__ = ["OddReports"]

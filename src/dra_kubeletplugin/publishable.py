@@ -249,10 +249,13 @@ def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
         raise DriverError(f"{told} what cannot be read: {describe(e)}") from e
 
 
-def counters_fault(device: Judged, sets: Mapping[str, Judged], counters: Mapping[str, Collection[str]]) -> str:
+def counters_fault(
+    device: Judged, sets: Mapping[str, Judged], counters: Mapping[str, Collection[str]], *, seek: bool = True
+) -> str:
     """Why a device's counters cannot be drawn: one unknown set makes a whole pool invalid for the scheduler.
 
-    ``counters`` are those of each set: decoded once for thousands of devices.
+    ``counters`` are those of each set: decoded once for thousands of devices. ``seek``: the nearest name is told, which takes
+    milliseconds where there are hundreds.
     """
     if not device.consumed:
         return ""
@@ -260,14 +263,16 @@ def counters_fault(device: Judged, sets: Mapping[str, Judged], counters: Mapping
         name = consumption["counterSet"]
         found = sets.get(name)
         if found is None:
-            known = near(name, sets) or (
+            known = (near(name, sets) if seek else "") or (
                 "" if sets else ": declare it, pools() answers Pool(counter_sets=[CounterSet(...)])"
             )
             return f"it draws from counter set {name!r}, which its pool does not have{known}"
         if found.fault:
             return f"its counter set {name!r} is left out: {found.fault}"
         if unknown := sorted(set(consumption["counters"]).difference(counters[name])):
-            return f"counter set {name!r} has no counter {unknown[0]!r}{near(unknown[0], counters[name])}"
+            return (
+                f"counter set {name!r} has no counter {unknown[0]!r}{near(unknown[0], counters[name]) if seek else ''}"
+            )
     return ""
 
 

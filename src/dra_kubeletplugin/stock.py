@@ -44,6 +44,9 @@ class Entry:
     judged: Judged
 
 
+_SOUGHT = 8  # faults of a pool for which the nearest name is looked for
+
+
 class _Made(NamedTuple):
     """A device as it is sent with a taint of ours, while gates are ``off``; or why it is not."""
 
@@ -243,7 +246,7 @@ def checked(stock: Stock) -> Stock:
     counters = {n: j.json["counters"] for n, j in stock.sets.items() if not j.fault}
     refused = {n: r for n, r in stock.refused.items() if n in known and known[n].judged.shape == r[0]}
     for name, entry in known.items():
-        fault = entry.judged.fault or counters_fault(entry.judged, stock.sets, counters)
+        fault = entry.judged.fault or counters_fault(entry.judged, stock.sets, counters, seek=len(out) < _SOUGHT)
         if not fault and name in refused:
             fault = f"refused by the API server: {refused[name][1]}"
         if fault:

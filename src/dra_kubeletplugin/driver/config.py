@@ -22,13 +22,17 @@ class _ConfigMeta(msgspec.StructMeta):
     """Subclasses of :class:`Config` are frozen and made by keyword as it is, without saying so, for type checkers too."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        for field, value in namespace.items():
-            if isinstance(value, (list, dict, set)) and value and field in namespace.get("__annotations__", {}):
-                raise DriverError(
-                    f"{name}.{field} = {printable(repr(value))[:80]} would be one object for all claims: write "
-                    f"msgspec.field(default_factory=lambda: {printable(repr(value))[:80]})"
-                )
-        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
+        try:
+            return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
+        except TypeError as e:  # msgspec's, which knows what is a field and what is the class's own
+            for field in namespace.get("__annotations__", {}):
+                value = namespace.get(field)
+                if isinstance(value, (list, dict, set)) and value and repr(value) in str(e):
+                    raise DriverError(
+                        f"{name}.{field} = {printable(repr(value))[:80]} would be one object for all claims: write "
+                        f"msgspec.field(default_factory=lambda: {printable(repr(value))[:80]})"
+                    ) from None
+            raise
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name.startswith("__dataclass_"):

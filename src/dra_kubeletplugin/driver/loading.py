@@ -7,9 +7,11 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,6 @@ from typing import TypeGuard, TypeVar
 from ..errors import DriverError, near
 from .contract import Driver
 from .making import called
-from .mistakes import explained
 
 T = TypeVar("T")
 _importing: ContextVar[bool] = ContextVar("importing", default=False)
@@ -88,9 +89,9 @@ def _from_file(path: Path) -> ModuleType:
         there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = near(path.name, there, 0.75)
         raise DriverError(f"{path} is not a file: give a driver's file, its package's folder, or module:Class{hint}")
-    if (path.parent / "__init__.py").is_file():
-        return _from_package(path)
-    name = "driver_" + path.parent.name.replace("-", "_") + "_" + path.stem
+    if (names := _names_in_package(path)) is not None:
+        return _from_package(path, *names)
+    name = re.sub(r"\W", "_", f"driver_{path.parent.name}_{path.stem}")  # with a dot it would be in a package
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader
@@ -124,19 +125,32 @@ def _hint(what: str | Path, e: BaseException) -> str:
     if isinstance(e, ModuleNotFoundError) and e.name:
         return f": install it in the Python that runs this, {sys.executable}, and name it in pyproject.toml"
     if isinstance(what, Path) and isinstance(e, ImportError) and "no known parent package" in str(e):
-        return f": put an empty __init__.py into {what.absolute().parent}, which makes it a package"
+        folder = what.absolute().parent
+        if (folder / "__init__.py").is_file():
+            return f": rename {folder}, no package can have this name"
+        return f": put an empty __init__.py into {folder}, which makes it a package"
     return ""
 
 
-def _from_package(path: Path) -> ModuleType:
-    """Under its name in the package, so that it can import what is beside it."""
+def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
+    """The folder above the outermost package of a file, and its names from there; None where no import could have these names.
+
+    Links are not followed: where a mounted ConfigMap, or a build tool, keeps a file is nothing that its author named.
+    """
     names = [] if path.name == "__init__.py" else [path.stem]
-    above = path.resolve().parent
-    while (above / "__init__.py").is_file():
+    above = Path(os.path.abspath(path)).parent  # noqa: PTH100 - links are not to be followed
+    if not (above / "__init__.py").is_file():
+        return None
+    while above.name and (above / "__init__.py").is_file():
         names.insert(0, above.name)
         above = above.parent
+    return None if not names or any("." in n for n in names) or (above / "__init__.py").is_file() else (above, names)
+
+
+def _from_package(path: Path, above: Path, names: Sequence[str]) -> ModuleType:
+    """Under its name in the package, so that it can import what is beside it."""
     loaded = sys.modules.get(names[0])
-    if loaded is not None and not _is_in(loaded, above / names[0]):
+    if names[0] in sys.stdlib_module_names or (loaded is not None and not _is_in(loaded, above / names[0])):
         where = getattr(loaded, "__file__", None) or "Python itself"
         raise DriverError(f"{path}: Python has another module {names[0]} already ({where}): rename this package")
     with _importable(above):
@@ -144,7 +158,7 @@ def _from_package(path: Path) -> ModuleType:
 
 
 def _is_in(package: ModuleType, folder: Path) -> bool:
-    return any(Path(entry).resolve() == folder for entry in getattr(package, "__path__", ()))
+    return any(Path(entry).resolve() == folder.resolve() for entry in getattr(package, "__path__", ()))
 
 
 @contextlib.contextmanager
@@ -158,27 +172,30 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _from_name(name: str, target: str) -> ModuleType:
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        found = None  # no such package above it, or no name of a module at all
-    except Exception as e:
-        raise DriverError(f"importing {name.rpartition('.')[0]} raised {explained(e)}") from e
-    if found is None:
-        hint = near(name, _modules_beside(name), 0.8)
+    package, _, last = name.rpartition(".")
+    if not _is_there(name):
+        known = _modules_in(package)
+        hint = near(name, [f"{package}.{n}" if package else n for n in known if n != last], 0.8)
         raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file{hint}")
     return _imported(name, functools.partial(importlib.import_module, name))
 
 
-def _modules_beside(name: str) -> list[str]:
-    """Names of the modules in the innermost package of ``name`` that there is."""
-    package, _, _ = name.rpartition(".")
-    while package:
-        try:
-            found = importlib.util.find_spec(package)
-        except (ImportError, ValueError, AttributeError):
-            found = None
-        if found is not None:
-            return [f"{package}.{m.name}" for m in pkgutil.iter_modules(found.submodule_search_locations)]
-        package, _, _ = package.rpartition(".")
-    return [] if "." in name else [m.name for m in pkgutil.iter_modules()]
+def _is_there(name: str) -> bool:
+    """Whether there is a module to import; the packages above it are imported for that. Raises :class:`DriverError` where one fails."""
+    package, _, last = name.rpartition(".")
+    if not last or (package and not _is_there(package)):
+        return False
+    if package:
+        above = _imported(package, functools.partial(importlib.import_module, package))
+        if not hasattr(above, "__path__"):
+            return False
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):  # no name of a module, or one that was made by hand
+        return name in sys.modules
+
+
+def _modules_in(package: str) -> list[str]:
+    """Names of the modules in a package that was imported, or of all that are in none."""
+    where = getattr(sys.modules.get(package), "__path__", ()) if package else None
+    return [m.name for m in pkgutil.iter_modules(where)]

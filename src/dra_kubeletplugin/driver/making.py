@@ -70,7 +70,9 @@ def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str
         return make()
     except DraError as e:
         raise located(e) from e.__cause__
-    except (Exception, SystemExit) as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # no await in between: SystemExit, and whatever else is raised here, is the author's
         raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
 
 
@@ -97,10 +99,26 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
         if not callable(getattr(cls, name)):
             raise DriverError(f"{shown} is {type(method).__name__}, not a method: it is called as {call}")
         return
-    try:
-        inspect.signature(method).bind(*given)
-    except TypeError as e:
-        raise DriverError(f"{shown}{inspect.signature(method)} cannot be called as {call}: {e}") from None
+    _check_callable(method, given, shown, call)
+
+
+def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
+    """Of a decorated function either what it wraps or itself must take the arguments: a decorator may add some, or pass on any."""
+    first = ""
+    for follow in (True, False):
+        try:
+            signature = inspect.signature(function, follow_wrapped=follow)
+        except (TypeError, ValueError):  # nobody knows: it may be called
+            return
+        try:
+            signature.bind(*given)
+            if first and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+                break  # which takes anything, and says nothing of what it wraps
+        except TypeError as e:
+            first = first or f"{shown}{signature} cannot be called as {call}: {e}"
+        else:
+            return
+    raise DriverError(first)
 
 
 def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
@@ -200,14 +218,8 @@ def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> N
     written = inspect.getattr_static(kind, name)
     if name == "convert_from" and not isinstance(written, classmethod):
         raise DriverError(f"{kind.__name__}.{name}() makes an object of its class: write @classmethod above it")
-    function = getattr(kind, name)
-    try:
-        inspect.signature(function).bind(*given)
-    except (TypeError, ValueError) as e:
-        shown = ", ".join(n for n in given if n != "self")
-        raise DriverError(
-            f"{kind.__name__}.{name}{inspect.signature(function)} cannot be called as {name}({shown}): {e}"
-        ) from None
+    shown = ", ".join(n for n in given if n != "self")
+    _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type]) -> set[type]:

@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
@@ -18,13 +18,14 @@ from ..errors import BadAnswerError, DriverError, InvalidObjectError, InvalidSpe
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = str(Path(os.__file__).parent) + os.sep  # its own library
+_INSTALLED = {"site-packages", "dist-packages"}  # also where an environment is within the driver's folder
 _KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
 
 
 def explained(e: BaseException) -> str:
-    """``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises."""
+    """``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises, as nothing here does."""
     return f"{describe(e)}{_hint(e)}{_bracketed(place(e))}"
 
 
@@ -49,9 +50,12 @@ def place(e: BaseException) -> str:
 
 def defined(method: Callable[..., Any]) -> str:
     """``folder/file.py:14`` where a function is written; empty where it is no function of Python's."""
-    while isinstance(method, functools.partial):
-        method = method.func
-    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    try:
+        while isinstance(method, functools.partial):
+            method = method.func
+        code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    except Exception:  # an author's object may be anything inside
+        return ""
     return _shown(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else ""
 
 
@@ -61,7 +65,8 @@ def judging(method: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     except (DriverError, BadAnswerError) as e:
-        raise type(e)(f"{printable(e)}{_bracketed(defined(method))}") from e.__cause__
+        told = BadAnswerError if isinstance(e, BadAnswerError) else DriverError  # an author's own is made otherwise
+        raise told(f"{printable(e)}{_bracketed(defined(method))}") from e.__cause__
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
@@ -84,10 +89,13 @@ def own_traceback(e: BaseException) -> BaseException | None:
 
 def _chain(e: BaseException) -> list[BaseException]:
     """An exception and what it was raised from, or while."""
-    out = [e]
-    while (below := _slot(out[-1], "__cause__") or _slot(out[-1], "__context__")) is not None and below not in out:
-        out.append(below)
-    return out
+    out: dict[int, BaseException] = {}
+    below: BaseException | None = e
+    while below is not None and id(below) not in out:  # two of an author's class may be equal, or refuse to say
+        out[id(below)] = below
+        cause = _slot(below, "__cause__")
+        below = _slot(below, "__context__") if cause is None else cause
+    return list(out.values())
 
 
 def _is_stop(e: BaseException) -> bool:
@@ -99,9 +107,11 @@ def instead(value: object, wanted: str, *, of: str = "", answered: bool = True) 
     """What an author may have forgotten where he gave ``value`` in place of a list of ``wanted``; ``answered``: by a method."""
     if value is None and answered:
         return ": is a `return` missing?"
-    if inspect.isawaitable(value):
+    if issubclass(type(value), Awaitable):
         return ": is an `await` missing?"
-    if isinstance(value, Mapping):
+    if issubclass(type(value), AsyncIterator):
+        return ": collect it, `[x async for x in found]`"
+    if issubclass(type(value), Mapping):
         return ": give its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
@@ -126,7 +136,7 @@ def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
             continue
         folder = str(Path(name).parent) + os.sep
         home = home or folder
-        if folder.startswith(home):
+        if folder.startswith(home) and not _INSTALLED.intersection(Path(folder[len(home) :]).parts):
             yield frame, line
 
 
@@ -147,8 +157,7 @@ def _is_ours(filename: str) -> bool:
 
 def _is_python_s(filename: str) -> bool:
     return filename.startswith("<") or (
-        filename.startswith(_PYTHON)
-        and not filename.startswith(tuple(_PYTHON + p for p in ("site-packages", "dist-packages")))
+        filename.startswith(_PYTHON) and not filename.startswith(tuple(_PYTHON + p for p in _INSTALLED))
     )
 
 

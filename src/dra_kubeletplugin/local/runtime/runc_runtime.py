@@ -205,15 +205,16 @@ class RuncRuntime:
         """Until the container has ended and its last word is in the log."""
         code = await container.console.follow()
         container.log.close()
-        code = code if code >= 0 else 128 - code
+        code, finished = code if code >= 0 else 128 - code, time.time()
         starved = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
-        await self._runc.delete(container.status.id.removeprefix("runc://"))
+        with contextlib.suppress(ContainerError, OSError):  # it has ended, whether or not runc can tidy up now
+            await self._runc.delete(container.status.id.removeprefix("runc://"))
         message = ""
         if container.message:
             with contextlib.suppress(OSError):
                 message = container.message.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
         container.status = replace(
-            container.status, state=State.EXITED, finished_at=time.time(), exit_code=code,
+            container.status, state=State.EXITED, finished_at=finished, exit_code=code,
             reason="OOMKilled" if starved else "Completed" if code == 0 else "Error", message=message,
         )  # fmt: skip
         self._changes.tell(uid)
