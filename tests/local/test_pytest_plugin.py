@@ -212,11 +212,18 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
         @pytest.mark.dra(process=True)
         def test_a_killed_process(node, api):
             node.run_pod()
+            uid = node.claim_of("pod")["metadata"]["uid"]
+            kept = {"files": [uid], "records": [uid], "held": node.allocated("pod")}
+            assert node.leftovers() == kept
             node.kill()
+            assert node.leftovers() == kept
             node.apply_pod("late")
             api.wait_event("late", "FailedPrepareDynamicResources")
             node.start()
             api.wait_running("late")
+            node.delete_pod()
+            node.delete_pod("late")
+            assert not any(node.leftovers().values())
         """
     )
     run(author).assert_outcomes(passed=7)

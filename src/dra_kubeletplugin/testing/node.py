@@ -7,7 +7,7 @@ import dataclasses
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from ..driver import Driver, Health, check, make
 from ..driver.told_health import told_besides
@@ -20,7 +20,7 @@ from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
 from .events import PodError
-from .running import InProcess, OwnProcess, Running
+from .running import InProcess, Leftovers, OwnProcess, Running
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)
@@ -32,14 +32,6 @@ class _Ends(Protocol):
     """A runtime whose containers only end when they are told to."""
 
     def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None: ...
-
-
-class Leftovers(TypedDict):
-    """UIDs of claims with a CDI file, of claims on record, and names of devices that are held."""
-
-    files: list[str]
-    records: list[str]
-    held: list[str]
 
 
 class DriverNode(Generic[D]):
@@ -301,13 +293,8 @@ class DriverNode(Generic[D]):
         return env_of(self.cluster, pod, container)
 
     async def leftovers(self) -> Leftovers:
-        """What is left on the node: CDI files, records, held devices. All empty when nothing leaks."""
-        claims = self.plugin.claims
-        return {
-            "files": claims.files.specs.uids(),
-            "records": [r.uid for r in await claims.store.all()],
-            "held": sorted(device for _, device in await claims.store.held()),
-        }
+        """What is left on the node: CDI files, records, held devices. All empty when nothing leaks, and before the first start."""
+        return await self._running.leftovers() if self._running else {"files": [], "records": [], "held": []}
 
 
 def oci_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> JSON:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from ..driver import Driver
 from ..errors import NotReadyError
@@ -31,6 +32,14 @@ _NOTE = "note: "  # before lines of /readyz that are in nobody's way
 _SHOWN = 3000  # characters of a process's log in an error
 
 
+class Leftovers(TypedDict):
+    """UIDs of claims with a CDI file, of claims on record, and names of devices that are held."""
+
+    files: list[str]
+    records: list[str]
+    held: list[str]
+
+
 class Running(Protocol):
     """One instance of the plugin."""
 
@@ -45,6 +54,9 @@ class Running(Protocol):
 
     async def notes(self) -> list[str]:
         """What it says is odd, such as devices that cannot be published."""
+
+    async def leftovers(self) -> Leftovers:
+        """What it has on its node, or left there when it ended."""
 
     def check(self) -> None:
         """Raises where it has ended by itself."""
@@ -95,6 +107,14 @@ class InProcess:
     async def notes(self) -> list[str]:
         return await self.plugin.notes() if self._hosted else []
 
+    async def leftovers(self) -> Leftovers:
+        claims = self.plugin.claims
+        return {
+            "files": claims.files.specs.uids(),
+            "records": [r.uid for r in await claims.store.all()],
+            "held": sorted(device for _, device in await claims.store.held()),
+        }
+
     async def rescan(self) -> None:
         await self.plugin.scan.look()
         await self.plugin.published(READY)
@@ -109,6 +129,7 @@ class OwnProcess:
 
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster) -> None:
         self._target = _target(driver)
+        self._settings = settings
         self._address = settings.http_address or f"127.0.0.1:{_free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
         given = {**cluster.access, "HTTP_ADDRESS": self._address}
@@ -161,6 +182,26 @@ class OwnProcess:
     async def notes(self) -> list[str]:
         said = await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
         return [line.removeprefix(_NOTE) for line in said.splitlines() if line.startswith(_NOTE)]
+
+    async def leftovers(self) -> Leftovers:
+        """As `dra claims` reads them, whether the process lives or not."""
+        asked = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dra_kubeletplugin.cli", "claims", "-o", "json"),
+            env=self._environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asked.communicate()
+        if asked.returncode:
+            raise FaultError(f"the records cannot be read: {err.decode(errors='replace').strip()}")
+        claims = json.loads(out)["claims"]
+        begin, end = f"k8s.{self._settings.driver_name}-claim_", ".json"
+        found = self._settings.cdi_root.glob(f"{begin}*{end}")
+        return {
+            "files": sorted(path.name[len(begin) : -len(end)] for path in found),
+            "records": [claim["uid"] for claim in claims],
+            "held": sorted({device["device"] for claim in claims for device in claim["devices"]}),
+        }
 
     async def rescan(self) -> None:
         raise FaultError("the driver runs in a process of its own: it looks by itself, and is not asked to")
