@@ -103,11 +103,11 @@ def _check_types(given: Mapping[str, Any]) -> None:
     """What would fail far from the marker."""
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         "driver": ((str, type), "a class, or as `dra run` takes it"),
-        "nodes": ((list, tuple), "a list of names"),
-        "environment": ((dict,), "a mapping of names to text"),
+        "nodes": ((list, tuple, set, frozenset), "a list of names"),
+        "environment": ((Mapping,), "a mapping of names to text"),
         "process": ((bool,), "True or False"),
         "kubernetes": ((str,), 'a release, such as "1.36"'),
-        "feature_gates": ((dict,), "a mapping of names to True or False"),
+        "feature_gates": ((Mapping,), "a mapping of names to True or False"),
     }
     for name, (types, wanted) in kinds.items():
         if name in given and not isinstance(given[name], types):

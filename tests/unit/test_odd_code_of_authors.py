@@ -98,15 +98,28 @@ def test_a_folder_whose_name_no_package_can_have_is_loaded_all_the_same(tmp_path
         load_driver(str(tmp_path / name))
 
 
-def test_a_package_never_takes_the_place_of_python_s_own(tmp_path: Path) -> None:
-    (tmp_path / "chunk").mkdir()
-    (tmp_path / "colorsys").mkdir()
-    (tmp_path / "colorsys/__init__.py").touch()
-    (tmp_path / "colorsys/driver.py").write_text(DRIVER)
-    sys.modules.pop("colorsys", None)
-    with pytest.raises(DriverError, match="another module colorsys"):
-        load_driver(str(tmp_path / "colorsys"))
-    assert "colorsys" not in sys.modules
+@pytest.mark.parametrize("name", ["colorsys", "installed"])
+def test_a_package_never_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of one that is imported later, too: that would be ours then."""
+    (tmp_path / "site/installed").mkdir(parents=True)
+    (tmp_path / "site/installed/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    (tmp_path / name / "driver.py").write_text(DRIVER)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(DriverError, match=f"another module {name}"):
+        load_driver(str(tmp_path / name))
+    assert name not in sys.modules
+    (tmp_path / "site/installed/driver.py").write_text("raise ValueError('the copy')")
+    if name == "installed":  # is the same package, as it was when it was installed
+        assert load_driver(str(tmp_path / name)).__module__ == "installed.driver"
+
+
+def test_a_file_that_is_not_python_s_is_told(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a driver")
+    with pytest.raises(DriverError, match="is no file of Python's"):
+        load_driver(str(tmp_path / "README.md"))
 
 
 # --- names of an author's own --------------------------------------------------------------------

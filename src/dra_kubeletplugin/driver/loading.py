@@ -11,7 +11,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -93,8 +93,8 @@ def _from_file(path: Path) -> ModuleType:
         return _from_package(path, *names)
     name = re.sub(r"\W", "_", f"driver_{path.parent.name}_{path.stem}")  # with a dot it would be in a package
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    assert spec.loader
+    if spec is None or spec.loader is None:
+        raise DriverError(f"{path} is no file of Python's: give a driver's file, its package's folder, or module:Class")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -149,16 +149,32 @@ def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
 
 def _from_package(path: Path, above: Path, names: Sequence[str]) -> ModuleType:
     """Under its name in the package, so that it can import what is beside it."""
-    loaded = sys.modules.get(names[0])
-    if names[0] in sys.stdlib_module_names or (loaded is not None and not _is_in(loaded, above / names[0])):
-        where = getattr(loaded, "__file__", None) or "Python itself"
+    if where := _taken(above / names[0], path):
         raise DriverError(f"{path}: Python has another module {names[0]} already ({where}): rename this package")
     with _importable(above):
         return _imported(path, functools.partial(importlib.import_module, ".".join(names)))
 
 
-def _is_in(package: ModuleType, folder: Path) -> bool:
-    return any(Path(entry).resolve() == folder.resolve() for entry in getattr(package, "__path__", ()))
+def _taken(package: Path, file: Path) -> str:
+    """Where there is another module of the name of a ``package``, imported or not: whoever imports that must not get this one.
+
+    An installed copy of the same package, which has a module like ``file`` in its place, is no other.
+    """
+    loaded = sys.modules.get(package.name)
+    if loaded is not None or package.name in sys.stdlib_module_names:
+        is_it = _is_in(getattr(loaded, "__path__", ()), package)
+        return "" if is_it else getattr(loaded, "__file__", None) or "Python itself"
+    spec = importlib.util.find_spec(package.name)
+    if spec is None or spec.origin is None:  # only a folder
+        return ""
+    within = Path(os.path.abspath(file)).relative_to(package)  # noqa: PTH100 - as above
+    places = spec.submodule_search_locations or ()
+    is_it = _is_in(places, package) or any((Path(entry) / within).is_file() for entry in places)
+    return "" if is_it else spec.origin
+
+
+def _is_in(places: Iterable[str], folder: Path) -> bool:
+    return any(Path(entry).resolve() == folder.resolve() for entry in places)
 
 
 @contextlib.contextmanager
