@@ -230,7 +230,8 @@ def test_no_overlay_patches_by_place() -> None:
 def test_wrong_values_are_told_in_a_sentence(
     given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None}))
+    text = yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None})
+    (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # a number to Kubernetes, a text to PyYAML
     assert main(["deploy", str(tmp_path), "--base", "../x"]) == 2
     said = capsys.readouterr().err
     assert says in said
