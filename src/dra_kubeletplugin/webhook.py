@@ -106,7 +106,7 @@ class Webhook:
     def _faults(self, request: JSON) -> list[str]:
         """An update is judged for what it changes: an object from before the webhook may still lose its finalizers."""
         obj, old = request.get("object"), request.get("oldObject")
-        if not isinstance(obj, Mapping) or obj.get("kind") not in KINDS:
+        if not isinstance(obj, Mapping) or str(obj.get("kind")) not in KINDS:
             return []
         before = old if isinstance(old, Mapping) else None
         return list(map(clip, faults(obj, self.readers, before)))
