@@ -54,6 +54,22 @@ def parts(text: str) -> Iterator[Part]:
         yield Part(node, loader.construct_document(node), twice)
 
 
+class Dumper(yaml.SafeDumper):
+    """Puts text in quotes that is something else to whoever reads YAML as Kubernetes does, or as the author of PyYAML."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if is_text(text) else "'")
+
+
+Dumper.add_representer(str, _text)
+
+
+def is_text(text: str) -> bool:
+    """Whether it is text without quotes too."""
+    return _plain(text)[0] == "str"
+
+
 def too_deep(text: str) -> bool:
     """Whether a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
     marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)

@@ -98,14 +98,25 @@ def test_json_is_read_as_it_is_whatever_is_in_its_texts(value: Any, ascii: bool,
     assert [part.value for part in documents._of_json(f"{text}\n{text}")] == [value, value]
 
 
-@given(st.lists(st.dictionaries(st.text("abc", min_size=1), VALUES, min_size=1), min_size=1))
-def test_what_we_write_as_yaml_is_read_as_it_was(values: list[Any]) -> None:
-    text = yaml.safe_dump(values, allow_unicode=True)
-    try:
-        (part,) = kubectl_yaml.parts(text)
-    except yaml.reader.ReaderError:
-        return
-    assert part.twice == []
+WRITTEN = st.recursive(
+    SCALARS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text() | WORDS, WRITTEN))
+@example({"1e3": "y", "08": "0o17", "n": "12:30", "=": "<<"})
+def test_what_we_write_as_yaml_is_read_as_it_was_by_kubernetes_and_by_pyyaml(value: Any) -> None:
+    text = yaml.dump(value, Dumper=kubectl_yaml.Dumper, sort_keys=False)
+    (part,) = kubectl_yaml.parts(text)
+    assert (part.value, part.twice) == (value, [])
+    assert yaml.safe_load(text) == value
+
+
+def test_nothing_is_written_as_yaml_otherwise() -> None:
+    source = Path(kubectl_yaml.__file__).parent
+    assert [p for p in source.rglob("*.py") if "safe_dump(" in p.read_text()] == []
 
 
 # --- keys that stand twice ----------------------------------------------------------------------------
