@@ -147,7 +147,9 @@ def _schema(source: Source) -> dict[str, object]:
             properties[p.name] = {"enum": list(p.choices), "description": p.help}
         else:
             empty = "" if p.default is not None else "|^$"
-            properties[p.name] = {"type": "string", "pattern": f"^({p.pattern})${empty}", "description": p.help}
+            longest = {"maxLength": p.longest} if p.longest else {}
+            form = {"type": "string", "pattern": f"^({p.pattern})${empty}"}
+            properties[p.name] = form | longest | {"description": p.help}
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
     properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
