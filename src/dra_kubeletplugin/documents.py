@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,11 +15,15 @@ from typing import Any
 
 import yaml
 
-from .errors import describe, printable
+from . import kubectl_yaml
+from .errors import printable
 
 STDIN = Path("-")
-_DEEPEST = 200
 _SUFFIXES = (".yaml", ".yml", ".json")
+_BLANK = re.compile(r"[ \t\r\n]*")
+_NO_YAML = re.compile(
+    r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]"
+)  # which JSON has; no name of a field has it
 _SAID = {  # libyaml's words for the mistakes that are made most
     "mapping values are not allowed": "a ':' where none may stand: check the indentation, or put the text in quotes",
     "could not find expected ':'": "a key without ':' behind it, or a text that goes on in the next line without quotes",
@@ -33,39 +39,38 @@ _SAID = {  # libyaml's words for the mistakes that are made most
 }
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Leaves times as text, as Kubernetes does."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-    for first, found in _Loader.yaml_implicit_resolvers.items()
-}
-
-
 @dataclass(frozen=True)
 class Document:
     """One document, or one item of a list.
 
     Attributes:
-        faults: keys that stand twice, each a sentence with its place.
+        twice: lines of keys that stand in one mapping again, each with a sentence.
     """
 
     file: str
     value: Any
     node: yaml.Node | None = field(repr=False)
-    faults: list[str] = field(default_factory=list)
+    twice: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        """Keys that stand in one mapping again: place and sentence."""
+        return [(f"{self.file}:{line}", text) for line, text in self.twice]
 
     def place(self, path: str = "") -> str:
         """``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``; of the innermost that there is."""
         return f"{self.file}:{_mark(self.node, path) + 1}"
 
-    def item(self, key: str, index: int) -> Document:
-        """An item of a list that stands at a key."""
+    def items(self, key: str) -> list[Document]:
+        """Those of the list that stands at a key. What is said of a line goes to the last item that begins before it."""
         entries = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
-        node = next((v for k, v in entries if k.value == key), None)
-        inner = node.value[index] if isinstance(node, yaml.SequenceNode) else self.node
-        return Document(self.file, self.value[key][index], inner)
+        node = next((v for k, v in reversed(entries) if k.value == key), self.node)
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node] * len(self.value[key])
+        out = [Document(self.file, value, inner) for value, inner in zip(self.value[key], nodes, strict=True)]
+        for line, text in self.twice if out else ():
+            before = [d for d in out if d.node is not None and d.node.start_mark.line < line]
+            (before or out[:1])[-1].twice.append((line, text))
+        return out
 
 
 def files(paths: list[Path]) -> Iterator[Path]:
@@ -95,52 +100,54 @@ def read(path: Path, faults: list[str]) -> list[Document]:
     except OSError as e:
         faults.append(f"{name}: {e.strerror or e}")
         return []
-    if text.lstrip()[:1] in {"{", "["}:
-        with contextlib.suppress(ValueError, RecursionError):
-            json.loads(text)
-            text = text.replace("\t", " ")  # JSON may be indented so, YAML may not
     out: list[Document] = []
     try:
-        if too_deep(text):
-            faults.append(f"{name}: no YAML: nested too deeply")
-            return []
-        loader = _Loader(text)
-        while loader.check_node():
-            node = loader.get_node()
-            if _holds_itself(node, {}):
-                faults.append(
-                    f"{name}:{node.start_mark.line + 1}: no YAML for an object: an alias stands within what it names"
-                )
-                continue
-            value = loader.construct_document(node)
-            if value is not None:
-                out.append(Document(name, value, node, list(_twice(name, node, set()))))
+        for part in _of_json(text) or kubectl_yaml.parts(text):
+            if part.value is not None:
+                out.append(Document(name, part.value, part.node, part.twice))
     except yaml.MarkedYAMLError as e:
         faults.append(_told(name, text, e))
     except yaml.reader.ReaderError as e:
         line = text[: e.position].count("\n") + 1
         faults.append(f"{name}:{line}: the character {e.character!r} may not stand in YAML")
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as e:
-        why = "nested too deeply" if isinstance(e, RecursionError) else printable(describe(e))
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        why = "nested too deeply" if isinstance(e, RecursionError) else printable(e)
         faults.append(f"{name}: no YAML: {why}")
     return out
 
 
-def too_deep(text: str) -> bool:
-    """Whether a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
-    brackets = text.count("[") + text.count("{")
-    if (
-        brackets + max((len(line) - len(line.lstrip()) + line.count("- ") for line in text.splitlines()), default=0)
-        <= _DEEPEST
-    ):
-        return False  # nearly always, and quickly seen
-    depth = 0
-    with contextlib.suppress(yaml.YAMLError):  # which is told when it is read
-        for event in yaml.parse(text, _Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                return True
-    return False
+def _of_json(text: str) -> list[kubectl_yaml.Part]:
+    """Documents of JSON, one after the other as kubectl takes them; none where it is no JSON. YAML has all of it but a few characters,
+    and tells where things stand."""
+    out: list[kubectl_yaml.Part] = []
+    if not text.lstrip().startswith("{"):
+        return out
+    decoder = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+    line = end = 0
+    try:
+        while (start := end + len(_BLANK.match(text, end)[0])) < len(text):  # type: ignore[index]  # nothing is blank too
+            line += text.count("\n", end, start)
+            value, end = decoder.raw_decode(text, start)
+            out.append(_with_places(text[start:end], line, value))
+            line += text.count("\n", start, end)
+    except (ValueError, RecursionError):
+        return []
+    return out
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(found := float(text)):
+        raise ValueError(text)
+    return found
+
+
+def _with_places(text: str, line: int, value: Any) -> kubectl_yaml.Part:
+    """``line``: of the text's beginning, from 0."""
+    plain = "\n" * line + _NO_YAML.sub("?", text.replace("\t", " "))
+    with contextlib.suppress(yaml.YAMLError):
+        for part in kubectl_yaml.parts(plain):
+            return kubectl_yaml.Part(part.node, value, part.twice)
+    return kubectl_yaml.Part(None, value)
 
 
 def _told(name: str, text: str, e: yaml.MarkedYAMLError) -> str:
@@ -156,38 +163,6 @@ def _told(name: str, text: str, e: yaml.MarkedYAMLError) -> str:
     else:
         said = next((words for start, words in _SAID.items() if problem.startswith(start)), problem)
     return f"{name}:{mark.line + 1}:{mark.column + 1}: no YAML: {said}"
-
-
-def _twice(name: str, node: yaml.Node, seen: set[int]) -> Iterator[str]:
-    """Keys that stand in one mapping more than once: all but the last would be lost."""
-    if id(node) in seen or isinstance(node, yaml.ScalarNode):
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _twice(name, item, seen)
-        return
-    first: dict[str, int] = {}
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-            line = key.start_mark.line + 1
-            if key.value in first:
-                yield f"{name}:{line}: the key {key.value!r} stands here again, first in line {first[key.value]}: one of them is lost"
-            first.setdefault(key.value, line)
-        yield from _twice(name, value, seen)
-
-
-def _holds_itself(node: yaml.Node, ended: dict[int, bool]) -> bool:
-    """Whether an alias makes a value endless. ``ended``: of nodes that were begun, whether all in them is seen."""
-    if isinstance(node, yaml.ScalarNode):
-        return False
-    if id(node) in ended:
-        return not ended[id(node)]
-    ended[id(node)] = False
-    inner = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
-    found = any(_holds_itself(part, ended) for part in inner)
-    ended[id(node)] = True
-    return found
 
 
 def _mark(node: yaml.Node | None, path: str) -> int:
@@ -218,6 +193,8 @@ def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
         for written in (name, f"[{name}]"):  # keys may have dots in them: the longest that fits
             after = path[len(written) :]
-            if name and path.startswith(written) and (not after or after[0] in ".[") and len(name) > longest:
+            if (
+                name and path.startswith(written) and (not after or after[0] in ".[") and len(name) >= longest
+            ):  # of one that was merged, its own
                 found, longest = (key.start_mark.line, value, after), len(name)
     return found

@@ -106,7 +106,7 @@ class Webhook:
     def _faults(self, request: JSON) -> list[str]:
         """An update is judged for what it changes: an object from before the webhook may still lose its finalizers."""
         obj, old = request.get("object"), request.get("oldObject")
-        if not isinstance(obj, Mapping) or obj.get("kind") not in KINDS:
+        if not isinstance(obj, Mapping) or str(obj.get("kind")) not in KINDS:
             return []
         before = old if isinstance(old, Mapping) else None
         return list(map(clip, faults(obj, self.readers, before)))
@@ -151,10 +151,8 @@ class Certificate:
         """Raises :class:`SettingsError` where the files are no certificate with its key."""
         seen = self._stamp()
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                self._cert, self._key
-            )  # a pair that does not fit spoils nothing
-            self._context.load_cert_chain(self._cert, self._key)
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):  # what does not fit spoils nothing
+                context.load_cert_chain(self._cert, self._key, password="")  # else a terminal is asked for one
         except (OSError, ssl.SSLError, ValueError):
             raise SettingsError(*self._faults()) from None
         self._seen = seen
@@ -172,8 +170,13 @@ class Certificate:
         )
         for flag, path, mark, kind in files:
             try:
-                if mark not in path.read_bytes():
+                found = path.read_bytes()
+                if mark not in found:
                     out.append(f"{flag} {path} has no {kind} in PEM form")
+                elif b"ENCRYPTED" in found:
+                    out.append(
+                        f"{flag} {path} is encrypted: give the key without a pass phrase (openssl pkey -in FILE)"
+                    )
             except OSError as e:
                 out.append(
                     f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"

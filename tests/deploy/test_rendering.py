@@ -181,6 +181,11 @@ def test_no_overlay_patches_by_place() -> None:
     [
         ({"driverName": None}, "driverName: must be given"),
         ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
+        ({"driverName": "npu..example.com"}, "driverName: 'npu..example.com' does not match"),
+        ({"driverName": "a." * 32 + "a"}, "a' has more than 63 characters"),
+        ({"features": {"nodeLabel": True}, "nodeLabel": "a/b/c"}, "nodeLabel: 'a/b/c' does not match"),
+        ({"features": {"nodeLabel": True}, "nodeLabel": "-x"}, "nodeLabel: '-x' does not match"),
+        ({"options": {"A": "\x7f"}}, "options.A: '\ufffd' has a character that may not stand in YAML"),
         ({"kubeletroot": "/x"}, "values.yaml:8: kubeletroot: no such value, did you mean 'kubeletRoot'?"),
         ({"features": {"probe": True}}, "values.yaml:8: features.probe: no such feature, did you mean 'probes'?"),
         ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
@@ -230,7 +235,8 @@ def test_no_overlay_patches_by_place() -> None:
 def test_wrong_values_are_told_in_a_sentence(
     given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None}))
+    text = yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None})
+    (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # a number to Kubernetes, a text to PyYAML
     assert main(["deploy", str(tmp_path), "--base", "../x"]) == 2
     said = capsys.readouterr().err
     assert says in said
@@ -329,6 +335,7 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": 1}}]}}}, "want null or string"),
         ({"driverName": ""}, "driverName: The driver's name"),
         ({"driverName": "NPU"}, "match pattern"),
+        ({"driverName": "a." * 32 + "a"}, "maxLength"),
         ({"features": {"probe": True}}, "probe"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: With the feature nodeLabel"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),

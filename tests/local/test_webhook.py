@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
+import pty
 import signal
 import ssl
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -208,6 +211,41 @@ async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp
     with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
         async with Webhook([Reader(DRIVER, [GpuConfig])], swapped).running():
             pass
+
+
+async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(tmp_path: Path) -> None:
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:abcd", "-out", locked],
+        check=True,
+        capture_output=True,
+    )
+    argv = [
+        "webhook",
+        "drivers/gpu_example",
+        "--address",
+        "127.0.0.1:0",
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(locked),
+    ]
+    terminal, shell = pty.openpty()  # OpenSSL asks whoever sits there
+    process = await asyncio.create_subprocess_exec(
+        "setsid", "--ctty", "--wait", sys.executable, "-m", "dra_kubeletplugin.cli", *argv,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdin=shell, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(30):
+            _, said = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        os.close(terminal)
+        os.close(shell)
+    assert process.returncode == 2
+    assert f"{locked} is encrypted: give the key without a pass phrase" in said.decode()
 
 
 async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:

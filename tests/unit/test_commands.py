@@ -336,6 +336,11 @@ def test_an_answer_that_cannot_be_written_is_told(redirect: str, said: str, form
     )
 
 
+@pytest.mark.parametrize("words", [["validate", "/no/file"], ["claims"], ["no-command"], ["simulate", "/no/file"]])
+def test_a_fault_that_nobody_can_be_told_is_in_the_exit_code(words: list[str]) -> None:
+    assert dra(*words, redirect=">/dev/null 2>/dev/full").returncode == Exit.WRONG
+
+
 @pytest.mark.parametrize("redirect", ["<&-", "2>&-", "<&- 2>&-"])
 def test_closed_streams_that_are_not_needed_are_not_missed(redirect: str) -> None:
     done = dra("inspect", "--host", "virtual-machine", "-o", "json", redirect=redirect)

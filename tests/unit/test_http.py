@@ -6,24 +6,30 @@ import asyncio
 import contextlib
 import email.utils
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from dra_kubeletplugin.observe.http import PROBES, HttpServer, Limits, Request, Response
+from tests.certificates import authority, server_side, signed
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    limits: Limits | None, address: str = "127.0.0.1:0", hold: asyncio.Event | None = None
+    limits: Limits | None,
+    address: str = "127.0.0.1:0",
+    hold: asyncio.Event | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     async def handle(request: Request) -> Response:
         if hold and request.path == "/hold":
             await hold.wait()
         return Response(200, b"ok " + request.path.encode(), "text/plain")
 
-    server = HttpServer(handle, address, limits=limits)
+    server = HttpServer(handle, address, tls, limits)
     url = await server.start()
     try:
         yield int(url.rpartition(":")[2])
@@ -31,9 +37,9 @@ async def serving(
         await server.close()
 
 
-async def get(port: int, path: str = "/healthz", host: str = "127.0.0.1") -> bytes:
+async def get(port: int, path: str = "/healthz", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> bytes:
     async with asyncio.timeout(5):
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         answer = await reader.read()
         writer.close()
@@ -84,6 +90,29 @@ async def test_probes_are_answered_while_500_clients_hold_connections(sent: byte
             assert (await get(port)).endswith(b"ok /healthz")
         ended = [asyncio.create_task(closed(r, 0.5)) for r, _ in connections]
         assert sum(await asyncio.gather(*ended)) >= 500 - 64
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
+async def test_handshakes_that_never_end_are_few_and_short(tmp_path: Path, sent: bytes) -> None:
+    ca = authority(tmp_path)
+    tls, trusting = server_side(signed(tmp_path, ca, "server")), ssl.create_default_context(cafile=ca.cert)
+    trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT  # of 3.13, for more than this certificate has
+    most = Limits(connections=8, head_timeout=30)
+    async with serving(most, tls=tls) as port, contextlib.AsyncExitStack() as stack:
+        connections = []
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.transport.abort)
+            writer.write(sent)
+            connections.append((reader, writer))
+        assert (await get(port, tls=trusting)).endswith(b"ok /healthz")
+        ended = [asyncio.create_task(closed(r, 0.5)) for r, _ in connections]
+        assert sum(await asyncio.gather(*ended)) >= 100 - 8
+    async with serving(Limits(head_timeout=0.1), tls=tls) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert await closed(reader)
+        writer.transport.abort()
 
 
 async def test_the_connection_that_is_idle_for_longest_makes_room() -> None:

@@ -107,10 +107,10 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is no UTF-8: save the file as UTF-8"),
     "UTF-16": ("a: 1".encode("utf-16"), ":1: it is UTF-16: save the file as UTF-8"),
     "control character": ("a: 1\nb: \x01\n", ":2: the character"),
-    "tag": ("a: !mine 1\n", "1:4: no YAML: could not determine a constructor for the tag '!mine'"),
+    "number": ("a: !!int b\n", "1:4: no YAML: the text 'b' is no int"),
     "endless": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
-        ":1: no YAML for an object: an alias",
+        ":4:7: no YAML: an alias stands within what it names",
     ),
     "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
     "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), "no YAML: nested too deeply"),
@@ -210,7 +210,7 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
     "object for a list": (CLAIM, "- name: r", "  name: r", ":6: ResourceClaim c: spec.devices.requests: an object in place of a list: begin each"
                           " of its items with '- '"),
     "list for an object": (CLAIM, "exactly:", "exactly: []\n      x:", "exactly: a list in place of an object"),
-    "number too large": (CLAIM, "count: 1", "count: 99999999999999999999", "99999999999999999999 is beyond what the field can hold"),
+    "number too large": (CLAIM, "count: 1", "count: 100000000000000000000", "100000000000000000000 is beyond what the field can hold"),
     "quantity": (CLAIM, "count: 1", "capacity: {requests: {memory: 80 GB}}", "requests.memory: '80 GB' is no quantity such as 2, 500m or 80Gi"),
     "choice": (CLAIM, "count: 1", "allocationMode: Al", 'supported values: "All", "ExactCount", did you mean \'All\'?'),
     "key twice": (CLAIM, "        count: 1", "        count: 1\n        count: 2", ":11: ResourceClaim c: the key 'count' stands here again, first in "
@@ -253,8 +253,8 @@ kind: ResourceSlice
 metadata: {name: s}
 spec:
   driver: gpu.example.com
-  nodeName: n
-  pool: {name: n, generation: 1, resourceSliceCount: 1}
+  nodeName: node
+  pool: {name: node, generation: 1, resourceSliceCount: 1}
   devices:
   - name: d
     attributes: {model: {string: a}, other.example.com/numa: {int: 1}}

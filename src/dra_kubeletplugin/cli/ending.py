@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TextIO
 
 from ..errors import DraError, SettingsError, printable
 from .exits import Exit
@@ -32,14 +33,14 @@ def ended(command: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             return 128 + signalled[0] if signalled else Exit.INTERRUPTED
         except BrokenPipeError:  # whoever read our output has seen enough: `dra claims | head`
-            _discard()
+            _discard(sys.stdout)
             return Exit.UNREAD
         except OSError as e:
             if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
-                print(f"dra: {printable(e.filename)}: {e.strerror}", file=sys.stderr)
+                _tell(f"dra: {printable(e.filename)}: {e.strerror}")
             elif e.errno in _LOST:
-                _discard()
-                print(f"dra: the output cannot be written: {e.strerror}", file=sys.stderr)
+                _discard(sys.stdout)
+                _tell(f"dra: the output cannot be written: {e.strerror}")
             else:
                 raise
             return Exit.WRONG
@@ -49,8 +50,16 @@ def report(e: DraError) -> int:
     """Says on standard error what is wrong, one sentence a fault."""
     faults = e.faults if isinstance(e, SettingsError) else (e.message,)
     for fault in faults:
-        print(f"dra: {fault} [{e.code}]", file=sys.stderr)
+        _tell(f"dra: {fault} [{e.code}]")
     return Exit.WRONG
+
+
+def _tell(text: str) -> None:
+    """On standard error; where that cannot be written either, the exit code alone says it."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _standard_streams() -> None:
@@ -66,9 +75,9 @@ def _standard_streams() -> None:
             reconfigure(errors="backslashreplace")  # a name that this terminal's encoding has not is no reason to fail
 
 
-def _discard() -> None:
+def _discard(stream: TextIO) -> None:
     """What is still to be written goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager

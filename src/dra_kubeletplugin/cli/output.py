@@ -57,7 +57,9 @@ def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
         return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
     import yaml  # for those who ask for it
 
-    shown: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=unicode, width=120)
+    from ..kubectl_yaml import Dumper
+
+    shown: str = yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=unicode, width=120)
     return shown
 
 

@@ -106,8 +106,8 @@ def _apart(document: Document) -> Iterator[Document]:
     value = document.value
     kind = value.get("kind") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind.endswith("List") and isinstance(value.get("items"), list):
-        for i in range(len(value["items"])):
-            yield from _apart(document.item("items", i))
+        for item in document.items("items"):
+            yield from _apart(item)
     else:
         yield document
 
@@ -118,7 +118,7 @@ def _is_object(judged: Judged) -> bool:
 
 
 def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
-    judged.faults += [(text.partition(": ")[0], text.partition(": ")[2]) for text in judged.document.faults]
+    judged.faults += judged.document.faults
     value = judged.value
     if not isinstance(value, dict):
         judged.fault(
@@ -161,8 +161,9 @@ def _missing(value: JSON) -> Iterator[str]:
 
 def _lacks(path: str, key: str, value: JSON) -> str:
     where = f"{path}.{key}" if path else key
-    if value.get(key) is not None:
-        return f"{where}: {printable(value[key])} in place of {'an object' if key == 'metadata' else 'text'}"
+    if key in value:
+        given = "nothing" if value[key] is None else printable(value[key])
+        return f"{where}: {given} in place of {'an object' if key == 'metadata' else 'text'}"
     meant = [str(k) for k in value if near(str(k), [key])]
     return f"{path}.{meant[0]}: unknown field, did you mean {key!r}?".lstrip(".") if meant else f"{where}: missing"
 

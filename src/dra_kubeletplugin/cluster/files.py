@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import QuestionError, describe
+from ..errors import QuestionError
 from .objects import kind_of
 
 JSON = dict[str, Any]
@@ -55,18 +55,15 @@ def _documents(file: Path, text: str) -> list[Any]:
             pass  # YAML can begin so too
     import yaml
 
-    from ..documents import too_deep
+    from .. import kubectl_yaml
 
-    if too_deep(text):
-        raise QuestionError(f"{file}: no YAML: nested too deeply")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return list(yaml.load_all(text, loader))
+        return [part.value for part in kubectl_yaml.parts(text)]
     except yaml.MarkedYAMLError as e:
         line = f", line {e.problem_mark.line + 1}" if e.problem_mark else ""
         raise QuestionError(f"{file}{line}: no YAML: {e.problem or e.context or e}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise QuestionError(f"{file}: no YAML: {describe(e)}") from None
+        raise QuestionError(f"{file}: no YAML: {e}") from None
 
 
 def _apart(place: str, document: object) -> Iterator[JSON]:

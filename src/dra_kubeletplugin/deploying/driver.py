@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from ..kubectl_yaml import Dumper
 from .kustomize import OPTIONS, PARAMETERS, kebab
 from .source import Source
 from .values import Values
@@ -17,20 +18,21 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
     """Path below the folder, and content. ``base`` is where ``deploy/kustomize`` is, seen from there: a path or a URL."""
     yield (
         "kustomization.yaml",
-        HEADER + yaml.safe_dump(_kustomization(source, values, base), sort_keys=False, width=140),
+        HEADER + yaml.dump(_kustomization(source, values, base), Dumper=Dumper, sort_keys=False, width=140),
     )
     if values.classes:
         yield (
             "deviceclass.yaml",
             HEADER
             + "---\n".join(
-                yaml.safe_dump(
+                yaml.dump(
                     {
                         "apiVersion": "resource.k8s.io/v1",
                         "kind": "DeviceClass",
                         "metadata": {"name": name},
                         "spec": spec,
                     },
+                    Dumper=Dumper,
                     sort_keys=False,
                     width=140,
                 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from ..kubectl_yaml import Dumper
 from ..local.apiserver.schemas.shapes import Form, ListShape, Shape, Struct, kind_shape
 from .judging import OPTION, REFUSED
 from .kustomize import HEADER
@@ -49,7 +50,7 @@ def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
         "appVersion": version,
         "kubeVersion": ">=1.32.0-0",
     }
-    yield f"{CHART}/Chart.yaml", HEADER + yaml.safe_dump(chart, sort_keys=False, width=140)
+    yield f"{CHART}/Chart.yaml", HEADER + yaml.dump(chart, Dumper=Dumper, sort_keys=False, width=140)
     yield f"{CHART}/values.yaml", HEADER + _values(source)
     yield f"{CHART}/values.schema.json", json.dumps(_schema(source), indent=2) + "\n"
     yield f"{CHART}/templates/_helpers.tpl", _helpers(source)
@@ -59,7 +60,10 @@ def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
     yield f"{CHART}/templates/options.yaml", HEADER + _OPTIONS
     yield f"{CHART}/templates/deviceclasses.yaml", HEADER + _CLASSES
     for d in source.distributions.values():
-        yield f"distributions/{d.name}.yaml", f"# {d.help}\n" + HEADER + yaml.safe_dump(d.values, sort_keys=False)
+        yield (
+            f"distributions/{d.name}.yaml",
+            f"# {d.help}\n" + HEADER + yaml.dump(d.values, Dumper=Dumper, sort_keys=False),
+        )
 
 
 def _refused() -> str:
@@ -143,7 +147,9 @@ def _schema(source: Source) -> dict[str, object]:
             properties[p.name] = {"enum": list(p.choices), "description": p.help}
         else:
             empty = "" if p.default is not None else "|^$"
-            properties[p.name] = {"type": "string", "pattern": f"^({p.pattern})${empty}", "description": p.help}
+            longest = {"maxLength": p.longest} if p.longest else {}
+            form = {"type": "string", "pattern": f"^({p.pattern})${empty}"}
+            properties[p.name] = form | longest | {"description": p.help}
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
     properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}

@@ -19,6 +19,7 @@ OPTION = "[A-Za-z_][A-Za-z0-9_]*"
 _OTHER_TYPES = re.compile(
     r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
 )
+_CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_WEBHOOK = "features: {0} is for the webhook's certificate: switch webhook on, or {0} off"
 REFUSED = (
     (
@@ -103,6 +104,8 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
         elif not isinstance(value, str):
             written = str(value).lower() if isinstance(value, bool) else value
             yield f'options.{name}: {_shown(value)} is no text: write it in quotes, "{written}"'
+        elif _CONTROL.search(value):
+            yield f"options.{name}: {printable(value)!r} has a character that may not stand in YAML"
         elif value != value.strip("\"'"):
             yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize takes away"
         else:
@@ -151,7 +154,11 @@ def _fault(parameter: Parameter, value: Any) -> str:
         if choices := parameter.choices:
             return f"{_shown(value)} is none of {', '.join(choices)}{near(value, choices)}"
         return f"{_shown(value)} does not match {parameter.pattern}"
-    return _no_certificate(value) if parameter.name == "webhookCABundle" else ""
+    if len(value) > (parameter.longest or len(value)):
+        said = f"{_shown(value)} has more than {parameter.longest} characters"
+    else:
+        said = _no_certificate(value) if parameter.name == "webhookCABundle" else ""
+    return said
 
 
 def _no_number(value: Any, most: int) -> str:

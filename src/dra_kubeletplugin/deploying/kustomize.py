@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from .. import kubectl_yaml
 from .patching import patch
 from .replacing import Place, places
 from .source import JSON, PARAMETER, Manifest, Source
@@ -79,12 +80,13 @@ def _kustomization(kind: str, body: JSON) -> JSON:
     return {"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **body}
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(kubectl_yaml.Dumper):
     """Writes text of several lines as it stands."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else None if kubectl_yaml.is_text(text) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -105,7 +107,7 @@ def _patch(manifest: Manifest, feature: str, capitals: _Capitals) -> JSON:
 def _patch_of(target: JSON, change: JSON) -> JSON:
     name = target["metadata"]["name"]
     head = {"apiVersion": target["apiVersion"], "kind": target["kind"], "metadata": {"name": name.replace(".*", "any")}}
-    text = yaml.safe_dump(merged(head, change), sort_keys=False, width=140)
+    text = yaml.dump(merged(head, change), Dumper=kubectl_yaml.Dumper, sort_keys=False, width=140)
     return {"target": {"kind": target["kind"], "name": name}, "patch": text}
 
 

@@ -33,13 +33,14 @@ class SourceError(Exception):
 @dataclass(frozen=True)
 class Parameter:
     """``default`` is None where a value must be given: always, or with the feature that ``needed`` names. ``pattern`` is a regular
-    expression for the whole of a text."""
+    expression for the whole of a text, ``longest`` how many characters it may have where not 0."""
 
     name: str
     help: str
     default: str | int | None = None
     pattern: str = ""
     needed: str = ""
+    longest: int = 0
 
     @property
     def choices(self) -> tuple[str, ...]:

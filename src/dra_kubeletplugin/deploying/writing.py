@@ -50,7 +50,7 @@ def values_of(source: Source, paths: Sequence[Path], doubts: list[str] | None = 
     for path in paths:
         said = documents.read(path, faults)
         for document in said:
-            faults += document.faults
+            faults += [": ".join(fault) for fault in document.faults]
             if not isinstance(document.value, dict):
                 faults.append(f"{document.place()}: no names with values")
         if len(said) > 1:

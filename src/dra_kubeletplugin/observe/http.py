@@ -136,9 +136,9 @@ class HttpServer:
         Raises ``OSError`` where the address cannot be had.
         """
         if self._host:
-            self._server = await asyncio.start_server(self._connection, self._host, self._port, ssl=self._tls)
+            self._server = await asyncio.start_server(self._connection, self._host, self._port)
         else:
-            self._server = await asyncio.start_server(self._connection, sock=_any(self._port), ssl=self._tls)
+            self._server = await asyncio.start_server(self._connection, sock=_any(self._port))
         host, port = self._server.sockets[0].getsockname()[:2]
         shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
         return f"{'https' if self._tls else 'http'}://{shown}:{port}"
@@ -168,6 +168,8 @@ class HttpServer:
             return
         self._tasks[task] = connection
         try:
+            if self._tls:  # here, because a handshake takes a third of a MiB: it counts as a connection
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self._limits.head_timeout)
             await connection.serve()
         except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
             pass

@@ -85,12 +85,14 @@ def _yaml(data: bytes) -> Any:
         pass
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    from ... import kubectl_yaml
+
     try:
-        found = yaml.load(data, Loader=loader)  # noqa: S506  # one of the two safe ones
-        # What YAML has and JSON has not: keys that are no strings, times, binary data, values that contain themselves.
-        return json.loads(json.dumps(found, default=str))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError, UnicodeError) as e:
+        found = [part.value for part in kubectl_yaml.parts(data.decode("utf-8-sig"))]
+        if len(found) > 1:
+            raise Refusal(400, "BadRequest", "error converting YAML to JSON: several documents in place of one")
+        return json.loads(json.dumps(found[0] if found else None))  # an alias is a value of its own
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
         problem = str(getattr(e, "problem", None) or e)
         raise Refusal(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
 

@@ -41,7 +41,7 @@ def read(paths: list[Path]) -> list[Manifest]:
         odd: list[str] = []
         for document in documents.read(path, odd):
             out += _objects(f"{_OPTION}{document.place()}", document, faults)
-            faults += [f"{_OPTION}{text}" for text in document.faults]
+            faults += [f"{_OPTION}{place}: {text}" for place, text in document.faults]
         faults += [f"{_OPTION}{text}" for text in odd]
     for manifest in out:
         try:
@@ -60,10 +60,9 @@ def _objects(place: str, document: documents.Document, faults: list[str]) -> lis
         return []
     kind, items = value.get("kind"), value.get("items")
     if isinstance(kind, str) and kind.endswith("List") and isinstance(items, list):
-        inner = [document.item("items", i) for i in range(len(items))]
         return [
             m
-            for item in inner
+            for item in document.items("items")
             for m in _objects(f"{place.rpartition(':')[0]}:{item.place().rpartition(':')[2]}", item, faults)
         ]
     missing = [key for key in ("apiVersion", "kind") if not isinstance(value.get(key), str)]

@@ -1,0 +1,210 @@
+"""YAML as kubectl and an API server read it: what JSON can say too, with keys that are text, and nothing that ends a process.
+
+Source: sigs.k8s.io/yaml with its go-yaml v2, whose answers are in the tests; it differs from YAML 1.1 in what is a number.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import yaml
+
+_DEEPEST = 200
+_MOST_VALUES = 100_000  # that aliases may make of a document; an object is much smaller
+_TAG = "tag:yaml.org,2002:"
+_WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
+for _said, _words in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
+    _WORDS |= {form: ("bool", _said) for word in _words for form in (word, word.capitalize(), word.upper())}
+_INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_IN_JSON = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_LONGEST = 70  # characters of a 64 bit integer, in base 2
+
+
+@dataclass
+class Part:
+    """One document.
+
+    Attributes:
+        node: None where nothing tells places.
+        twice: lines (from 1) of keys that stand in one mapping again, each with a sentence.
+    """
+
+    node: yaml.Node | None
+    value: Any
+    twice: list[tuple[int, str]] = field(default_factory=list)
+
+
+def parts(text: str) -> Iterator[Part]:
+    """The documents of a text. Raises ``yaml.YAMLError``, after those before the fault."""
+    if too_deep(text):
+        raise yaml.YAMLError("nested too deeply")
+    loader = _Loader(text)
+    while loader.check_node():
+        node = loader.get_node()
+        if _values(node, {}) > _MOST_VALUES:
+            raise _fault(node, f"aliases make more than {_MOST_VALUES} values of it: write out what is meant")
+        twice = list(_twice(node, set()))  # before keys that are merged stand among the others
+        yield Part(node, loader.construct_document(node), twice)
+
+
+class Dumper(yaml.SafeDumper):
+    """Puts text in quotes that is something else to whoever reads YAML as Kubernetes does, or as the author of PyYAML."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if is_text(text) else "'")
+
+
+Dumper.add_representer(str, _text)
+
+
+def is_text(text: str) -> bool:
+    """Whether it is text without quotes too."""
+    return _plain(text)[0] == "str"
+
+
+def too_deep(text: str) -> bool:
+    """Whether a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
+    marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)
+    if text.count("[") + text.count("{") + marks <= _DEEPEST:
+        return False  # nearly always, and quickly seen
+    depth = 0
+    try:
+        for event in yaml.parse(text, _Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                return True
+    except yaml.YAMLError:
+        pass  # which is told when it is read
+    return False
+
+
+def _plain(text: str) -> tuple[str, Any]:
+    """Tag and value of a text without quotes."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if text == "<<":
+        return "merge", text
+    if text[0] in "+-.0123456789":
+        number = _number(text.replace("_", ""))
+        if number is not None:
+            return ("int" if isinstance(number, int) else "float"), number
+        if _NOT_IN_JSON.fullmatch(text):
+            return "float", math.nan
+    return "str", text
+
+
+def _number(text: str) -> int | float | None:
+    if len(text) <= _LONGEST and _INT.fullmatch(text):
+        octal = re.fullmatch(r"([-+]?)0([0-7]+)", text)
+        value = int(f"{octal[1]}{octal[2]}", 8) if octal else int(text, 0)
+        if -(2**63) <= value < 2**64:
+            return value
+    if _FLOAT.fullmatch(text) and math.isfinite(found := float(text)):
+        return int(found) if found.is_integer() and abs(found) < 1e21 else found  # as Go writes it in JSON
+    return None
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    yaml_constructors: ClassVar[dict[Any, Any]] = {}
+    yaml_multi_constructors: ClassVar[dict[Any, Any]] = {}
+
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
+        if kind is yaml.ScalarNode:
+            return _TAG + (_plain(value or "")[0] if implicit[0] else "str")
+        return _TAG + ("map" if kind is yaml.MappingNode else "seq")
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        name = node.tag.removeprefix(_TAG)
+        if name == "binary":
+            return _decoded(node)
+        if name not in {"null", "bool", "int", "float"}:
+            return node.value  # a tag of somebody's own says nothing to Kubernetes
+        tag, value = _plain(node.value)
+        if tag != name and {tag, name} != {"int", "float"}:
+            raise _fault(node, f"the text {node.value!r} is no {name}")
+        if isinstance(value, float) and math.isnan(value):
+            raise _fault(node, f"{node.value} is no number in JSON")
+        return value
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        self.flatten_mapping(node)
+        return {_key(self, key): self.construct_object(value, deep=deep) for key, value in node.value}
+
+
+def _key(loader: _Loader, node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _fault(node, "found unhashable key")
+    value = loader.construct_scalar(node) if not _NOT_IN_JSON.fullmatch(node.value) else node.value
+    if value is None:
+        raise _fault(node, "null in place of a key: put it in quotes")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _any(loader: _Loader, suffix: str, node: yaml.Node) -> Iterator[Any]:
+    if isinstance(node, yaml.MappingNode):
+        made: dict[Hashable, Any] = {}
+        yield made
+        made.update(loader.construct_mapping(node))
+    elif isinstance(node, yaml.SequenceNode):
+        items: list[Any] = []
+        yield items
+        items.extend(loader.construct_sequence(node))
+    elif isinstance(node, yaml.ScalarNode):
+        yield loader.construct_scalar(node)
+
+
+_Loader.add_multi_constructor("", _any)
+
+
+def _decoded(node: yaml.ScalarNode) -> str:
+    try:
+        return base64.b64decode(node.value).decode(errors="replace")
+    except (binascii.Error, ValueError):
+        raise _fault(node, "!!binary without text in base64") from None
+
+
+def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _twice(node: yaml.Node, seen: set[int]) -> Iterator[tuple[int, str]]:
+    """Keys that stand in one mapping more than once: all but the last would be lost."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _twice(item, seen)
+        return
+    first: dict[str, int] = {}
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+            line = key.start_mark.line + 1
+            if key.value in first:
+                yield (
+                    line,
+                    f"the key {key.value!r} stands here again, first in line {first[key.value]}: one of them is lost",
+                )
+            first.setdefault(key.value, line)
+        yield from _twice(value, seen)
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node has, those of aliases written out. Raises for one that stands within itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0
+        inner = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_values(part, known) for part in inner)
+    elif not known[id(node)]:
+        raise _fault(node, "an alias stands within what it names")
+    return known[id(node)]
