@@ -13,6 +13,7 @@ from .publishable import taint_fault
 
 log = logging.getLogger(__name__)
 
+_TOLD = 20
 _SOUGHT = 8  # names of a report for which the nearest is looked for
 
 
@@ -26,7 +27,10 @@ class OddReports:
 
     @property
     def notes(self) -> list[str]:
-        return sorted(self._taints.union(self._strangers.values()))
+        """A sentence for each, of thousands the first and how many more."""
+        said = sorted(self._taints.union(self._strangers.values()))
+        more = [f"health() is odd in {len(said) - _TOLD} more names"] if len(said) > _TOLD else []
+        return said[:_TOLD] + more
 
     def taintable(self, told: Mapping[str, Health]) -> dict[str, Health]:
         """With the usual taint in place of one that the API server would refuse: a sick device must not look well for it."""

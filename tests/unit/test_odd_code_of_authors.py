@@ -311,7 +311,8 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
     report = {f"gpu-{i}-x" for i in range(1000)}
     odd.tell_strangers(report, known)
     odd.tell_strangers(report, known)
-    assert len(odd.notes) == len(report)
+    assert odd.notes[-1] == "health() is odd in 980 more names"
+    assert len(odd.notes) == 21
     assert 0 < len(sought) < 20
 
 
