@@ -512,3 +512,17 @@ async def test_a_container_s_share_of_the_machine_is_in_its_spec(runtime: RuncRu
     assert resources["memory"] == {"limit": 1 << 26}
     assert resources["cpu"] == {"shares": 256, "quota": 50_000, "period": 100_000}
     assert (await ended(runtime)).exit_code == 0
+
+
+@pytest.mark.parametrize("fault", [ContainerError("runc delete did not end within 10 s"), OSError(11, "no process")])
+async def test_a_container_has_ended_also_where_runc_cannot_tidy_up_now(
+    runtime: RuncRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    async def fails(self: Runc, container: str) -> None:
+        raise fault
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Runc, "delete", fails)
+        await runtime.start(sandbox(tmp_path), shell("exit 3"))
+        async with asyncio.timeout(20):
+            assert (await ended(runtime)).exit_code == 3
