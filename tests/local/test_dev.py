@@ -98,6 +98,12 @@ def test_a_function_is_unplugged_and_plugged_in_again(dev: Dev) -> None:
     assert (dev.state / "node-1/host/dev/fpga0").exists()
 
 
+def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: Dev, tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text("? " * 100_000)
+    assert "nested too deeply" in dev.verb("plug", "--node", "node-1", str(tmp_path / "deep.yaml"))
+    assert dev.verb("status")["nodes"]
+
+
 def test_a_new_function_is_plugged_in_from_a_file(dev: Dev, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(json.dumps(NEW))
     dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))

@@ -12,6 +12,7 @@ import yaml
 
 from ...errors import SettingsError
 from ...host import Host, described
+from ...kubectl_yaml import too_deep
 
 
 class HostError(ValueError):
@@ -96,6 +97,8 @@ class NodeHost:
 
 
 def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
+    if too_deep(text):
+        raise HostError("the function's description is nested too deeply")
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as e:
