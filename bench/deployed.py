@@ -77,6 +77,7 @@ def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
     return kept | {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
         "KUBERNETES_SERVICE_PORT": api.port,
+        "SERVICE_ACCOUNT": str(api.folder),
         "NODE_NAME": NODE,
         "POD_UID": "00000000-0000-4000-8000-000000000000",
         "KUBELET_ROOT": str(root),
