@@ -239,7 +239,7 @@ ANSWERED: dict[str, Callable[[Path], list[str]]] = {
     "validate, wrong": lambda tmp: ["validate", _manifest(tmp, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: Ä}\n")],
     "explain, one": lambda tmp: ["explain", "p", "-f", _manifest(tmp, POD)],
     "explain, all": lambda tmp: ["explain", "-f", _manifest(tmp, POD)],
-    "explain, none": lambda tmp: ["explain", "-f", _manifest(tmp, "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n")],
+    "explain, none": lambda tmp: ["explain", "-f", _manifest(tmp, "apiVersion: v1\nkind: Node\nmetadata: {name: node}\n")],
     "simulate": lambda tmp: ["simulate", "-f", _manifest(tmp, POD), "--host", "virtual-machine=2", "--driver", GPU],
     "doctor": lambda tmp: ["doctor", "--no-host"],
     "gather": lambda tmp: ["gather", "--no-host", str(tmp / f"{len(list(tmp.iterdir()))}.tar.gz")],
