@@ -236,7 +236,7 @@ def test_more_attributes_than_a_file_may_have_are_the_driver_s_fault(place: Plac
         prepared(claim, place.specs, metadata={f"b{i}": i for i in range(20)})
     with pytest.raises(BadAnswerError, match=r"metadata of device gpu-0: .*does not fit into 64 bits"):
         prepared(claim_of(device()), place.specs, metadata={"x": 2**64})
-    with pytest.raises(BadAnswerError, match="metadata of device gpu-0: attributes\['x'\] is None"):
+    with pytest.raises(BadAnswerError, match=r"metadata of device gpu-0: attributes\['x'\] is None"):
         prepared(claim_of(device()), place.specs, metadata={"x": None})
 
 

@@ -190,7 +190,7 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
             ({"attributes": {f"a{i}": i for i in range(32)}}, "33 attributes are more than 32"),
             ({"attributes": {"a": 2**64}}, "does not fit into 64 bits"),
             ({"attributes": {"a b": 1}}, "a b"),
-            ({"attributes": {"a": object()}}, "attributes\['a'\] is"),
+            ({"attributes": {"a": object()}}, r"attributes\['a'\] is"),
             ({"attributes": {"a": "\ud800"}}, "update_metadata"),
             ({"network_data": None}, "nothing to tell"),
             ({"network_data": {"ips": []}}, "network_data is a NetworkData"),
