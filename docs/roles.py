@@ -13,5 +13,11 @@ _DOUBLE = re.compile(r"``([^`]+)``")
 
 class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        self._written(obj)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        self._written(pkg)  # a package's own docstring comes after it
+
+    def _written(self, obj: griffe.Object) -> None:
         if obj.docstring:
             obj.docstring.value = _DOUBLE.sub(r"`\1`", _ROLE.sub(r"`\1`", obj.docstring.value))

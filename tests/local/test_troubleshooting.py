@@ -95,6 +95,13 @@ async def selector() -> list[str]:
         return await pending(node.cluster)
 
 
+@shows("A selector asks for what not every device has")
+async def absent() -> list[str]:
+    async with node_with(toy()) as node:
+        await node.apply_pod(selector='device.attributes["toy.example.com"].profile == "2g"')
+        return await pending(node.cluster)
+
+
 @shows("Other claims hold the devices")
 async def held() -> list[str]:
     async with node_with(toy()) as node:
