@@ -49,7 +49,7 @@ def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_
             run(*command.split(), cwd=here)
         ran += 1
     assert ran == len(COMMANDS) - len(INSTALLED)
-    inspected = re.findall(r"`tools/bin/(dra inspect [^`]+)`", TUTORIAL)
+    inspected = re.findall(r"`.venv/bin/(dra inspect [^`]+)`", TUTORIAL)
     assert len(inspected) == 1
     assert "card-a100" in run(installed.path("dra"), *inspected[0].split()[1:], cwd=here)
 
