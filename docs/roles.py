@@ -1,4 +1,8 @@
-"""Docstrings name classes as :class:`Name`, which Markdown shows as it is written: here they become code. An extension of griffe."""
+"""Extensions of griffe: what its reading of the source does not show as a reader needs it.
+
+Docstrings name classes as :class:`Name`, which Markdown shows as it is written: here they become code. Methods of the fixtures are
+written as ``run_pod = both(DriverNode.run_pod)``: here they get the parameters and the docstring of that.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import griffe
 
 _ROLE = re.compile(r":(?:class|meth|func|mod|data|attr):`~?([^`]+)`")
+_BOTH = re.compile(r"both\((\w+)\.(\w+)\)")
 _DOUBLE = re.compile(r"``([^`]+)``")
 
 
@@ -21,3 +26,27 @@ class Roles(griffe.Extension):
     def _written(self, obj: griffe.Object) -> None:
         if obj.docstring:
             obj.docstring.value = _DOUBLE.sub(r"`\1`", _ROLE.sub(r"`\1`", obj.docstring.value))
+
+
+class Fixtures(griffe.Extension):
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        handles = pkg["testing.handles"]
+        for cls in handles.classes.values():
+            for name, attribute in list(cls.attributes.items()):
+                if made := _BOTH.fullmatch(str(attribute.value)):
+                    cls.set_member(name, _blocking(name, _method(handles, *made.groups())))
+
+
+def _method(module: griffe.Module, owner: str, name: str) -> griffe.Function:
+    """``owner`` is a class, or an alias of one as in ``_Node = DriverNode[Any]``."""
+    if owner in module.attributes:
+        owner = str(module.attributes[owner].value).partition("[")[0]
+    found: griffe.Function = module[owner].all_members[name]
+    return found
+
+
+def _blocking(name: str, method: griffe.Function) -> griffe.Function:
+    out = griffe.Function(name, parameters=method.parameters, returns=method.returns)
+    if method.docstring:
+        out.docstring = griffe.Docstring(method.docstring.value, parent=out)
+    return out

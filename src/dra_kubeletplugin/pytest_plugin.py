@@ -60,6 +60,8 @@ class _Wanted:
     kubernetes: str
     feature_gates: dict[str, bool]
     settings: dict[str, Any] = field(default_factory=dict)
+    here: Path = Path()  # what files are relative to
+    said: dict[str, str] = field(default_factory=dict)  # where driver and host were named
 
     @classmethod
     def of(cls, request: pytest.FixtureRequest) -> _Wanted:
@@ -72,11 +74,13 @@ class _Wanted:
         _check_types(given)
         config = request.config
         here = config.inipath.parent if config.inipath else config.rootpath
+        ini = f"{config.inipath}: " if config.inipath else ""
+        said = {n: f"@pytest.mark.dra: {n}" if given.get(n) else f"{ini}dra_{n}" for n in ("driver", "host")}
         driver: type[Driver] | str = given.pop("driver", None) or config.getini("dra_driver")
         host = given.pop("host", None) or config.getini("dra_host")
         return cls(
             _driver_path(driver, here) if isinstance(driver, str) else driver,
-            _host_path(host, here) if isinstance(host, str) else host,
+            None if host == _THIS_MACHINE else host,
             tuple(given.pop("nodes", ("node-1",))),
             given.pop("timers", None),
             given.pop("environment", {}),
@@ -84,13 +88,15 @@ class _Wanted:
             given.pop("kubernetes", "") or config.getoption("kubernetes"),
             given.pop("feature_gates", {}),
             given,
+            here,
+            said,
         )
 
 
 def _check_names(given: Collection[str]) -> None:
     from .settings import Settings
 
-    own = [f.name for f in dataclasses.fields(_Wanted) if f.name != "settings"]
+    own = [f.name for f in dataclasses.fields(_Wanted) if f.name not in {"settings", "here", "said"}]
     known = [*own, *(f.name for f in dataclasses.fields(Settings))]
     for name in given:
         if name not in known:
@@ -124,19 +130,21 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 def _refuse(why: str) -> NoReturn:
     """A mistake of the test's author, or of the driver's: the sentence is all that helps."""
-    pytest.fail(why, pytrace=False)
+    raise pytest.fail.Exception(why, pytrace=False) from None
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _told(said: str = "") -> Iterator[None]:
+    """Tells a fault as a sentence; ``said`` is where the name was given that it is about."""
     from .errors import DraError
 
+    where = f"{said}: " if said else ""
     try:
         yield
     except DraError as e:
-        _refuse(f"{e.message} [{e.code}]")
+        _refuse(f"{where}{e.message} [{e.code}]")
     except ValueError as e:
-        _refuse(str(e))
+        _refuse(f"{where}{e}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -224,6 +232,7 @@ def node(
 ) -> Iterator[Node[Any]]:
     """The driver under test on the first node, registered and published."""
     from .driver import check, load_driver
+    from .host import described
     from .testing.handles import Node
     from .testing.node import on_node
     from .testing.thread import Scope
@@ -234,10 +243,14 @@ def node(
     for name, value in wanted.environment.items():
         monkeypatch.setenv(name, value)
     with contextlib.ExitStack() as stack:
-        with _told():
+        with _told(wanted.said["driver"]):
             driver = load_driver(wanted.driver) if isinstance(wanted.driver, str) else wanted.driver
             check(driver)
-            running = on_node(local_cluster.inner, driver, host=wanted.host, process=wanted.process, **wanted.settings)
+        with _told():
+            host = wanted.host
+            if isinstance(host, str):
+                host = described.find(host, wanted.said["host"], wanted.here)
+            running = on_node(local_cluster.inner, driver, host=host, process=wanted.process, **wanted.settings)
             inner = stack.enter_context(Scope(local_cluster.thread, running, f"{driver.name} on a node"))
         yield Node(local_cluster.thread, inner)
 
@@ -273,10 +286,3 @@ def _driver_path(target: str, here: Path) -> str:
     head, colon, name = target.rpartition(":")
     path = here / (head if colon else target)
     return f"{path}{colon}{name if colon else ''}" if target and path.exists() else target
-
-
-def _host_path(name: str, here: Path) -> str | None:
-    """A file, relative to the ini file, or the name of a machine that comes with the package; None for this machine."""
-    if name == _THIS_MACHINE:
-        return None
-    return str(here / name) if (here / name).is_file() else name

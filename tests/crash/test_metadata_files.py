@@ -28,6 +28,7 @@ from dra_kubeletplugin.claims.files import Files, note_of, record_of
 from dra_kubeletplugin.claims.metadata import MetadataFiles, describe
 from dra_kubeletplugin.claims.record import allocated_json, check_doc
 from dra_kubeletplugin.errors import BadAnswerError, RecordsError
+from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.metadata.document import decode
 from tests.crash.stores import DRIVER
 
@@ -272,4 +273,4 @@ def test_a_driver_s_answer_with_metadata_that_is_no_mapping_is_refused(place: Pl
     answer = PreparedDevice(request="gpu/large", pool="node", name="gpu-0", metadata=[1])  # type: ignore[arg-type]
     record = Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": [allocated_json(claim.devices[0])]})
     with pytest.raises(BadAnswerError, match="metadata of type list"):
-        complete(record, claim, [answer], place.specs, Path("/dev"))
+        complete(record, claim, [answer], place.specs, Host())

@@ -331,7 +331,7 @@ async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_
         await b.kill()  # leaves both sockets, the slices, a record and a CDI file
         holding = await clean()
         assert holding.returncode == 2
-        assert "1 claims are still prepared (default/pod-t0-" in holding.stderr
+        assert "1 claim still prepared (default/pod-t0-" in holding.stderr
         await b.node.kubelet.stop()
         done = await clean("--force")
         assert done.returncode == 0, done.stderr

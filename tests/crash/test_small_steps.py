@@ -383,7 +383,7 @@ async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_
         await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "lost")))
     async with instance(tmp_path) as store:
         assert {r.uid for r in await store.all()} == {"kept", "lost"}
-        assert store.keeper.report == ["1 records were lost and rebuilt from CDI files: lost"]
+        assert store.keeper.report == ["1 record lost and rebuilt from CDI files: lost"]
         assert await store.recovering()
 
 

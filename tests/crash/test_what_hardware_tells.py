@@ -105,7 +105,7 @@ async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to
     assert over.state is State.UNPREPARING
     assert over.devices == [{"request": "r", "pool": "node", "device": "d-2", "adminAccess": True}]
     assert await store.get("late") is None
-    assert asks.report[0] == "2 claims were reported by the driver: new, over"
+    assert asks.report[0] == "2 claims reported by the driver: new, over"
     assert (
         "claim late was reported by the driver and not taken: device d-1 is still held by claim ns/c" in asks.report[1]
     )
@@ -140,7 +140,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
     ]
     assert (found.namespace, found.name, found.doc["more"]) == ("ns", "c", "kept")
     assert (right.namespace, right.name, "data" in right.devices[0]) == ("ns", "name-right", False)
-    assert asks.report == ["1 claims were reported by the driver: new"]
+    assert asks.report == ["1 claim reported by the driver: new"]
 
 
 async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: Store) -> None:

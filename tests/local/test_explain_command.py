@@ -221,7 +221,7 @@ async def test_lists_are_read_in_pages(
     await cluster.apply(*(claim(f"c{i}") for i in range(10)))
     cluster.api.faults.calls.clear()
     assert await dra(cluster, "explain", "claim/c9") == 0
-    assert "1 of 1 nodes would take it now" in capsys.readouterr().out
+    assert "1 of 1 node would take it now" in capsys.readouterr().out
     pages = [
         path
         for method, path in cluster.api.faults.calls

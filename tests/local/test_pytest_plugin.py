@@ -317,6 +317,23 @@ def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester
     result.stdout.fnmatch_lines(["*which driver? Say it with dra_driver*"])
 
 
+def test_a_driver_or_host_that_is_mistyped_in_the_ini_file_is_one_sentence_that_names_the_option(
+    author: pytest.Pytester,
+) -> None:
+    author.makepyfile("def test_it(node): pass")
+    for option, value, says in (
+        ("dra_driver", "drivr.py", "drivr.py is not a file: *did you mean 'driver.py'?*"),
+        ("dra_host", "hosts.yaml", " hosts.yaml: neither a file nor one of *; did you mean `*.yaml`?*"),
+    ):
+        kept = [line for line in INI.splitlines() if not line.startswith(option)]
+        author.makefile(".ini", pytest="\n".join([*kept, f"{option} = {value}"]))
+        result = run(author)
+        result.assert_outcomes(errors=1)
+        colon = ": " if option == "dra_driver" else ""
+        result.stdout.fnmatch_lines([f"{author.path / 'pytest.ini'}: {option}{colon}{says}"])
+        result.stdout.no_fnmatch_line("*During handling*")
+
+
 def test_a_marker_s_misspelt_name_is_told_with_the_nearest(author: pytest.Pytester) -> None:
     author.makepyfile("import pytest\n@pytest.mark.dra(health_intervall=1.0)\ndef test_it(node): pass")
     result = run(author)
@@ -436,10 +453,10 @@ def test_mistakes_of_a_test_are_told_in_one_sentence_with_the_nearest_name(autho
     result.assert_outcomes(passed=1, errors=6)
     result.stdout.fnmatch_lines_random(
         [
-            "drivr.py is not a file: *did you mean 'driver.py'?*",
+            "@pytest.mark.dra: driver: drivr.py is not a file: *did you mean 'driver.py'?*",
             "@pytest.mark.dra(driver=3): give a class, or as `dra run` takes it",
             "@pytest.mark.dra(nodes='node-1'): give a list of names",
-            "--host nope: neither a file nor one of *",
+            "@pytest.mark.dra: host nope: neither a file nor one of *",
             "@pytest.mark.dra(environment): A is 1, not text",
             "@pytest.mark.dra(timers=3): give dra_kubeletplugin.testing.Timers(...)",
         ]

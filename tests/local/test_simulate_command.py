@@ -145,8 +145,13 @@ def test_a_fleet_of_described_hosts_is_filled(tmp_path: Path, capsys: pytest.Cap
     assert main(["simulate", "-f", manifest(tmp_path, 5, 4), *HOSTS, "--fill"]) == 0
     said = capsys.readouterr().out
     assert "Deployment default/w   5      5        1" in said
-    assert "3 nodes; 24 devices, of which 4 are free in the end" in said
+    assert "3 nodes; 24 devices; 4 free in the end" in said
     assert "--allocatable" in said
+
+
+def test_one_of_a_kind_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "-f", manifest(tmp_path, 1, 1), *HOSTS[2:]]) == 0
+    assert "1 node; " in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_explained_and_the_code_says_so(

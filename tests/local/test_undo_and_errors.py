@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedCla
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter, operation
-from dra_kubeletplugin.testing import node_with, on_node
+from dra_kubeletplugin.testing import PodError, node_with, on_node
 from tests.drivers import Toy, toy
 from tests.local.test_driver_on_a_node import NOTHING, allocate, prepare_call, ref, unprepare_call
 
@@ -432,6 +433,25 @@ async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
         assert error.startswith("HOST_PATH_MISSING: claim default/c: /dev/toy0 of device toy-0 is not on the host")
         (tmp_path / "toy0").touch()
         assert not (await prepare_call(node, ref(found))).claims[uid].error
+
+
+async def test_a_path_that_a_described_host_has_not_is_given_up_and_told_where_to_name_it() -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Node(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
+
+    async with node_with(Node, host={"functions": []}) as node:
+        with pytest.raises(PodError) as told:
+            await node.run_pod(patience=0.1)
+    assert re.fullmatch(
+        r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host, which is a "
+        r"described one: name it under `nodes:` of the host's file, or under `classes:` of the function that it is of \[DRA-E124\]",
+        told.value.why,
+    )
+    async with node_with(Node, host={"functions": [], "nodes": {"toy0": "c 240:0"}}) as node:
+        await node.run_pod()
 
 
 async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_in_the_call_is_not() -> None:

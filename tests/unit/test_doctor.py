@@ -124,7 +124,7 @@ def slice_of(pool: str, *devices: str, generation: int = 1, count: int = 1, node
     ("slices", "says"),
     [
         ([slice_of("p", "a", count=2)], "pool p of d.example.com: 1 of 2 slices of generation 1"),
-        ([slice_of("p", "a"), slice_of("p", "b", generation=2)], "1 slices of older generations"),
+        ([slice_of("p", "a"), slice_of("p", "b", generation=2)], "1 slice of older generations"),
         ([slice_of("p", "a", count=2), slice_of("p", "a", count=2)], "has a more than once"),
         ([slice_of("p", "a", node="gone")], "nodes that do not exist: gone"),
     ],

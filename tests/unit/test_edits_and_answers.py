@@ -25,6 +25,7 @@ from dra_kubeletplugin.errors import (
     InvalidSpecError,
     PermanentError,
 )
+from dra_kubeletplugin.host import Host
 
 UID = "11111111-2222-3333-4444-555555555555"
 DEVICE = AllocatedDevice(
@@ -36,7 +37,7 @@ CLAIM = Claim(namespace="ns", name="n", uid=UID, devices=(DEVICE,))
 
 def completed(answer: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Record:
     record = Record(UID, "ns", "n", State.PREPARING, "boot", "", {})
-    complete(record, claim, answer, ClaimSpecs(Path("/nowhere"), "x.example.com"), dev)
+    complete(record, claim, answer, ClaimSpecs(Path("/nowhere"), "x.example.com"), Host(dev=dev))
     return record
 
 

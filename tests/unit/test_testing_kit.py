@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import pydoc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +13,17 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.kubelet import Kubelet as LocalKubelet
 from dra_kubeletplugin.testing import (
+    Api,
     AsyncApi,
     ClaimSpec,
     DistinctAttribute,
+    DriverNode,
     FirstAvailable,
+    Kubelet,
     MatchAttribute,
+    Node,
     OpaqueConfig,
     PodError,
     Request,
@@ -201,6 +208,39 @@ def test_a_method_blocks_or_is_awaited_and_raises_what_was_raised() -> None:
     assert asyncio.run(test()) == 4
     with pytest.raises(KeyError, match="over there"):
         handle.fail()
+    thread.close()
+
+
+@pytest.mark.parametrize(("handle", "inner"), [(Api, AsyncApi), (Kubelet, LocalKubelet), (Node, DriverNode)])
+def test_help_shows_what_a_blocking_method_takes_and_does(handle: type, inner: type) -> None:
+    methods = [name for name, member in vars(handle).items() if isinstance(member, both)]
+    shown = pydoc.plain(pydoc.render_doc(handle))
+    assert methods
+    for name in methods:
+        method, of = getattr(handle, name), getattr(inner, name)
+        assert inspect.signature(method) == inspect.signature(of)
+        assert (inspect.getdoc(method), method.__qualname__) == (inspect.getdoc(of), f"{handle.__name__}.{name}")
+        assert not inspect.iscoroutinefunction(method)
+        assert f" {name}(self" in shown
+
+
+def test_a_bound_method_has_the_signature_without_self_and_the_function_of_the_class_calls_it() -> None:
+    class Counter:
+        async def add(self, number: int, *, to: int = 0) -> int:
+            """Adds."""
+            return number + to
+
+    class Handle:
+        def __init__(self, thread: LoopThread) -> None:
+            self.thread, self.inner = thread, Counter()
+
+        add = both(Counter.add)
+
+    thread = LoopThread()
+    handle = Handle(thread)
+    assert list(inspect.signature(handle.add).parameters) == ["number", "to"]
+    assert handle.add.__doc__ == "Adds."
+    assert Handle.add(handle, 1, to=2) == 3
     thread.close()
 
 

@@ -12,10 +12,12 @@ from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..driver.mistakes import instead
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
+from ..host import Host
 from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
 _TEXT = (str, type(None))
+_IN_ITS_FILE = ", which is a described one: name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
 _Key = tuple[str, str, str | None, str]  # pool, device, share, request
 
 
@@ -39,12 +41,11 @@ def answer(record: Record) -> list[PreparedAnswer]:
     ]
 
 
-def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, dev: Path) -> None:
+def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, host: Host) -> None:
     """Puts devices, CDI ids and the CDI spec into ``record``.
 
-    ``dev`` is where the host's ``/dev`` is seen. Where that is ``/dev`` itself, the whole host is, and every path that a
-    container needs is looked at. Elsewhere this is a container, whose own files tell nothing of the host's, and only paths
-    below ``/dev`` are.
+    Where the host's ``/dev`` is seen as ``/dev`` itself, the whole host is, and every path that a container needs is looked at.
+    Elsewhere this is a container, whose own files tell nothing of the host's, and only paths below ``/dev`` are.
 
     Raises :class:`BadAnswerError` where the answer and the allocation do not fit, :class:`HostPathMissingError` where a
     device node, the source of a mount or a hook's program is not there.
@@ -57,7 +58,7 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
         entry = allocated_json(allocated)
         entry = {**begun.get((*identity(entry), allocated.request), entry)}
         if given.edits:
-            _check_paths(claim, given, dev)
+            _check_paths(claim, given, host)
             name = specs.device_name(claim.uid, given.name, given.share_id)
             edits.append((name, given.edits.json()))
             entry["cdi"] = [specs.device_id(name)]
@@ -124,15 +125,15 @@ def _misfit(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
     return BadAnswerError(f"{shown}: prepare answered nothing for device {missing[1]}: answer every device")
 
 
-def _check_paths(claim: Claim, given: PreparedDevice, dev: Path) -> None:
+def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
     """What is missing is told now, because the runtime's own error comes late and is not repeated."""
     for path in given.edits.host_paths():
-        seen = _seen(path, dev)
+        seen = _seen(path, host.dev)
         # Not followed: a link may lead to where only the host can look.
         if seen is not None and not os.path.lexists(seen):
-            raise HostPathMissingError(
-                f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
-            )
+            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
+            described = not host.is_real and host.dev == host.sysfs / "dev"
+            raise HostPathMissingError(missing + (_IN_ITS_FILE if described else ""))
 
 
 def _seen(path: str, dev: Path) -> Path | None:

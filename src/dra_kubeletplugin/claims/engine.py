@@ -264,7 +264,7 @@ class Engine:
                 await undo.settle()
             with judging(self.driver.prepare):
                 undo.check()
-                complete(record, claim, prepared, self.files.specs, self.driver.host.dev)
+                complete(record, claim, prepared, self.files.specs, self.driver.host)
                 if self.driver.metadata:
                     metadata.describe(record, claim, prepared, self.files.specs)
             if not self.driver.metadata and not self._unread and any(p.metadata for p in prepared):

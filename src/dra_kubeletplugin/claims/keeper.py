@@ -18,6 +18,7 @@ from pathlib import Path
 from ..cdi import ClaimSpecs
 from ..errors import RecordsBusyError
 from ..observe.metrics import Metrics
+from ..wording import counted
 from . import rows
 from .files import record_of
 from .folder import POLL, Folder
@@ -279,9 +280,9 @@ class Keeper:
 
         self._publish(fill_in, generation)
         if findings.rows:
-            self._tell(f"{len(findings.rows)} records were read from the damaged file")
+            self._tell(f"read from the damaged file: {counted(len(findings.rows), 'record')}")
         if files:
-            self._tell(f"{len(files)} records were rebuilt from CDI files: {', '.join(r.uid for r in files)}")
+            self._tell(f"{counted(len(files), 'record')} rebuilt from CDI files: {', '.join(r.uid for r in files)}")
 
     def _merge(self, db: Connection) -> None:
         """What was set aside and not read goes into the database that there is."""
@@ -322,7 +323,9 @@ class Keeper:
             if lost:
                 rows.set_meta(db, RECOVER, "pending")
         if lost:
-            self._tell(f"{len(lost)} records were lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}")
+            self._tell(
+                f"{counted(len(lost), 'record')} lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}"
+            )
 
     def _without_row(self, db: sqlite3.Connection) -> tuple[list[Record], set[str]]:
         """What notes tell of claims that have no row, and which claims have files."""

@@ -12,6 +12,7 @@ from ..driver import Driver, PreparedDevice, RecoveredClaim
 from ..driver.calls import Calls
 from ..driver.data import plain_json
 from ..errors import DraError, DriverError, printable
+from ..wording import counted
 from . import rows
 from .judge import ENDED, RECOVER
 from .record import Record, State, allocated_json, identity
@@ -99,7 +100,7 @@ class Recovery:
         rows.clear_meta(db, RECOVER)
         rows.clear_meta(db, ENDED)
         if added:
-            told.insert(0, f"{len(added)} claims were reported by the driver: {', '.join(added)}")
+            told.insert(0, f"{counted(len(added), 'claim')} reported by the driver: {', '.join(added)}")
         return told
 
     def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:

@@ -16,6 +16,7 @@ from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
 from ..kubelet.sockets import is_live, remove_stale, socket_paths
 from ..settings import Settings, load
+from ..wording import counted
 from .exits import Exit
 from .options import given
 from .output import put
@@ -35,8 +36,8 @@ def cleanup(args: argparse.Namespace) -> int:
     held = _held(settings)
     if held and not args.force:
         raise SettingsError(
-            f"{len(held)} claims are still prepared ({', '.join(held)}): delete their pods while the driver runs, or use --force, "
-            "which frees their devices without undoing anything"
+            f"{counted(len(held), 'claim')} still prepared ({', '.join(held)}): delete the pods while the driver runs, or use --force, "
+            "which frees the devices without undoing anything"
         )
     slices = asyncio.run(_delete_slices(settings))
     removed = sum(remove_stale(path) for path in sockets)

@@ -24,6 +24,7 @@ from ..local.dev.hosts import NodeHost
 from ..local.runtime.interface import ContainerError
 from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
+from ..wording import counted
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
 from .exits import Exit
@@ -106,7 +107,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
             given_host = plan.hosts[i] if plan.hosts else ""
             real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
             hosts[name] = NodeHost.build(folder, given_host) if given_host else real
-        progress(f"starting the API server and {len(plan.nodes)} nodes")
+        progress(f"starting the API server and {counted(len(plan.nodes), 'node')}")
         try:
             await stack.enter_async_context(cluster)
         except OSError as e:
@@ -121,7 +122,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         await control.start()
         stack.push_async_callback(control.close)
         if plan.apply:
-            progress(f"applying {len(plan.apply)} objects")
+            progress(f"applying {counted(len(plan.apply), 'object')}")
         await manifests.apply(cluster, plan.apply)
         page = await stack.enter_async_context(DevPage(cluster.config).serving())
         on.link = page.link
@@ -164,7 +165,7 @@ async def _welcome(on: Environment, style: Style) -> str:
         for process in on.drivers:
             if process.place == node.name:
                 devices = await on.devices(process.program.driver, node.name)
-                lines.append(f"  {process.program.driver}: {len(devices)} devices")
+                lines.append(f"  {process.program.driver}: {counted(len(devices), 'device')}")
                 lines += [f"    {style.red(note)}" for note in process.notes]
                 if not devices and not process.notes and process.program.driver not in controlled:
                     lines.append(f"    {_why_none(on.hosts[node.name])}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..cluster import Explanation, Snapshot, State, explain, from_files, take, waiting, with_events
 from ..cluster.explaining import parse
 from ..kube import KubeClient
+from ..wording import counted
 from .asking import ask, config_of
 from .exits import Exit
 from .explain_text import text
@@ -45,7 +46,7 @@ def explain_command(args: argparse.Namespace) -> int:
         snapshot, namespace = _of_files(args) if args.files else _of_cluster(args, progress)
         if args.what is None:
             return _all(args, snapshot, progress)
-        progress(f"looking at {args.what} on {len(snapshot.nodes)} nodes")
+        progress(f"looking at {args.what} on {counted(len(snapshot.nodes), 'node')}")
         found = explain(snapshot, args.what, namespace)
     put(found, args.output, lambda: text(found, Style.of(sys.stdout)))
     return EXIT[found.state]

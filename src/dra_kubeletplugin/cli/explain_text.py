@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from ..cluster import ClaimState, Example, Explanation, NodeGroup, Reason, RequestOnNodes, State
-from ..wording import listed
+from ..wording import counted, listed
 from .style import Style
 
 _GROUPS = 5
@@ -28,7 +28,10 @@ def text(found: Explanation, style: Style) -> list[str]:
         lines += ["", *_group(group, style)]
     if rest := found.groups[_GROUPS:]:
         number = sum(len(g.nodes) for g in rest)
-        lines += ["", f"{number} more nodes for {len(rest)} other sets of reasons: -o json has them"]
+        lines += [
+            "",
+            f"{counted(number, 'more node')} for {counted(len(rest), 'other set')} of reasons: -o json has them",
+        ]
     lines += _changes(found, style)
     if found.state is State.FITS and found.said:
         lines += ["", "The scheduler tries it again when something changes that may help, or after five minutes."]
@@ -75,7 +78,7 @@ def _claim(claim: ClaimState) -> Iterator[str]:
 
 
 def _group(group: NodeGroup, style: Style) -> Iterator[str]:
-    number = "1 node" if len(group.nodes) == 1 else f"{len(group.nodes)} nodes"
+    number = counted(len(group.nodes), "node")
     if group.fits:
         yield from _wrapped(f"{style.green(number + ' would take it')}: {listed(group.nodes)}", 0)
         return
@@ -88,9 +91,7 @@ def _group(group: NodeGroup, style: Style) -> Iterator[str]:
 
 
 def _request(request: RequestOnNodes) -> Iterator[str]:
-    wanted = (
-        "all devices" if request.wanted is None else "1 device" if request.wanted == 1 else f"{request.wanted} devices"
-    )
+    wanted = "all devices" if request.wanted is None else counted(request.wanted, "device")
     have = "no node of these has one" if not request.usable else f"no node of these has more than {request.usable}"
     claim = request.claim.partition("/")[2]
     yield from _wrapped(
@@ -99,7 +100,7 @@ def _request(request: RequestOnNodes) -> Iterator[str]:
     for reason in request.reasons[:_REASONS]:
         yield from _wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:
-        yield f"      {sum(r.devices for r in more)} devices for {len(more)} other reasons: -o json has them"
+        yield f"      {counted(sum(r.devices for r in more), 'device')} for {counted(len(more), 'other reason')}: -o json has them"
 
 
 def _of_devices(reason: Reason) -> str:

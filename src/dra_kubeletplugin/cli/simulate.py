@@ -11,7 +11,7 @@ from ..cluster import Fit, Simulation, Snapshot, from_files, simulate, take
 from ..errors import SettingsError
 from ..kube import KubeClient
 from ..settings import load
-from ..wording import listed
+from ..wording import counted, listed
 from .asking import ask, config_of
 from .described_cluster import allocatable, cluster_of, host_kinds
 from .exits import Exit
@@ -71,7 +71,7 @@ def shown(found: Simulation, style: Style) -> Iterator[str]:
     head, *rows = columns([("WORKLOAD", "PODS", "PLACED", "MORE", "NODES"), *map(_row, found.workloads)])
     yield head
     yield from (row if fit.fits else style.red(row) for row, fit in zip(rows, found.workloads, strict=True))
-    yield f"{found.nodes} nodes; {found.devices} devices, of which {found.free} are free in the end"
+    yield f"{counted(found.nodes, 'node')}; {counted(found.devices, 'device')}; {found.free} free in the end"
     for fit in found.workloads:
         if fit.stopped is not None:
             yield from ("", *text(fit.stopped, style))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
-from ..wording import listed
+from ..wording import counted, listed
 from .answers import Explanation, Kind, NodeGroup, State
 from .objects import Gap
 
@@ -36,7 +36,7 @@ def undecided(known: Explanation) -> Explanation:
 
 def _fits(known: Explanation, *, unsure: bool) -> Explanation:
     number = sum(len(g.nodes) for g in known.groups)
-    shown = f"{len(known.nodes)} of {number} nodes would take it now: {listed(known.nodes)}"
+    shown = f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {listed(known.nodes)}"
     if unsure:
         return replace(known, state=State.UNKNOWN, summary=f"as far as can be seen, {shown}")
     return replace(known, state=State.FITS, summary=shown)

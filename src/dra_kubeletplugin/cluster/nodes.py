@@ -13,6 +13,7 @@ from ..scheduling.nodeinfo import NodeInfo, pods_allowed
 from ..scheduling.podinfo import CPU, PodInfo, is_extended
 from ..scheduling.spread import Spread
 from ..scheduling.status import Plugin, Rejection
+from ..wording import counted
 from .answers import Kind
 from .devices import Fault, taint_text
 
@@ -89,7 +90,7 @@ class NodeFilters:
             return
         if len(node.pods) + 1 > pods_allowed(node):
             yield Fault(
-                Kind.RESOURCES, "the node has as many pods as it may", "pods have to go", f"{len(node.pods)} pods"
+                Kind.RESOURCES, "the node has as many pods as it may", "pods have to go", counted(len(node.pods), "pod")
             )
         for name, wanted in pod.wanted:
             has = node.allocatable.get(name, 0)

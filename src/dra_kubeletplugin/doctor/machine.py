@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..host import Host
+from ..wording import counted
 from .findings import Finding, denied, ok, unknown, warning
 
 _OLDEST = (5, 10)  # of the distributions that current Kubernetes releases are tested on
@@ -47,9 +48,8 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
             "see --sysfs-root, and whether the host's /sys is mounted",
         )
         return
-    yield ok(
-        "PCI", f"{len(functions)} functions below {len({f.pcie_root for f in functions if f.pcie_root})} PCIe roots"
-    )
+    roots = {f.pcie_root for f in functions if f.pcie_root}
+    yield ok("PCI", f"{counted(len(functions), 'function')} below {counted(len(roots), 'PCIe root')}")
     groups = sysfs / "kernel/iommu_groups"
     count = sum(1 for _ in groups.iterdir()) if groups.is_dir() else 0
     if not count:
@@ -78,4 +78,4 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
             "see dmesg, and whether /dev is mounted whole",
         )
     else:
-        yield ok("VFIO", f"vfio-pci is loaded, {len(bound)} functions are bound to it")
+        yield ok("VFIO", f"vfio-pci is loaded, bound to it: {counted(len(bound), 'function')}")

@@ -15,7 +15,7 @@ from ..kube import KubeClient
 from ..kube.boundary import Bare
 from ..kube.paging import as_json, read_all
 from ..kube.resource import NODES
-from ..wording import listed
+from ..wording import counted, listed
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
@@ -54,7 +54,7 @@ async def look(
             "slices", f"no slice of {by} has a device", "see what the drivers find: their logs, and `dra inspect`"
         )
     elif not found:
-        yield ok("slices", f"{count} devices in {len(slices)} slices of {by}")
+        yield ok("slices", f"{counted(count, 'device')} in {counted(len(slices), 'slice')} of {by}")
 
 
 def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         if old := len(members) - len(now):
             yield warning(
                 "slices",
-                f"pool {name} of {driver}: {old} slices of older generations",
+                f"pool {name} of {driver}: {counted(old, 'slice')} of older generations",
                 "its driver removes them; if this stays, it does not run",
             )
         seen: dict[str, int] = {}

@@ -13,6 +13,7 @@ from ..claims.offline import read_rows
 from ..claims.record import Record, State, Unreadable
 from ..errors import ApiError, RecordsError
 from ..kube import KubeClient
+from ..wording import counted
 from .findings import Finding, denied, failure, ok, unknown, warning
 
 _LONG = 600.0  # seconds in which a claim is prepared, unprepared, or noticed to be gone
@@ -51,7 +52,7 @@ async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) ->
             yield fault
         if not faults:
             beside = "" if client else ", not compared with the API server"
-            yield ok("records", f"{driver}: {len(records)} claims, with their CDI files{beside}")
+            yield ok("records", f"{driver}: {counted(len(records), 'claim')}, with CDI files{beside}")
 
 
 def _alone(driver: str, rows: list[Record | Unreadable], files: set[str], specs: ClaimSpecs) -> Iterator[Finding]:

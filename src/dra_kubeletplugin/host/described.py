@@ -41,21 +41,21 @@ def machines() -> dict[str, Path]:
     return {p.stem: p for p in sorted(_MACHINES.glob("*.yaml"))}
 
 
-def find(name: str) -> Path:
-    """A description's file: a path, or the name of one that comes with the package.
+def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
+    """A description's file: a path, from the folder ``within``, or the name of one that comes with the package.
 
-    Raises :class:`SettingsError` where there is neither.
+    Raises :class:`SettingsError` where there is neither; it says ``option``, which is where the name was given.
     """
-    known = machines()
-    if name in known and not Path(name).is_file():
+    known, path = machines(), within / name
+    if name in known and not path.is_file():
         return known[name]
-    if not Path(name).is_file():
-        if Path(name).is_dir():
-            raise SettingsError(f"--host {name} is a folder: give a file, or one of {', '.join(known)}")
-        beside = [str(p) for p in Path(name).parent.glob("*.yaml")]
+    if not path.is_file():
+        if path.is_dir():
+            raise SettingsError(f"{option} {name} is a folder: give a file, or one of {', '.join(known)}")
+        beside = [str(Path(name).parent / p.name) for p in path.parent.glob("*.yaml")]
         near = Faults.near(name, [*known, *beside])
-        raise SettingsError(f"--host {name}: neither a file nor one of {', '.join(known)}{near}")
-    return Path(name)
+        raise SettingsError(f"{option} {name}: neither a file nor one of {', '.join(known)}{near}")
+    return path
 
 
 def build(root: Path, given: Machine | Mapping[str, Any]) -> Path:

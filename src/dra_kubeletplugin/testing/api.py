@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from ..errors import ApiError, near
 from ..local.cluster import LocalCluster, load_yaml, resource_of
 from ..resources.convert import GROUP
-from .events import Event, PodError, folded, has_run, hopeless, last_fault, raises, stuck
+from .events import Event, PodError, fails, folded, has_run, hopeless, last_fault, stuck
 
 JSON = dict[str, Any]
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 TIMEOUT = 20.0  # seconds until waiting is given up
-PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose driver raises
+PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose claims fail
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
@@ -153,8 +153,8 @@ class AsyncApi:
         """The pod, once it runs, or has run to a good end.
 
         Raises :class:`PodError` with its events: at once where it has failed, is gone or its driver refuses for good; after
-        ``patience`` seconds where the scheduler finds no place, or the driver raises the same, and nothing changes; after
-        ``timeout`` seconds in any case.
+        ``patience`` seconds where the scheduler finds no place, or the driver raises the same, or the host lacks the same
+        path, and nothing changes; after ``timeout`` seconds in any case.
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()
@@ -174,13 +174,13 @@ class AsyncApi:
             if why := hopeless(name, pod, events):
                 raise PodError(why, events)
             assert pod
-            raised = raises(events)
-            now = raised or stuck(pod, events)
-            if now != waits or (now and not raised and await self._goes_on(pod)):
+            failed = fails(events)
+            now = failed or stuck(pod, events)
+            if now != waits or (now and not failed and await self._goes_on(pod)):
                 waits, since = now, loop.time()
             if waits and loop.time() - since > patience:
-                if raised:
-                    raise PodError(f"pod {name} does not start: {raised}", events)
+                if failed:
+                    raise PodError(f"pod {name} does not start: {failed}", events)
                 why = f"pod {name} finds no place, and nothing has changed for {patience:g} s"
                 raise PodError(f"{why}{await self._no_class(events) or last_fault(events)}", events)
             return None

@@ -13,6 +13,7 @@ from ..errors import (
     DraError,
     DriverError,
     DriverFailedError,
+    HostPathMissingError,
     InvalidObjectError,
     InvalidSpecError,
     PermanentError,
@@ -23,7 +24,9 @@ _HOPELESS: tuple[type[DraError], ...] = (
     PermanentError, ConfigError, BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError
 )  # fmt: skip
 _MARKS = tuple(f"[{e.code}]" for e in _HOPELESS)  # as `DraError.event` ends
-_RAISES = f"[{DriverFailedError.code}]"
+_FAILS = tuple(
+    f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError)
+)  # tried again, and most often the same again
 _OF_CLAIM = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)
 _STUCK = ("FailedScheduling", "FailedResourceClaimCreation")
 _PASSING = "device binding"  # failed or timed out: the scheduler tries again by itself (KEP-5007)
@@ -103,9 +106,12 @@ def last_fault(events: Sequence[Event]) -> str:
     return f": {reason_of(found)}" if found else ""
 
 
-def raises(events: Sequence[Event]) -> str:
-    """What the driver raises each time that it is asked to prepare the pod's claims; empty where that is not what is in the way."""
-    return reason_of(events[-1]) if events and _RAISES in events[-1].message else ""
+def fails(events: Sequence[Event]) -> str:
+    """What comes of each try to prepare the pod's claims: what the driver raises, or the path that the host has not.
+
+    Empty where that is not what is in the way.
+    """
+    return reason_of(events[-1]) if events and any(mark in events[-1].message for mark in _FAILS) else ""
 
 
 def stuck(pod: Mapping[str, Any], events: Sequence[Event]) -> str:

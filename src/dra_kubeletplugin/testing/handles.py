@@ -47,7 +47,10 @@ class _Handle(Generic[S]):
 
 
 class Api(_Handle[AsyncApi]):
-    """The fixture ``api``: objects over HTTP, and faults of their server. The methods are those of :class:`AsyncApi`."""
+    """The fixture ``api``: objects over HTTP, and faults of their server. The methods are those of :class:`AsyncApi`.
+
+    Each that waits blocks until it has ended; with ``.aio``, as in ``await api.get.aio(...)``, a coroutine awaits it.
+    """
 
     apply = both(AsyncApi.apply)
     apply_file = both(AsyncApi.apply_file)
@@ -168,7 +171,10 @@ class Cluster(_Handle[LocalCluster]):
 
 
 class Node(_Handle[DriverNode[D]], Generic[D]):
-    """The fixture ``node``: the driver under test on the first node. The methods are those of :class:`DriverNode`."""
+    """The fixture ``node``: the driver under test on the first node. The methods are those of :class:`DriverNode`.
+
+    Each blocks until it has ended; with ``.aio``, as in ``await node.run_pod.aio()``, a coroutine awaits it.
+    """
 
     @property
     def name(self) -> str:

@@ -338,7 +338,7 @@ async def on_node(
     check(driver)
     sysfs = Path("/sys")
     if host is not None:
-        description = host if isinstance(host, Mapping) else described.load(described.find(str(host)))
+        description = host if isinstance(host, Mapping) else described.load(described.find(str(host), "host"))
         sysfs = described.build(cluster.state / "host", description)
     base = Settings(
         driver_name=driver.name,

@@ -94,6 +94,7 @@ class Call(Generic[P, T]):
     def __init__(self, thread: LoopThread, method: Callable[P, Coroutine[Any, Any, T]]) -> None:
         self._thread = thread
         self._method = method
+        self.__wrapped__ = method  # for inspect.signature
         self.__doc__ = method.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -111,27 +112,32 @@ class Call(Generic[P, T]):
 
 
 class both(Generic[S, P, T]):
-    """Makes an async method of the inner object a :class:`Call` of the outer one."""
+    """Makes an async method of the inner object a :class:`Call` of the outer one; a function of its class, as ``help`` shows it."""
 
     def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:
         self._method = method
         self.__doc__ = method.__doc__
 
+        @functools.wraps(method)
+        def blocking(instance: Placed[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True
+            return self.__get__(instance, type(instance))(*args, **kwargs)
+
+        self._blocking = blocking
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._blocking.__module__, self._blocking.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+
     @overload
-    def __get__(self, instance: None, owner: type) -> both[S, P, T]: ...
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Placed[S], P], T]: ...
     @overload
     def __get__(self, instance: Placed[S], owner: type) -> Call[P, T]: ...
-    def __get__(self, instance: Placed[S] | None, owner: type) -> both[S, P, T] | Call[P, T]:
+    def __get__(self, instance: Placed[S] | None, owner: type) -> Callable[Concatenate[Placed[S], P], T] | Call[P, T]:
         if instance is None:
-            return self
-        method, inner = self._method, instance.inner
-
-        @functools.wraps(method)
-        def bound(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-            return method(inner, *args, **kwargs)
-
-        bound.__doc__ = method.__doc__
-        return Call(instance.thread, bound)
+            return self._blocking
+        call: Call[P, T] = Call(instance.thread, functools.partial(self._method, instance.inner))
+        call.__doc__ = self.__doc__  # which a partial has not
+        return call
 
 
 class Scope(Generic[T]):

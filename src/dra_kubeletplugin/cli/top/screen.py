@@ -20,6 +20,7 @@ from ...cluster.live import EVERY, Live
 from ...errors import QuestionError
 from ...overview.arranging import Group, Grouping, Order, arranged, matching, matching_pods
 from ...overview.rows import CounterSet, DeviceRow, Overview, PodRow
+from ...wording import counted
 from ..explain_text import text as explanation
 from ..style import Style
 from . import details, lines
@@ -171,7 +172,7 @@ class Top(App[None]):
             head.append(f"‖ paused at {time.strftime('%H:%M:%S', time.localtime(found.at))}", style="bold yellow")
         else:
             head.append("● live", style="green")
-        head.append(f"\n{n.devices} devices  ", style="bold").append(f"● {n.held} held  ", style="cyan")
+        head.append(f"\n{counted(n.devices, 'device')}  ", style="bold").append(f"● {n.held} held  ", style="cyan")
         head.append(f"○ {n.free} free  ", style="green")
         head.append(f"◌ {n.blocked} blocked  ", style="yellow" if n.blocked else "dim")
         head.append(f"▲ {n.bad} not well", style="bold red" if n.bad else "dim")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...overview.arranging import arranged
 from ...overview.rows import DeviceRow, Overview
+from ...wording import counted
 from ..output import columns
 from ..style import Style
 from .plain import age, health, holder
@@ -15,7 +16,9 @@ _HEAD = ("NODE", "DEVICE", "USE", "HEALTH", "NUMA", "PCIE ROOT", "HOLDER", "CLAI
 
 def table(found: Overview, style: Style) -> Iterator[str]:
     n = found.count
-    yield style.bold(f"{n.devices} devices: {n.held} held, {n.free} free, {n.blocked} blocked, {n.bad} not well")
+    yield style.bold(
+        f"{counted(n.devices, 'device')}: {n.held} held, {n.free} free, {n.blocked} blocked, {n.bad} not well"
+    )
     rows = [r for group in arranged(found.devices) for r in group.devices]
     yield from _aligned([_HEAD, *map(_cells, rows)], style)
     if found.sets:
