@@ -42,7 +42,7 @@ async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None
         well = await found(node, Level.OK)
         for part in (
             "toy.example.com (DRAPlugin, v1.DRAPlugin",
-            "records: toy.example.com: 1 claims",
+            "records: toy.example.com: 1 claim,",
             "slices: 4 devices",
             "API versions: ",
             "clock: agrees",

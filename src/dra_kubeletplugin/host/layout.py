@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ..wording import counted
 from . import sysfs
 from .parts import Function, Machine, VirtualFunctions, routing_id
 from .places import Faults
@@ -83,9 +84,8 @@ def check_numa(machine: Machine, faults: Faults) -> None:
     owner: dict[int, int] = {}
     for number, node in machine.numa_nodes.items():
         if node.distances and len(node.distances) != len(machine.numa_nodes):
-            text = (
-                f"{len(node.distances)} distances for {len(machine.numa_nodes)} nodes: one for each, its own included"
-            )
+            given, wanted = counted(len(node.distances), "distance"), counted(len(machine.numa_nodes), "node")
+            text = f"{given} for {wanted}: one for each, its own included"
             faults.add(("numa_nodes", number, "distances"), text)
         for cpu in sysfs.cpu_list(node.cpus):
             if owner.setdefault(cpu, number) != number:
