@@ -221,7 +221,7 @@ def test_help_shows_what_a_blocking_method_takes_and_does(handle: type, inner: t
         assert inspect.signature(method) == inspect.signature(of)
         assert (inspect.getdoc(method), method.__qualname__) == (inspect.getdoc(of), f"{handle.__name__}.{name}")
         assert not inspect.iscoroutinefunction(method)
-        assert f" {name}(self" in shown
+        assert f" {name}(" in shown
 
 
 def test_a_bound_method_has_the_signature_without_self_and_the_function_of_the_class_calls_it() -> None:
