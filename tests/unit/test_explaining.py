@@ -88,6 +88,7 @@ def shared(name: str) -> JSON:
     return gpu(name, allowMultipleAllocations=True)
 
 
+ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 LABELLED = {"numa": {"int": 1}}
 OF_THE_POD = {
     Kind.CLASS_MISSING, Kind.CLAIM_MISSING, Kind.TEMPLATE_MISSING, Kind.ADMIN_LABEL, Kind.CLAIM_ELSEWHERE, Kind.RESERVATION,
@@ -151,7 +152,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             pod("c"),
         ],
         Kind.COUNTERS,
-        "needs 80Gi of gpu-0, 40Gi left; claim default/h of pod default/holder",
+        "of gpu-0 it needs 80Gi memory (40Gi left); claim default/h of pod default/holder",
         "have to go (on a: claim default/h of pod default/holder)",
     ),
     "capacity of a device that is too small": (
@@ -210,7 +211,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
         ],
         Kind.SELECTOR_ERROR,
         "no such key: uuid",
-        "a selector that asks first",
+        f'a selector that asks first: "uuid" in device.attributes["{DRIVER}"] && ...',
     ),
     "a class that is not there": (
         [node("a"), claim(deviceClassName="gpus"), pod("c")],
@@ -375,6 +376,25 @@ def test_a_change_is_told_for_the_nodes_where_it_was_tried_with_success_alone() 
     tainted = gpu("g0", taints=[UNHEALTHY])
     found = asked(node("a"), node("b"), pool("a", tainted), pool("b", tainted), held("h", "b", "g0"), claim(), pod("c"))
     assert [(c.nodes, c.example) for c in found.changes if "tolerate" in c.text] == [(1, "a")]
+
+
+@pytest.mark.parametrize(
+    ("expression", "change"),
+    [
+        (
+            f'device.capacity["{DRIVER}"].hbm.isGreaterThan(quantity("1"))',
+            f'"hbm" in device.capacity["{DRIVER}"] && ...',
+        ),
+        ('device.attributes["a.b"]["n"] == 1 || false', '"n" in device.attributes["a.b"] && ...'),
+        (f"has({ATTRIBUTES}.q) || {ATTRIBUTES}.n == 1", f'"n" in {ATTRIBUTES} && ...'),
+        (f"{ATTRIBUTES}.numa > 'a'", "a selector that can be evaluated for every device"),
+    ],
+)
+def test_a_selector_that_fails_is_to_ask_for_what_the_device_has_not(expression: str, change: str) -> None:
+    selectors = [{"cel": {"expression": expression}}]
+    found = asked(node("a"), pool("a", gpu("g0")), claim(selectors=selectors), pod("c"))
+    [reason] = found.reasons
+    assert reason.kind is Kind.SELECTOR_ERROR and change in reason.change
 
 
 def test_a_pod_that_runs_says_which_devices_it_has_and_where_from() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.cli.explain_text import text
+from dra_kubeletplugin.cli.style import Style
 from dra_kubeletplugin.cluster import Kind, Simulation, Snapshot, explain, simulate
 from dra_kubeletplugin.errors import QuestionError
 
-from .test_explaining import CLASS, claim, dra, gpu, held, node, pod, pool
+from .test_explaining import CLASS, DRIVER, claim, dra, gpu, held, node, pod, pool
 
 JSON = dict[str, Any]
 TEMPLATE = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
@@ -175,6 +177,55 @@ def test_what_a_server_would_refuse_gets_one_sentence(manifests: list[JSON], sen
     with pytest.raises(QuestionError) as e:
         simulate(Snapshot.of(cluster()), manifests)
     assert sentence in str(e.value)
+
+
+def partitions(name: str) -> list[JSON]:
+    """A card of four slices: a pool of its parts, and the counters that they share."""
+    parts = [
+        gpu(
+            f"part-{i}",
+            consumesCounters=[{"counterSet": "card", "counters": {f"slice-{k}": {"value": "1"} for k in of}}],
+        )
+        for i, of in enumerate([{0, 1}, {2, 3}, {0}, {1}, {2}, {3}])
+    ]
+    counters = pool(name, count=2, suffix="-counters")
+    del counters["spec"]["devices"]
+    slices = {f"slice-{k}": {"value": "1"} for k in range(4)}
+    counters["spec"]["sharedCounters"] = [{"name": "card", "counters": slices}]
+    return [node(name), pool(name, *parts, count=2), counters]
+
+
+def test_of_partitions_it_is_said_once_who_holds_them_and_once_that_counters_are_exhausted() -> None:
+    there = [
+        CLASS,
+        *partitions("a"),
+        *partitions("b"),
+        held("h", "a", "part-0", "part-1"),
+        held("i", "b", "part-0", "part-1"),
+    ]
+    one = claim()["spec"]["devices"]["requests"][0]
+    template = dra("ResourceClaimTemplate", "t", {"spec": {"devices": {"requests": [one, {**one, "name": "s"}]}}})
+    [fit] = simulate(Snapshot.of(there), [template, BARE]).workloads
+    assert fit.stopped is not None
+    [group] = fit.stopped.groups
+    for request in group.requests:
+        assert {(r.kind, r.devices) for r in request.reasons} == {(Kind.HELD, 4), (Kind.COUNTERS, 8)}
+        [counters] = [r for r in request.reasons if r.kind is Kind.COUNTERS]
+        assert (
+            counters.examples[0].detail == "of card it needs 1 slice-0 (0 left); claim default/h of pod default/holder"
+        )
+    shown = text(fit.stopped, Style(coloured=False))
+    assert [line.strip() for line in shown if " class gpu;" in line] == [
+        "- claim w-e, requests r, s: 1 device each of class gpu; no node of these has one"
+    ]
+
+
+def test_functions_that_a_gate_brings_are_taken_for_there() -> None:
+    selectors = [{"cel": {"expression": f'device.attributes["{DRIVER}"].model.includes("a")'}}]
+    listed = {"model": {"strings": ["a", "b"]}}
+    there = [CLASS, node("a"), pool("a", gpu("g0", attributes=listed))]
+    template = dra("ResourceClaimTemplate", "t", {"spec": claim(selectors=selectors)["spec"]})
+    assert simulate(Snapshot.of(there), [template, BARE]).fits
 
 
 def test_the_objects_that_are_asked_stay_as_they_were() -> None:

@@ -190,6 +190,38 @@ spec:
   - cel:
       expression: device.driver == "gpu.example.com"
 """
+TEMPLATE = """apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: t}
+spec:
+  spec:
+    devices:
+      config: [{requests: [request/first], opaque: {driver: gpu.example.com, parameters: {}}}]
+      requests: [{name: request, firstAvailable: [{name: first, deviceClassName: gpu.example.com}]}]
+"""
+POD = """apiVersion: batch/v1
+kind: Job
+metadata: {name: j}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: c, image: i, resources: {claims: [{name: gpu}]}, volumeMounts: [{name: tmp, mountPath: /x}]}]
+      resourceClaims: [{name: gpu, resourceClaimName: c}]
+      volumes: [{name: tmp, emptyDir: {}}]
+"""
+DRIVER = """from dra_kubeletplugin import Device, Driver
+
+
+class Gpu(Driver):
+    name = "gpu.example.com"
+
+    async def devices(self):
+        return [Device("gpu")]
+
+    async def prepare(self, claim):
+        return [d.prepared() for d in claim.devices]
+"""
 MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what, and what is told
     "field": (CLAIM, "deviceClassName", "deviceclassName", ":9: ResourceClaim c: spec.devices.requests[0].exactly.deviceclassName: "
               "unknown field, did you mean 'deviceClassName'?"),
@@ -226,9 +258,16 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
     "no name": (CLAIM, "{name: c}", "{nme: c}", ":3: ResourceClaim: metadata.nme: unknown field, did you mean 'name'?"),
     "rule": (CLAIM, "name: r", "name: R", ":7: ResourceClaim c: spec.devices.requests[0].name: Invalid value"),
     "missing": (CLAIM, "deviceClassName: gpu.example.com", "adminAccess: false", "exactly.deviceClassName: Required value"),
+    "request of a constraint": (CLAIM, "    requests:", "    constraints: [{requests: [q, rr], matchAttribute: a.b/c}]\n    requests:",
+                                "separated by '/', did you mean 'r'?"),
+    "request of a configuration": (TEMPLATE, "[request/first]", "[requets/first]", "separated by '/', did you mean 'request/first'?"),
+    "claim of a container": (POD, "{name: gpu}", "{name: gpuu}", 'claims[0]: Not found: "gpuu", did you mean \'gpu\'?'),
+    "volume of a container": (POD, "{name: tmp,", "{name: tpm,", 'Not found: "tpm", did you mean \'tmp\'?'),
     "CEL field": (CLASS, "device.driver", "device.drivr", ":7: DeviceClass gpu.example.com: spec.selectors[0].cel.expression: Invalid value"),
     "CEL field is named": (CLASS, "device.driver", "device.drivr", "undefined field 'drivr', did you mean 'driver'?"),
     "CEL variable": (CLASS, "device.driver", "devcie.driver", "undeclared reference to 'devcie', did you mean 'device'?"),
+    "CEL of a feature gate": (CLASS, 'device.driver == "gpu.example.com"', 'device.driver.includes("a")', "a cluster has it where its feature gate "
+                              "DRAListTypeAttributes is on"),
     "CEL comparison": (CLASS, "==", "=", "compare with '=='"),
 }  # fmt: skip
 
@@ -298,6 +337,30 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: of-the-cluster}
         "33: ResourceClaimTemplate template: spec.spec.devices.requests[0].exactly.deviceClassName: no DeviceClass 'gpu.example.con' in "
         "these files, did you mean 'gpu.example.com'?",
     ]
+
+
+def test_a_class_that_lies_beside_the_driver_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(CLAIM.replace("gpu.example.com", "gpu.exmple.com"))
+    driver = tmp_path / "driver.py"
+    driver.write_text(DRIVER)
+    (tmp_path / "deploy").mkdir()
+    judge = ["validate", str(tmp_path / "c.yaml"), "--driver", str(driver)]
+    assert main(judge) == 0
+    assert capsys.readouterr().out.startswith("ok ")  # no class is known
+    beside = tmp_path / "deploy/deviceclass.yaml"
+    beside.write_text(CLASS)
+    assert main(judge) == 0
+    told = capsys.readouterr().out
+    assert (
+        "no DeviceClass 'gpu.exmple.com' in these files or beside the driver, did you mean 'gpu.example.com'?" in told
+    )
+    (tmp_path / "c.yaml").write_text(CLAIM)
+    assert main(judge) == 0
+    assert capsys.readouterr().out.startswith("ok ")
+    beside.write_text("a: [")
+    assert main(judge) == 2
+    assert main([*judge, str(beside)]) == 2
+    assert capsys.readouterr().err.count("deviceclass.yaml") == 2, "once for each command"
 
 
 def test_a_described_host_tells_which_attributes_a_driver_publishes(

@@ -26,11 +26,15 @@ _SHOWN = 5  # entries of a map
 
 @dataclass(frozen=True)
 class Part:
-    """A part that did not hold. ``error`` is empty where it was false; ``values`` is what it read, by name."""
+    """A part that did not hold. ``error`` is empty where it was false; ``values`` is what it read, by name.
+
+    ``asks`` are the expressions that would tell beforehand that the device has not what it fails for.
+    """
 
     expression: str
     error: str
     values: tuple[tuple[str, str], ...]
+    asks: tuple[str, ...] = ()
 
     @property
     def seen(self) -> str:
@@ -49,7 +53,9 @@ def unmet(expression: str, device: Device) -> list[Part]:
             if not selector.matches(device):
                 false.append(Part(selector.expression, "", _values(paths, device)))
         except CelError as e:
-            failed.append(Part(selector.expression, str(e), _values(paths, device)))
+            failed.append(
+                Part(selector.expression, str(e), _values(paths, device), tuple(_asks(paths, device, str(e))))
+            )
     return false or failed
 
 
@@ -143,17 +149,29 @@ def _values(paths: tuple[Path, ...], device: Device) -> tuple[tuple[str, str], .
     return tuple((_name(path), _value(path, device.value)) for path in paths)
 
 
+def _asks(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
+    for kind, domain, name in dict.fromkeys(p[:3] for p in paths if len(p) > 2):
+        if error == f"no such key: {name}" and _read((kind, domain, name), device.value) is None:
+            yield f"{_shown(name)} in device.{kind}[{_shown(domain)}]"
+
+
 def _name(path: Path) -> str:
     """``memory`` of ``device.capacity["gpu.example.com"].memory``; the domain too where a map is read."""
     return path[-1] if len(path) != 2 else f"{path[0]} of {path[1]}"
 
 
-def _value(path: Path, at: Any) -> str:
+def _value(path: Path, device: Any) -> str:
+    found = _read(path, device)
+    return "not published" if found is None else _shown(found)
+
+
+def _read(path: Path, at: Any) -> Any:
+    """What is there; None where nothing is."""
     for key in path:
         if not isinstance(at, Mapping) or key not in at:
-            return "not published"
+            return None
         at = at[key]
-    return _shown(at)
+    return at
 
 
 def _shown(value: Any) -> str:

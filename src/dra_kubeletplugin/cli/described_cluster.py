@@ -66,13 +66,18 @@ def allocatable(text: str) -> dict[str, str]:
     return out
 
 
-def classes_of(target: str) -> list[JSON]:
-    """DeviceClasses that lie beside a driver, or beside the ``src`` that its package is in: in ``deploy``."""
+def class_files(target: str) -> list[Path]:
+    """Files of DeviceClasses that lie beside a driver, or beside the ``src`` that its package is in: in ``deploy``."""
     path = Path(target.partition(":")[0]).absolute()
     folder = path if path.is_dir() else path.parent
     if folder.parent.name == "src":
         folder = folder.parent.parent
-    return [o for o in from_files(sorted((folder / "deploy").glob("deviceclass*.yaml"))) if o["kind"] == "DeviceClass"]
+    return sorted((folder / "deploy").glob("deviceclass*.yaml"))
+
+
+def classes_of(target: str) -> list[JSON]:
+    """What is in them."""
+    return [o for o in from_files(class_files(target)) if o["kind"] == "DeviceClass"]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
 
-from ..cluster import ClaimState, Example, Explanation, NodeGroup, Reason, RequestOnNodes, State
+from ..cluster import ClaimState, Example, Explanation, Kind, NodeGroup, Reason, RequestOnNodes, State
 from ..wording import counted, listed
 from .style import Style
 
 _GROUPS = 5
 _REASONS = 4
+_EXAMPLES = 3
+_TAKEN = {Kind.HELD, Kind.COUNTERS}  # who has them differs everywhere: one example is enough
 _WIDTH = 118
 _GOOD = {State.RUNS, State.ENDED, State.SCHEDULED, State.FITS}
 
@@ -85,18 +89,17 @@ def _group(group: NodeGroup, style: Style) -> Iterator[str]:
     yield from _wrapped(f"{style.bold(number)}: {listed(group.nodes)}", 0)
     for reason in group.reasons:
         yield from _wrapped(reason.text + _examples(reason.examples), 2, "- ")
-    for request in group.requests:
-        if request.reasons:
-            yield from _request(request)
+    for alike, requests in groupby((r for r in group.requests if r.reasons), lambda r: replace(r, request="")):
+        yield from _request(alike, [r.request for r in requests])
 
 
-def _request(request: RequestOnNodes) -> Iterator[str]:
+def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
+    """What is said of one request, or of several that follow one another and of which the same is said."""
     wanted = "all devices" if request.wanted is None else counted(request.wanted, "device")
     have = "no node of these has one" if not request.usable else f"no node of these has more than {request.usable}"
-    claim = request.claim.partition("/")[2]
-    yield from _wrapped(
-        f"claim {claim}, request {request.request}: {wanted} of class {request.device_class}; {have}", 2, "- "
-    )
+    asked = f"claim {request.claim.partition('/')[2]}, request{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    each = " each" if len(names) > 1 else ""
+    yield from _wrapped(f"{asked}: {wanted}{each} of class {request.device_class}; {have}", 2, "- ")
     for reason in request.reasons[:_REASONS]:
         yield from _wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:
@@ -105,11 +108,12 @@ def _request(request: RequestOnNodes) -> Iterator[str]:
 
 def _of_devices(reason: Reason) -> str:
     number = f"{reason.devices}x " if reason.devices else ""
-    return f"{number}{reason.text}{_examples(reason.examples)}"
+    return f"{number}{reason.text}{_examples(reason.examples, 1 if reason.kind in _TAKEN else _EXAMPLES)}"
 
 
-def _examples(examples: Iterable[Example]) -> str:
+def _examples(examples: Iterable[Example], most: int = _EXAMPLES) -> str:
     told = [
         f"{e.where}: {e.detail}" + (f", as on {e.count - 1} more" if e.count > 1 else "") for e in examples if e.detail
     ]
-    return f" ({'; '.join(told)})" if told else ""
+    shown = [*told[:most], *(["..."] if told[most:] else [])]
+    return f" ({'; '.join(shown)})" if told else ""

@@ -24,6 +24,7 @@ from ..errors import SettingsError, near, printable
 from ..host import Host
 from ..local.apiserver import offline
 from ..settings import load
+from .described_cluster import class_files
 from .exits import Exit
 from .inspect import host_root, look, without_log
 from .options import refuse
@@ -86,12 +87,13 @@ def validate(args: argparse.Namespace) -> int:
     if not found and not unreadable:
         raise SettingsError(f"no object in {', '.join(args.files)}")
     objects = [j.value for j in found if _is_object(j)]
+    beside = list(_classes(args.drivers, files, unreadable))
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
     published = naming.Published([*slices, *_slices(drivers, readers, args.host)])
     for judged in found:
         _judge(judged, readers)
         if _is_object(judged):
-            for path, doubt in naming.doubts(judged.value, objects, published):
+            for path, doubt in naming.doubts(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
     _told_twice(found)
     answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
@@ -192,6 +194,16 @@ def _key(value: JSON) -> tuple[str, ...]:
     meta = meta if isinstance(meta, dict) else {}
     own = meta.get("name") or id(value)  # of a generated name there may be many
     return value["apiVersion"], value["kind"], str(meta.get("namespace", "")), str(own)
+
+
+def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str]) -> Iterator[str]:
+    """Names of the DeviceClasses that lie beside the drivers, in files that are not judged."""
+    judged = {f.resolve() for f in files}
+    for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in judged):
+        for document in (part for d in documents.read(file, unreadable) for part in _apart(d)):
+            meta = document.value.get("metadata") if isinstance(document.value, dict) else None
+            if isinstance(meta, dict) and document.value.get("kind") == "DeviceClass":
+                yield str(meta.get("name"))
 
 
 def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: str | None) -> Iterator[JSON]:

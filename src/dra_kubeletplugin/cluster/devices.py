@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -81,7 +81,10 @@ class NodeDevices:
                 return self._not_taken(request, candidate)
         except AllocationError:
             return list(_selectors(request, candidate))
-        return [*_taints(request, candidate), *self._held(request, candidate), *self._exhausted(request, candidate)]
+        taken = list(self._held(request, candidate)) or self._exhausted(
+            request, candidate
+        )  # its counters are its holder's
+        return [*_taints(request, candidate), *taken]
 
     @staticmethod
     def _not_taken(request: PickedRequest, candidate: Candidate) -> list[Fault]:
@@ -120,16 +123,19 @@ class NodeDevices:
             yield from self._counters(candidate)
 
     def _counters(self, candidate: Candidate) -> Iterator[Fault]:
+        """One reason for each set of counters: which of them are short differs from device to device."""
         left = self._counters_left(candidate)
         for consumed in candidate.device.get("consumesCounters") or []:
+            counter_set, short = consumed["counterSet"], {}
             for name, amount in consumed["counters"].items():
-                has = left.get((consumed["counterSet"], name))
+                has = left.get((counter_set, name))
                 if has is None or has < parse(amount["value"]):
-                    have = "none" if has is None else canonical(has)
-                    text = f"the counter {name} that it shares with others is exhausted"
-                    holders = self._takers(candidate, consumed["counterSet"], name)
-                    detail = f"needs {amount['value']} of {consumed['counterSet']}, {have} left; {holders}"
-                    yield Fault(Kind.COUNTERS, text, "claims that hold devices of the same counters have to go", detail)
+                    short[name] = f"{amount['value']} {name} ({'none' if has is None else canonical(has)} left)"
+            if short:
+                text = "counters that it shares with others are exhausted"
+                holders = self._takers(candidate, counter_set, short)
+                detail = f"of {counter_set} it needs {listed(short.values(), 2)}; {holders}"
+                yield Fault(Kind.COUNTERS, text, "claims that hold devices of the same counters have to go", detail)
 
     def _counters_left(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
@@ -145,10 +151,10 @@ class NodeDevices:
             self._left[pool.key] = left
         return self._left[pool.key]
 
-    def _takers(self, candidate: Candidate, counter_set: str, counter: str) -> str:
-        """Who has devices that consume a counter."""
+    def _takers(self, candidate: Candidate, counter_set: str, counters: Collection[str]) -> str:
+        """Who has devices that consume one of the counters."""
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
-        ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counter))
+        ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counters))
         claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.scene.holders(i)}
         return listed([told(c) for c in claims.values()]) or "no claim holds any of it"
 
@@ -202,7 +208,12 @@ def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Faul
         return
     for part in parts:
         if part.error:
-            change = 'a selector that asks first: "name" in device.attributes["domain"] && ...'
+            asked = "".join(f"{test} && " for test in part.asks)
+            change = (
+                f"a selector that asks first: {asked}..."
+                if asked
+                else "a selector that can be evaluated for every device"
+            )
             text = f"a selector fails: {_line(part.expression)}: {part.error}"
             yield Fault(Kind.SELECTOR_ERROR, text, change, part.seen, part.error)
             return
@@ -268,8 +279,8 @@ def _consumes(device: JSON) -> Iterator[tuple[tuple[str, str], Quantity]]:
             yield (consumed["counterSet"], name), parse(amount["value"])
 
 
-def _takes(device: JSON, counter_set: str, counter: str) -> bool:
-    return any(key == (counter_set, counter) for key, _ in _consumes(device))
+def _takes(device: JSON, counter_set: str, counters: Collection[str]) -> bool:
+    return any(key[0] == counter_set and key[1] in counters for key, _ in _consumes(device))
 
 
 def _short(name: str) -> str:

@@ -5,7 +5,7 @@ What has no such neighbour is not told: it may well be in the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..cel.mentions import mentions
@@ -60,9 +60,14 @@ class Published:
                 yield f"no device has the {_OWN[kind]} {name!r} of {domain}{near(name, there[kind]) or f': there are {known}'}"
 
 
-def doubts(obj: JSON, objects: Sequence[JSON], published: Published) -> Iterator[tuple[str, str]]:
-    """Path and sentence for each name in ``obj`` that is nearly one in ``objects`` or of what is ``published``."""
+def doubts(
+    obj: JSON, objects: Sequence[JSON], published: Published, classes: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Path and sentence for each name in ``obj`` that is nearly one in ``objects``, of what is ``published``, or of the ``classes`` that
+    a driver brings.
+    """
     names: dict[str, set[str]] = {kind: set() for kind in _REFERENCES.values()}
+    names["DeviceClass"] |= {*classes}
     for other in objects:
         meta = other.get("metadata")
         if (kind := other.get("kind")) in names and isinstance(meta, Mapping):
@@ -70,7 +75,8 @@ def doubts(obj: JSON, objects: Sequence[JSON], published: Published) -> Iterator
     for path, key, value in _texts(obj, ""):
         if (kind := _REFERENCES.get(key)) is not None and value not in names[kind]:
             if meant := near(value, names[kind], _CLOSE):
-                yield path, f"no {kind} {value!r} in these files{meant}"
+                where = "these files or beside the driver" if classes and kind == "DeviceClass" else "these files"
+                yield path, f"no {kind} {value!r} in {where}{meant}"
         elif key == "expression":
             yield from ((path, doubt) for doubt in published.doubts(value))
 

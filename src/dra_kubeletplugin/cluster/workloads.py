@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from .objects import KINDS as READ
 from .objects import kind_of, read
 
 JSON = dict[str, Any]
+_COMPILE = functools.partial(cel.compile_selector, list_attributes=True)  # which gates the cluster has is not known
 # What a DaemonSet's pods tolerate without being told.
 _DAEMON = [
     {"key": f"node.kubernetes.io/{name}", "operator": "Exists"}
@@ -197,7 +199,7 @@ def _judged(obj: JSON, kind: str) -> JSON:
     name = obj["metadata"].get("name")
     try:
         decoded = schema.decode(read(obj, READ[kind]), kind)
-        faults = RULES[kind](apply(decoded, kind), cel.compile_selector)
+        faults = RULES[kind](apply(decoded, kind), _COMPILE)
     except (ValueError, KeyError, TypeError) as e:
         raise QuestionError(f"{kind} {name}: {describe(e)}") from None
     if faults:

@@ -3,12 +3,15 @@ for whoever wrote it."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from ...errors import near
+from ...resources import claim_rules
 from ...resources.fields import FieldError
+from ...resources.gates import Gate
 from ...resources.releases import Features
 from . import disabled, strategy, structure
 from .kinds import Kind, Registry
@@ -30,6 +33,10 @@ _IN_CEL = {  # what a compiler names that there is not, and what there is
         "int",
     ),
 }
+_REFERENCE = re.compile(r'(?:Not found: |Invalid value: (?=.*must be the name of a request))"([^"]*)"')
+_SPEC_ENDS = re.compile(
+    r"(\.devices|\.(?:initC|ephemeralC|c)ontainers\[)"
+)  # where the path of a claim's or a pod's spec ends
 
 
 class UnknownKind(LookupError):
@@ -78,7 +85,7 @@ def faults(document: JSON) -> list[str]:
     except strategy.BadObject as e:
         out.append(str(e))
     except strategy.InvalidObject as e:
-        out += map(_with_nearest, e.faults)
+        out += (_with_nearest(fault, obj) for fault in e.faults)
     return out
 
 
@@ -91,8 +98,10 @@ def _later(told: list[str], heard: set[str], release: str) -> Iterator[str]:
             yield f"{found[1]}: unknown field of Kubernetes {release}: a later release has it"
 
 
-def _with_nearest(fault: FieldError) -> str:
+def _with_nearest(fault: FieldError, obj: JSON) -> str:
     text = str(fault)
+    if meant := _reference(fault, obj):
+        return text + meant
     if fault.reason == "FieldValueNotSupported":
         value, _, allowed = fault.message.partition("supported values: ")
         given = re.search(r'"(.*)"', value)
@@ -100,7 +109,25 @@ def _with_nearest(fault: FieldError) -> str:
     for pattern, known in _IN_CEL.items():
         if (found := re.search(pattern, text)) and (meant := near(found[1], known)):
             return re.sub(pattern, lambda m, meant=meant: m[0] + meant, text, count=1)  # type: ignore[misc]
+    text = re.sub(
+        r"(undeclared reference to 'includes')",
+        rf"\1: a cluster has it where its feature gate {Gate.LISTS.value} is on",
+        text,
+    )
     return re.sub(r"(token recognition error at: '=[^=']*')", r"\1: compare with '=='", text)
+
+
+def _reference(fault: FieldError, obj: JSON) -> str:
+    """The nearest of the names that an object gives its own requests, claims or volumes, where the fault is about such a name."""
+    given = _REFERENCE.match(fault.message)
+    if given is None:
+        return ""
+    base, within, _ = _SPEC_ENDS.split(fault.field, 1)
+    spec = functools.reduce(lambda at, key: at[key], base.split("."), obj)
+    if within == ".devices":
+        return near(given[1], sorted(claim_rules.known_requests(spec)))
+    own = "resourceClaims" if ".resources.claims[" in fault.field else "volumes"
+    return near(given[1], [str(named.get("name")) for named in spec.get(own) or []])
 
 
 def _misspelled(api_version: str, kind: str, known: list[Kind]) -> str:
