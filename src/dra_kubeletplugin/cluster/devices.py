@@ -81,9 +81,8 @@ class NodeDevices:
                 return self._not_taken(request, candidate)
         except AllocationError:
             return list(_selectors(request, candidate))
-        taken = list(self._held(request, candidate)) or self._exhausted(
-            request, candidate
-        )  # its counters are its holder's
+        held = list(self._held(request, candidate))
+        taken = held or self._exhausted(request, candidate)  # the counters of what is held are its holder's
         return [*_taints(request, candidate), *taken]
 
     @staticmethod
@@ -208,12 +207,9 @@ def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Faul
         return
     for part in parts:
         if part.error:
-            asked = "".join(f"{test} && " for test in part.asks)
-            change = (
-                f"a selector that asks first: {asked}..."
-                if asked
-                else "a selector that can be evaluated for every device"
-            )
+            change = "a selector that can be evaluated for every device"
+            if part.asks:
+                change = f"a selector that asks first: {' && '.join(part.asks)} && ..."
             text = f"a selector fails: {_line(part.expression)}: {part.error}"
             yield Fault(Kind.SELECTOR_ERROR, text, change, part.seen, part.error)
             return

@@ -34,9 +34,8 @@ _IN_CEL = {  # what a compiler names that there is not, and what there is
     ),
 }
 _REFERENCE = re.compile(r'(?:Not found: |Invalid value: (?=.*must be the name of a request))"([^"]*)"')
-_SPEC_ENDS = re.compile(
-    r"(\.devices|\.(?:initC|ephemeralC|c)ontainers\[)"
-)  # where the path of a claim's or a pod's spec ends
+# Where the path of a claim's or a pod's spec ends.
+_SPEC_ENDS = re.compile(r"\.devices\.|\.(?:initC|ephemeralC|c)ontainers\[")
 
 
 class UnknownKind(LookupError):
@@ -119,12 +118,11 @@ def _with_nearest(fault: FieldError, obj: JSON) -> str:
 
 def _reference(fault: FieldError, obj: JSON) -> str:
     """The nearest of the names that an object gives its own requests, claims or volumes, where the fault is about such a name."""
-    given = _REFERENCE.match(fault.message)
-    if given is None:
+    given, end = _REFERENCE.match(fault.message), _SPEC_ENDS.search(fault.field)
+    if given is None or end is None:
         return ""
-    base, within, _ = _SPEC_ENDS.split(fault.field, 1)
-    spec = functools.reduce(lambda at, key: at[key], base.split("."), obj)
-    if within == ".devices":
+    spec = functools.reduce(lambda at, key: at[key], fault.field[: end.start()].split("."), obj)
+    if end[0] == ".devices.":
         return near(given[1], sorted(claim_rules.known_requests(spec)))
     own = "resourceClaims" if ".resources.claims[" in fault.field else "volumes"
     return near(given[1], [str(named.get("name")) for named in spec.get(own) or []])
