@@ -72,9 +72,7 @@ def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
         (tmp_path / "config").write_text(CONFIG.replace("PORT", str(server.getsockname()[1])))
         argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
         env = {**os.environ, "TMPDIR": str(temporary)}
-        process = subprocess.Popen(
-            argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = as_from_a_terminal(argv, tmp_path, env)
         with process:
             if "config" in words:
                 held.enter_context(server.accept()[0])
@@ -85,6 +83,16 @@ def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
     assert (process.returncode, out, err) == (SIGNALS[number], "", "")
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "out.tar.gz").exists()
+
+
+def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    """A shell's jobs in the background ignore SIGINT, what nohup starts ignores SIGHUP; both is inherited, and rightly kept."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    try:
+        return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
