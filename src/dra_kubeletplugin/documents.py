@@ -21,9 +21,8 @@ from .errors import printable
 STDIN = Path("-")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _BLANK = re.compile(r"[ \t\r\n]*")
-_NO_YAML = re.compile(
-    r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]"
-)  # which JSON has; no name of a field has it
+# Which JSON has; no name of a field has it.
+_NO_YAML = re.compile(r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]")
 _SAID = {  # libyaml's words for the mistakes that are made most
     "mapping values are not allowed": "a ':' where none may stand: check the indentation, or put the text in quotes",
     "could not find expected ':'": "a key without ':' behind it, or a text that goes on in the next line without quotes",
@@ -193,8 +192,7 @@ def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
         for written in (name, f"[{name}]"):  # keys may have dots in them: the longest that fits
             after = path[len(written) :]
-            if (
-                name and path.startswith(written) and (not after or after[0] in ".[") and len(name) >= longest
-            ):  # of one that was merged, its own
+            fits = name and path.startswith(written) and (not after or after[0] in ".[")
+            if fits and len(name) >= longest:  # of one that was merged, its own
                 found, longest = (key.start_mark.line, value, after), len(name)
     return found

@@ -48,13 +48,9 @@ class OddReports:
         names = {n for n in told if n.rpartition("/")[2] not in known}
         before = self._strangers if known == self._known else {}
         said = {n: before[n] for n in names if n in before}
-        for i, n in enumerate(
-            sorted(names.difference(said))
-        ):  # to look for the nearest of thousands takes milliseconds
+        # To look for the nearest of thousands takes milliseconds.
+        for i, n in enumerate(sorted(names.difference(said))):
             text = f"health() tells of {printable(n)}, which is no device of this node: it is ignored"
             said[n] = text + (near(n.rpartition("/")[2], known) if i < _SOUGHT else "")
         tell_some(log, logging.WARNING, "%s", sorted(set(said.values()).difference(self._strangers.values())))
         self._strangers, self._known = said, frozenset(known)
-
-
-__all__ = ["OddReports"]

@@ -213,6 +213,19 @@ async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp
             pass
 
 
+def command(cert: Path, key: Path) -> list[str]:
+    return [
+        "webhook",
+        "drivers/gpu_example",
+        "--address",
+        "127.0.0.1:0",
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+    ]
+
+
 async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(tmp_path: Path) -> None:
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
     locked = tmp_path / "locked.key"
@@ -221,16 +234,7 @@ async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(
         check=True,
         capture_output=True,
     )
-    argv = [
-        "webhook",
-        "drivers/gpu_example",
-        "--address",
-        "127.0.0.1:0",
-        "--tls-cert",
-        str(cert),
-        "--tls-key",
-        str(locked),
-    ]
+    argv = command(cert, locked)
     terminal, shell = pty.openpty()  # OpenSSL asks whoever sits there
     process = await asyncio.create_subprocess_exec(
         "setsid", "--ctty", "--wait", sys.executable, "-m", "dra_kubeletplugin.cli", *argv,
@@ -250,16 +254,7 @@ async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(
 
 async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
-    argv = [
-        "webhook",
-        "drivers/gpu_example",
-        "--address",
-        "127.0.0.1:0",
-        "--tls-cert",
-        str(cert),
-        "--tls-key",
-        str(key),
-    ]
+    argv = command(cert, key)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dra_kubeletplugin.cli", *argv, cwd=ROOT, env=env, stderr=asyncio.subprocess.PIPE

@@ -12,7 +12,6 @@ from ..errors import QuestionError
 from .objects import kind_of
 
 JSON = dict[str, Any]
-_SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 def from_files(paths: Iterable[Path]) -> list[JSON]:
@@ -26,13 +25,12 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
+    from .. import documents  # with YAML, which a question about a cluster does without
+
     try:
-        found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
-    except OSError as e:  # a folder below that went meanwhile
+        return list(documents.files([path]))
+    except OSError as e:  # none in it, or a folder below that went meanwhile
         raise QuestionError(f"{e.filename or path}: {e.strerror or e}") from None
-    if not found:
-        raise QuestionError(f"{path} has no file that ends in {', '.join(sorted(_SUFFIXES))}")
-    return found
 
 
 def _objects(file: Path) -> Iterator[JSON]:

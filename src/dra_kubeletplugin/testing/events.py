@@ -24,9 +24,8 @@ _HOPELESS: tuple[type[DraError], ...] = (
     PermanentError, ConfigError, BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError
 )  # fmt: skip
 _MARKS = tuple(f"[{e.code}]" for e in _HOPELESS)  # as `DraError.event` ends
-_FAILS = tuple(
-    f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError)
-)  # tried again, and most often the same again
+# Tried again, and most often the same again.
+_FAILS = tuple(f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError))
 _OF_CLAIM = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)
 _STUCK = ("FailedScheduling", "FailedResourceClaimCreation")
 _PASSING = "device binding"  # failed or timed out: the scheduler tries again by itself (KEP-5007)

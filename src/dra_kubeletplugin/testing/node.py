@@ -212,9 +212,8 @@ class DriverNode(Generic[D]):
         try:
             return await self.api.wait_running(name, timeout=timeout, patience=patience)
         except PodError as e:
-            if (
-                notes := await self._running.notes() if self._running else []
-            ):  # devices that are not there may be the reason
+            notes = await self._running.notes() if self._running else []
+            if notes:  # devices that are not there may be the reason
                 raise PodError("; ".join([e.why, *notes]), e.events) from None
             raise
 
