@@ -221,15 +221,24 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        to_reader, to_writer = await asyncio.open_unix_connection(str(self.target))
-        self._writers |= {writer, to_writer}
+        self._writers.add(writer)  # before the target is asked: it may refuse, or answer after the end
+        try:
+            to_reader, to_writer = await asyncio.open_unix_connection(str(self.target))
+            self._writers.add(to_writer)
+            if writer.is_closing():
+                to_writer.close()
+            await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer))
+            self._writers.discard(to_writer)
+        except OSError:
+            pass  # whoever connected sees its connection closed
+        finally:
+            writer.close()
+            self._writers.discard(writer)
 
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError):
-                while data := await source.read(65536):
-                    sink.write(data)
-                    await sink.drain()
-            sink.close()
 
-        await asyncio.gather(pump(reader, to_writer), pump(to_reader, writer))
-        self._writers -= {writer, to_writer}
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+    sink.close()

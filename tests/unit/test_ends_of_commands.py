@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pty
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import dra_kubeletplugin
+from dra_kubeletplugin.cli.ending import ended
 from dra_kubeletplugin.cli.exits import Exit
 
 HANGS = """
@@ -83,6 +85,31 @@ def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
     assert (process.returncode, out, err) == (SIGNALS[number], "", "")
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "out.tar.gz").exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -> None:
+    """A transport half made complains when it is collected; which step the signal meets is chance, so each must end well."""
+    steps = []
+
+    async def work() -> None:
+        def step() -> None:
+            os.kill(os.getpid(), number)
+            steps.append("whole")
+
+        asyncio.get_running_loop().call_soon(step)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            steps.append("unwound")
+
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert ended(lambda: asyncio.run(work()) or 0) == SIGNALS[number]
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    assert steps == ["whole", "unwound"]
 
 
 def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:

@@ -80,6 +80,10 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def _signals(signalled: list[int]) -> Iterator[None]:
     """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go; which it was is ``signalled``. A server has its own way."""
@@ -90,7 +94,11 @@ def _signals(signalled: list[int]) -> Iterator[None]:
 
     def unwind(number: int, frame: FrameType | None) -> None:
         signalled.append(number)
-        raise KeyboardInterrupt
+        running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # not every command imports it
+        loop = running() if running else None
+        if loop is None or len(signalled) > 1:  # the second, because the loop did not come to the first
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(_interrupt)  # between two steps: within one, a transport half made would complain
 
     for number in taken:
         signal.signal(number, unwind)

@@ -168,8 +168,10 @@ async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
     with tempfile.TemporaryDirectory(prefix="dra-") as folder:
         path = str(Path(folder) / "s")
         relays: list[asyncio.Task[None]] = []
+        clients: list[asyncio.StreamWriter] = []
 
         def relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            clients.append(writer)
             relays.append(asyncio.create_task(_relay(reader, writer, inner)))
 
         server = await asyncio.start_unix_server(relayed, path)
@@ -180,6 +182,8 @@ async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
             for task in relays:
                 task.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
+            for client in clients:
+                client.close()  # a relay that was cancelled before its first step has closed nothing
             inner.close()
 
 
