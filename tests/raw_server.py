@@ -9,6 +9,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from dra_kubeletplugin.observe.http import stop_listening
+
 Answer = Callable[["Peer", bytes], Awaitable[bytes | None]]
 
 
@@ -37,7 +39,7 @@ class Peer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         self.cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

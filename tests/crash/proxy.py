@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.apiserver import make_certificate
+from dra_kubeletplugin.observe.http import stop_listening
 
 CHUNK = 64 * 1024  # bytes
 PAGE = b"<html><body>Please log in to the network of the hotel</body></html>"
@@ -59,7 +60,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         for task in [*self._connections]:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

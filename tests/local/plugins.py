@@ -23,6 +23,7 @@ from dra_kubeletplugin._proto import (
 )
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
+from dra_kubeletplugin.observe.http import stop_listening
 
 HEALTHY, UNHEALTHY = 1, 2
 _HEALTH = {
@@ -210,7 +211,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         self.cut()
         await self._server.wait_closed()
         self.path.unlink(missing_ok=True)

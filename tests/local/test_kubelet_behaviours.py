@@ -298,7 +298,7 @@ async def test_p7_p8_unprepare_is_called_for_a_deleted_pod_also_after_a_kubelet_
             await room.kubelet.restart()
         await room.until("the unprepare", lambda: plugin.count("unprepare") == 1)
         await room.gone()
-        assert room.kubelet.manager.claims == {}
+        await room.until("the claim to be forgotten", lambda: room.kubelet.manager.claims == {})
 
 
 async def test_p9_prepare_is_not_called_after_a_kubelet_restart_for_a_pod_deleted_meanwhile(room: Room) -> None:

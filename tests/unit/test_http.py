@@ -280,3 +280,16 @@ async def test_bodies_of_all_connections_together_are_bounded_and_room_comes_bac
         assert answer.endswith(b"ok /")
         for _ in range(5):
             assert (await post(port, b"x" * 1000)).endswith(b"ok /")
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_client_that_connects_while_the_server_closes_is_not_left_waiting(steps: int) -> None:
+    """The server closes at each step of the event loop between a connection that was accepted and one that is served."""
+    async with serving(None) as port:
+        client = socket.create_connection(("127.0.0.1", port))
+        client.setblocking(False)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+    with client, contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(10):
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""

@@ -108,6 +108,19 @@ def _plain(status: int, text: str) -> Response:
     return Response(status, f"{text}\n".encode(), "text/plain", {"Connection": "close"})
 
 
+async def stop_listening(server: asyncio.Server) -> None:
+    """Closes a server whose connections somebody else ends.
+
+    ``close()`` alone forgets, without closing it, a connection that was accepted just before (CPython gh-109564): its client waits
+    for ever.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    await asyncio.sleep(0)  # what was accepted becomes a connection
+    server.close()
+
+
 class HttpServer:
     """Serves ``handler`` until closed.
 
@@ -145,7 +158,7 @@ class HttpServer:
 
     async def close(self) -> None:
         if self._server:
-            self._server.close()
+            await stop_listening(self._server)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -163,7 +176,8 @@ class HttpServer:
         task = asyncio.current_task()
         assert task
         connection = _Connection(self.handler, reader, writer, self._bodies)
-        if not self._room():
+        assert self._server
+        if not self._server.is_serving() or not self._room():
             writer.transport.abort()
             return
         self._tasks[task] = connection

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...observe.http import stop_listening
 from .verbs import Answer, AnyVerb
 
 NAME = "control.sock"
@@ -44,7 +45,7 @@ class ControlServer:
 
     async def close(self) -> None:
         if self._server:
-            self._server.close()
+            await stop_listening(self._server)
             self.path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

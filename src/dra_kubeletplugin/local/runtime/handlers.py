@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from ...observe.http import stop_listening
 from .interface import Action, ContainerError, ExecSession, Outcome, Verdict
 
 JSON = Mapping[str, Any]
@@ -178,7 +179,7 @@ async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
         try:
             return await _check(path, place, name, timeout)
         finally:
-            server.close()
+            await stop_listening(server)
             for task in relays:
                 task.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
