@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import email.utils
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,24 @@ from dra_kubeletplugin.observe.http import PROBES, HttpServer, Limits, Request, 
 from tests.certificates import authority, server_side, signed
 
 
+class Held:
+    """Answers to ``/hold``: ``asked`` is set when one is waited for, ``go_on`` lets it go."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+
 @contextlib.asynccontextmanager
 async def serving(
     limits: Limits | None,
     address: str = "127.0.0.1:0",
-    hold: asyncio.Event | None = None,
+    hold: Held | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     async def handle(request: Request) -> Response:
         if hold and request.path == "/hold":
-            await hold.wait()
+            hold.asked.set()
+            await hold.go_on.wait()
         return Response(200, b"ok " + request.path.encode(), "text/plain")
 
     server = HttpServer(handle, address, tls, limits)
@@ -38,7 +47,7 @@ async def serving(
 
 
 async def get(port: int, path: str = "/healthz", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> bytes:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         answer = await reader.read()
@@ -48,7 +57,21 @@ async def get(port: int, path: str = "/healthz", host: str = "127.0.0.1", tls: s
         return answer
 
 
-async def closed(reader: asyncio.StreamReader, timeout: float = 5) -> bool:
+async def most_closed(readers: Iterable[asyncio.StreamReader], count: int) -> None:
+    """Waits until the server has ended ``count`` connections."""
+    waiting = {asyncio.create_task(closed(reader, 120)) for reader in readers}
+    try:
+        async with asyncio.timeout(60):
+            while count > 0:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                count -= len(done)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def closed(reader: asyncio.StreamReader, timeout: float = 30) -> bool:
     """Whether the server ends a connection, also by a reset."""
     try:
         async with asyncio.timeout(timeout):
@@ -79,7 +102,8 @@ async def test_the_url_of_an_ipv6_address_can_be_used() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HT"], ids=["nothing", "half a line"])
 async def test_probes_are_answered_while_500_clients_hold_connections(sent: bytes) -> None:
-    async with serving(PROBES) as port, contextlib.AsyncExitStack() as stack:
+    patient = dataclasses.replace(PROBES, head_timeout=600, idle_timeout=600)
+    async with serving(patient) as port, contextlib.AsyncExitStack() as stack:
         connections = []
         for _ in range(500):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -88,8 +112,7 @@ async def test_probes_are_answered_while_500_clients_hold_connections(sent: byte
             connections.append((reader, writer))
         for _ in range(10):
             assert (await get(port)).endswith(b"ok /healthz")
-        ended = [asyncio.create_task(closed(r, 0.5)) for r, _ in connections]
-        assert sum(await asyncio.gather(*ended)) >= 500 - 64
+        await most_closed((r for r, _ in connections), 500 - 64)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
@@ -97,7 +120,7 @@ async def test_handshakes_that_never_end_are_few_and_short(tmp_path: Path, sent:
     ca = authority(tmp_path)
     tls, trusting = server_side(signed(tmp_path, ca, "server")), ssl.create_default_context(cafile=ca.cert)
     trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT  # of 3.13, for more than this certificate has
-    most = Limits(connections=8, head_timeout=30)
+    most = Limits(connections=8, head_timeout=600)
     async with serving(most, tls=tls) as port, contextlib.AsyncExitStack() as stack:
         connections = []
         for _ in range(100):
@@ -106,8 +129,7 @@ async def test_handshakes_that_never_end_are_few_and_short(tmp_path: Path, sent:
             writer.write(sent)
             connections.append((reader, writer))
         assert (await get(port, tls=trusting)).endswith(b"ok /healthz")
-        ended = [asyncio.create_task(closed(r, 0.5)) for r, _ in connections]
-        assert sum(await asyncio.gather(*ended)) >= 100 - 8
+        await most_closed((r for r, _ in connections), 100 - 8)
     async with serving(Limits(head_timeout=0.1), tls=tls) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
@@ -129,13 +151,13 @@ async def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
 
 
 async def test_a_request_at_work_is_not_ended_for_a_new_client() -> None:
-    hold = asyncio.Event()
+    hold = Held()
     async with serving(Limits(connections=1), hold=hold) as port:
         first = asyncio.create_task(get(port, "/hold"))
-        await asyncio.sleep(0.1)
+        await hold.asked.wait()
         with contextlib.suppress(ConnectionError):
             assert await get(port) == b""
-        hold.set()
+        hold.go_on.set()
         assert (await first).endswith(b"ok /hold")
 
 
@@ -168,7 +190,7 @@ async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"HTTP/1.1 200")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while server.open_connections:
             await asyncio.sleep(0.02)
     writer.transport.abort()
@@ -200,7 +222,7 @@ async def test_a_client_that_hangs_up_or_speaks_ends_its_stream_and_no_other(say
         clients["/one"].write(says)
     else:
         clients["/one"].close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while server.open_connections > 1:
             await asyncio.sleep(0.01)
     assert ended == ["/one"]
@@ -239,7 +261,7 @@ async def test_an_answer_has_its_date_as_clients_read_it() -> None:
 
 
 async def post(port: int, body: bytes, *, chunked: bool = False) -> bytes:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + length + b"\r\n\r\n")
@@ -291,5 +313,5 @@ async def test_a_client_that_connects_while_the_server_closes_is_not_left_waitin
         for _ in range(steps):
             await asyncio.sleep(0)
     with client, contextlib.suppress(ConnectionResetError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
