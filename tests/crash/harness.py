@@ -80,7 +80,7 @@ class Box:
         manager._call = measured
 
     async def start(
-        self, name: str = "plugin", *, ready: bool = True, timeout: float = 15, **environment: str
+        self, name: str = "plugin", *, ready: bool = True, timeout: float = 40, **environment: str
     ) -> asyncio.subprocess.Process:
         """``environment`` adds variables of the process: KILL_AT, POD_UID, any setting."""
         # Compiled once, as in the image: the next start is what is tested, a hundred times.
@@ -140,14 +140,14 @@ class Box:
             process.send_signal(number)
         return await process.wait()
 
-    async def died(self, name: str = "plugin", timeout: float = 15) -> None:
+    async def died(self, name: str = "plugin", timeout: float = 40) -> None:
         """Waits until the process has killed itself."""
         process = self.plugins.pop(name)
         async with asyncio.timeout(timeout):
             code = await process.wait()
         assert code == -signal.SIGKILL, f"exit code {code}: {self.log.read_text()[-2000:]}"
 
-    async def until(self, what: str, check: Callable[[], Any], timeout: float = 15) -> Any:
+    async def until(self, what: str, check: Callable[[], Any], timeout: float = 40) -> Any:
         async def ask() -> Any:
             return check()
 

@@ -128,7 +128,7 @@ async def room(
         await made.close()
 
 
-async def until(check: Any, timeout: float = 10) -> None:
+async def until(check: Any, timeout: float = 30) -> None:
     """Waits until ``check()``, plain or a coroutine function, is true."""
     async with asyncio.timeout(timeout):
         while True:

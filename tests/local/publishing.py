@@ -90,7 +90,7 @@ async def publishing(
             await asyncio.wait({task})
 
 
-async def until(check: Callable[[], bool], timeout: float = 15) -> None:
+async def until(check: Callable[[], bool], timeout: float = 30) -> None:
     async with asyncio.timeout(timeout):
         while not check():
             await asyncio.sleep(0.02)

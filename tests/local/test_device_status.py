@@ -90,7 +90,11 @@ async def test_reports_that_cannot_be_written_fail_no_prepare_and_come_later() -
         assert await node.plugin.not_ready() == []
         reports.client = server
         await told(node, bool)
-        assert not any("cannot be reported" in n for n in await node.plugin.notes())
+
+        async def well() -> bool:
+            return not await noted()
+
+        await node.cluster.wait("the note to go", well)
 
 
 async def test_a_report_waits_out_an_outage() -> None:

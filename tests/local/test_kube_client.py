@@ -84,7 +84,7 @@ async def test_a_watch_takes_no_connection_from_the_requests() -> None:
         client.stream("/watch", {}, 5, lambda: None) as lines,
     ):
         assert await anext(lines) == b"{}"
-        await get(client, timeout=2)
+        await get(client, timeout=30)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -130,11 +130,11 @@ async def test_an_answer_that_began_is_never_asked_for_again() -> None:
 async def test_waiting_for_a_connection_counts_into_the_timeout() -> None:
     async with Peer(soon(30)) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
         started = time.monotonic()
-        results = await asyncio.gather(*(get(client, timeout=0.3) for _ in range(4)), return_exceptions=True)
+        results = await asyncio.gather(*(get(client, timeout=1) for _ in range(32)), return_exceptions=True)
         assert all(isinstance(r, ApiError) and r.unreachable for r in results), results
         assert "no answer" in str(results[0])
         assert "1 of 1 connections in use" in str(results[-1]) or "requests waiting" in str(results[-1])
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 16, "not one after the other"
 
 
 async def test_a_cancelled_request_gives_its_place_back() -> None:
@@ -156,7 +156,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
             peer.requests.clear()
         quick.set()
-        await asyncio.gather(*(get(client, timeout=3) for _ in range(6)))
+        await asyncio.gather(*(get(client, timeout=30) for _ in range(6)))
 
 
 async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_lost() -> None:
@@ -169,7 +169,7 @@ async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_los
         asyncio.get_running_loop().call_soon(second.cancel)  # after that, and before the second wakes up
         await asyncio.gather(first, second, return_exceptions=True)
         peer.reply = soon(0)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             await transport.request("GET", "/x", {})
         await transport.close()
 
@@ -515,7 +515,7 @@ def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: byte
                     assert isinstance(await get(client, timeout=1), dict)
                 except ApiError as e:
                     assert str(e) == printable(e)
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < 20
 
     asyncio.run(one())
 
@@ -528,9 +528,9 @@ async def test_a_wait_that_the_server_asks_for_stays_within_the_timeout() -> Non
     async with serving(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
         with pytest.raises(ApiError, match="429 slow down") as e:
-            await get(client, timeout=0.5)
+            await get(client, timeout=10)
         assert e.value.unreachable
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 10
         assert len(peer.requests) == 1
 
 
@@ -539,8 +539,8 @@ async def test_an_odd_retry_after_is_a_second(asked: str) -> None:
     odd = answer({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
     async with serving(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
-        assert await get(client, timeout=5) == {"kind": "X"}
-        assert 0.9 < time.monotonic() - started < 3
+        assert await get(client, timeout=60) == {"kind": "X"}
+        assert 0.9 < time.monotonic() - started < 30
 
 
 async def test_a_401_reads_the_token_again(
@@ -581,13 +581,13 @@ async def test_a_silent_server_is_told_to_all_who_wait_at_once(monkeypatch: pyte
     monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 0.3)
     async with Peer(soon(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
-        tasks = [asyncio.create_task(client.dra("resourceclaims")) for _ in range(8)]
-        await asyncio.sleep(0.05)
+        tasks = [asyncio.create_task(client.dra("resourceclaims")) for _ in range(64)]
+        await asyncio.sleep(0)
         tasks[0].cancel()  # who asked first may leave
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(r, ApiError) and r.unreachable for r in results[1:]), results
-        assert len({id(r) for r in results}) == 8
-        assert time.monotonic() - started < 1
+        assert len({id(r) for r in results}) == 64
+        assert time.monotonic() - started < 64 * 0.3 / 2, "not one after the other"
         assert len(peer.requests) == 1
 
 

@@ -133,8 +133,11 @@ async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_
         await cluster.wait("the pod to wait", waits)
         await cluster.node.kubelet.restart()
         await cluster.wait_running("after")
-        assert (await conditions(cluster))["Ready"]["reason"] == "KubeletReady"
-        assert await taints() == set()
+
+        async def is_back() -> bool:
+            return (await conditions(cluster))["Ready"]["reason"] == "KubeletReady" and await taints() == set()
+
+        await cluster.wait("the node to be known as ready", is_back)
 
 
 @pytest.mark.usefixtures("quick")

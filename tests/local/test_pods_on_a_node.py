@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from dra_kubeletplugin._proto import podresources_v1_pb2 as pb
 from dra_kubeletplugin._proto import podresources_v1_pb2_grpc as pb_grpc
+from dra_kubeletplugin.kube.reflector import Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
@@ -23,7 +25,7 @@ JSON = dict[str, Any]
 
 @pytest.fixture
 async def room() -> AsyncIterator[Room]:
-    timers = Timers(look=0.02, call=5, wipe=60, retry=0.05, crash=0.2)
+    timers = Timers(look=0.02, wipe=60, retry=0.05, crash=0.2)
     async with LocalCluster(("node-1",), timers=timers) as cluster:
         yield Room(cluster)
 
@@ -252,18 +254,21 @@ async def test_a_container_that_ends_again_and_again_is_restarted_with_growing_p
     await bound(room, restartPolicy="Always")
     runtime = room.cluster.node.runtime
     found = await room.runs()
+
+    async def paused() -> None:
+        """Each status that was written is told: one that is seen by chance may be over between two looks."""
+        async for event in Reflector(room.cluster.client, PODS).events():
+            statuses = event.object.get("status", {}).get("containerStatuses") or []
+            if any(s["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" for s in statuses):
+                return
+
+    pause = asyncio.create_task(paused())
     for attempt in range(2):
         await room.until(
             "the attempt", lambda n=attempt: runtime.statuses(found["metadata"]["uid"])["main"].attempt == n
         )
         end(room, found, code=1)
-
-    async def waiting() -> bool:
-        seen = await room.runs()
-        state = seen["status"]["containerStatuses"][0]["state"]
-        return bool(state.get("waiting", {}).get("reason") == "CrashLoopBackOff")
-
-    await room.until("the pause", waiting)
+    await asyncio.wait_for(pause, 30)
     await room.told("p", "BackOff: Back-off restarting failed container main in pod p_default(")
     await room.until("the third", lambda: runtime.statuses(found["metadata"]["uid"])["main"].attempt == 2)
 
@@ -392,7 +397,9 @@ async def test_a_pod_bound_by_hand_that_the_node_has_no_room_for_fails_and_nothi
 
 async def test_a_pod_that_is_active_for_too_long_is_ended_and_unprepared(room: Room) -> None:
     async with room.plugin() as plugin:
-        await room.run(activeDeadlineSeconds=1, restartPolicy="Always")
+        await room.run(restartPolicy="Always")
+        await room.runs()  # only then: it may take its time
+        await room.cluster.client.patch(PODS, "p", {"spec": {"activeDeadlineSeconds": 1}}, "default")
         failed = await phase(room, "Failed")
         status = failed["status"]
         text = "Pod was active on the node longer than the specified deadline"

@@ -26,7 +26,7 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 async def cluster() -> AsyncIterator[LocalCluster]:
     """Two nodes with two devices each, and a driver on both that is there throughout."""
     async with contextlib.AsyncExitStack() as stack:
-        timers = Timers(look=0.02, call=5, wipe=60, retry=0.05)
+        timers = Timers(look=0.02, wipe=60, retry=0.05)
         made = await stack.enter_async_context(LocalCluster(NODES, timers=timers))
         for name in NODES:
             await stack.enter_async_context(FakePlugin(made.nodes[name].kubelet_root, DRIVER))

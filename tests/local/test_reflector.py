@@ -50,7 +50,7 @@ async def following(reflector: Reflector) -> AsyncIterator[list[tuple[str, str]]
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(what: str, check: Callable[[], Any], seconds: float = 10) -> None:
+async def until(what: str, check: Callable[[], Any], seconds: float = 30) -> None:
     try:
         async with asyncio.timeout(seconds):
             while not check():
@@ -114,10 +114,9 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES, silence=0.2)
         async with following(reflector) as seen:
-            await until("a second watch", lambda: sum(b"watch=true" in r for r in peer.requests) >= 2)
+            await until("another watch, from the bookmark", lambda: any(b"resourceVersion=8&" in r for r in peer.requests))
             watches = [r for r in peer.requests if b"watch=true" in r]
             assert b"resourceVersion=7&" in watches[0]
-            assert b"resourceVersion=8&" in watches[1], "the bookmark is where it goes on"
             assert seen == [("ADDED", "a"), ("SYNCED", "")]
 
 
@@ -189,7 +188,7 @@ async def test_without_copies_nothing_but_metadata_is_read() -> None:
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         events = Reflector(client, NODES, copies=False).events()
-        async with asyncio.timeout(10), contextlib.aclosing(events):
+        async with asyncio.timeout(30), contextlib.aclosing(events):
             seen = [await anext(events) for _ in range(3)]
     assert [e.type for e in seen] == ["ADDED", "SYNCED", "MODIFIED"]
     assert [set(e.object) for e in seen] == [{"metadata"}, set(), {"metadata"}]
@@ -269,5 +268,6 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
         KubeClient(ApiConfig(peer.url)) as client,
         following(Reflector(client, NODES)),
     ):
+        began = time.monotonic()
         await asyncio.sleep(1.0)  # the figure is a rate
-        assert len(peer.requests) < 12
+        assert len(peer.requests) < 12 * (time.monotonic() - began)

@@ -17,7 +17,7 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter, operation
 from dra_kubeletplugin.testing import PodError, node_with, on_node
 from tests.drivers import Toy, toy
-from tests.local.test_driver_on_a_node import NOTHING, allocate, prepare_call, ref, unprepare_call
+from tests.local.test_driver_on_a_node import NOTHING, allocate, prepare_call, ref, settled, unprepare_call
 
 
 class Stepwise(Driver):
@@ -221,7 +221,7 @@ async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
             return await super().prepare(claim)
 
     Picky.gate = asyncio.Event()
-    async with node_with(Picky, call_timeout=5) as node:
+    async with node_with(Picky, call_timeout=30) as node:
         slow = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
         quick = await allocate(node, "quick", [{"pool": "node-1", "device": "toy-1"}])
         waiting = asyncio.create_task(prepare_call(node, ref(slow)))
@@ -243,14 +243,14 @@ async def test_a_claim_whose_unprepare_hangs_holds_up_no_other_claim_of_a_call()
     async with node_with(Hanging, call_timeout=0.5) as node:
         first = await allocate(node, "first", [{"pool": "node-1", "device": "toy-0"}])
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])
-        await prepare_call(node, ref(first))
+        assert not (await settled(node, first["metadata"]["uid"], ref(first))).error
         stuck = await unprepare_call(node, ref(first))
         assert stuck.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        assert not (await settled(node, second["metadata"]["uid"], ref(first), ref(second))).error
         answer = await prepare_call(node, ref(first), ref(second))
         assert answer.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
-        assert not answer.claims[second["metadata"]["uid"]].error
         Hanging.gate.set()
-        assert not (await prepare_call(node, ref(first))).claims[first["metadata"]["uid"]].error
+        assert not (await settled(node, first["metadata"]["uid"], ref(first))).error
 
 
 class Lines(logging.Handler):
@@ -344,7 +344,7 @@ async def test_metrics_and_probes_are_served_over_http() -> None:
         await node.run_pod()
 
         def fetch(path: str) -> tuple[int, str]:
-            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=30) as answer:
                 return answer.status, answer.read().decode()
 
         assert (await asyncio.to_thread(fetch, "/readyz")) == (200, "ok\n")

@@ -87,6 +87,8 @@ async def post(url: str, ca: Path, body: bytes, path: str = "/validate") -> tupl
     writer.write(body)
     raw = await reader.read()
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return int(raw.split()[1]), raw.partition(b"\r\n\r\n")[2]
 
 
