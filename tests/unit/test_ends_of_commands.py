@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import dra_kubeletplugin
+from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.ending import ended
 from dra_kubeletplugin.cli.exits import Exit
 from tests.signals import inherited
@@ -172,6 +173,33 @@ def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -
 def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     with inherited(SIGNALS):
         return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain"],
+        ["top", "--once"],
+        ["simulate", "-f", "pod.yaml"],
+        ["doctor", "--no-host", "--kubeconfig", "~/none"],
+        ["explain", "--kubeconfig", "~/none"],
+        ["cleanup", "--driver-name", "x.example.com", "--node-name", "n", "--kubeconfig", "~/none"],
+    ],
+    ids=" ".join,
+)
+def test_an_account_without_a_home_is_told_what_any_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """As a user id of a cluster's choice in a container has none."""
+    (tmp_path / "pod.yaml").write_text(POD)
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 123456)
+    assert main(words) == (Exit.WELL if words[0] == "doctor" else Exit.WRONG)  # which knows nothing then, and says so
+    said = "".join(capsys.readouterr())
+    assert "kubeconfig" in said
+    assert "RuntimeError" not in said
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
