@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 1024
-_LONGEST = 512  # of a name that is looked for: whatever is longer is no misspelt one
+_LONGEST_NAME = 512  # that is looked for: whatever is longer is no misspelt one
 _LONGEST = 65_536  # characters of a foreign text that are looked at; nothing shows more
 _MEMBERS = 3  # of a group of exceptions that are described,
 _DEPTH = 3  # and groups within it
@@ -69,7 +69,7 @@ def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """``, did you mean 'x'?``, of the ``known`` names; or nothing."""
-    if len(name) > _LONGEST:
+    if len(name) > _LONGEST_NAME:
         return ""
     import difflib  # for a mistake alone
 

@@ -13,13 +13,14 @@ import sys
 import tempfile
 import termios
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.certificates import authority, signed
 from tests.crash.harness import ROOT
+from tests.signals import inherited
 
 pytestmark = pytest.mark.crash
 
@@ -76,9 +77,11 @@ class Process:
         }
         self.err = tmp_path / "err"
 
-    async def start(self, says: str) -> asyncio.subprocess.Process:
-        """Waits until the driver, or the log, says a word."""
-        with self.err.open("ab") as err:
+    async def start(
+        self, says: str, signals: Iterable[int] = (signal.SIGINT, signal.SIGHUP)
+    ) -> asyncio.subprocess.Process:
+        """Waits until the driver, or the log, says a word. ``signals``: those that are as from a terminal, whatever started the tests."""
+        with self.err.open("ab") as err, inherited(signals):
             await self.start_with(err.fileno())
         assert self.process.stdout
         if says:  # a word of the driver's
@@ -121,12 +124,19 @@ def unread(pipe: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
 
 
+ASKING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+SERVES = """
+def devices(self):
+    return []
+def stop(self):
+    say('in stop')
+"""
 HANGS_IN_START = "async def start(self):\n    say('in start')\n    await asyncio.sleep(600)"
 BLOCKS_IN_START = "def start(self):\n    say('in start')\n    time.sleep(600)"
 HOLDS_THE_LOOP = "async def start(self):\n    say('in start')\n    time.sleep(600)"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", ASKING)
 @pytest.mark.parametrize("driver", [HANGS_IN_START, BLOCKS_IN_START], ids=["on the loop", "in a thread"])
 async def test_a_signal_during_start_ends_it_with_0_and_leaves_nothing(
     tmp_path: Path, driver: str, number: int
@@ -152,6 +162,34 @@ async def test_a_start_that_holds_the_event_loop_is_cut_after_a_signal_with_a_li
     assert await p.ends() == 3
     assert "the stop has taken 5.5 s and is cut" in p.log
     assert "Slow.start" in p.log
+
+
+@pytest.mark.parametrize("number", ASKING)
+async def test_a_signal_while_it_serves_stops_it_in_order_with_0_and_leaves_nothing(
+    tmp_path: Path, number: int
+) -> None:
+    """SIGHUP too, which the end of a terminal sends."""
+    p = Process(tmp_path, SERVES)
+    process = await p.start("")
+    await p.logged("serves node")
+    process.send_signal(number)
+    assert process.stdout
+    assert (await process.stdout.readline()).strip() == b"in stop"
+    assert await p.ends(9) == 0
+    assert p.left() == []
+    assert f"{signal.Signals(number).name}: stopping" in p.log
+
+
+async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -> None:
+    p = Process(tmp_path, SERVES)
+    with inherited([signal.SIGHUP], signal.SIG_IGN):
+        process = await p.start("", [])
+    await p.logged("serves node")
+    process.send_signal(signal.SIGHUP)
+    process.terminate()
+    assert await p.ends(9) == 0
+    assert "SIGTERM: stopping" in p.log
+    assert "SIGHUP" not in p.log
 
 
 HANGS_IN_STOP = """

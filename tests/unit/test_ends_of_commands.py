@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 import dra_kubeletplugin
+from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.ending import ended
 from dra_kubeletplugin.cli.exits import Exit
+from tests.signals import inherited
 
 HANGS = """
 import time
@@ -34,6 +36,54 @@ class Hangs(Driver):
     def prepare(self, claim):
         return []
 """
+CHECKS = """
+import time
+from pathlib import Path
+from dra_kubeletplugin import Config, Driver
+
+def hang():
+    Path("works").touch()
+    time.sleep(1000)
+
+class Old(Config):
+    API_VERSION = "checks.example.com/v1alpha1"
+    there: str
+
+class New(Config):
+    API_VERSION = "checks.example.com/v1"
+    OLDER = [Old]
+    there: str
+
+    @classmethod
+    def convert_from(cls, older):
+        hang()
+
+    def __post_init__(self):
+        if self.there == "made":
+            hang()
+
+    def check(self):
+        hang()
+
+class Checks(Driver):
+    name = "checks.example.com"
+    config = New
+
+    def devices(self):
+        return []
+
+    def prepare(self, claim):
+        return []
+"""
+CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c}
+spec:
+  devices:
+    requests: [{name: r, exactly: {deviceClassName: c}}]
+    config: [{opaque: {driver: checks.example.com, parameters: {apiVersion: checks.example.com/VERSION, there: THERE}}}]
+"""
 LOADS = "import time\nfrom pathlib import Path\nPath('works').touch()\ntime.sleep(1000)\n"
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: x}]}\n"
 CONFIG = """
@@ -44,12 +94,24 @@ contexts: [{name: a, context: {cluster: a, user: a}}]
 users: [{name: a, user: {token: x}}]
 current-context: a
 """
+FILES = {
+    "hangs.py": HANGS,
+    "loads.py": LOADS,
+    "checks.py": CHECKS,
+    "pod.yaml": POD,
+    "made.yaml": CLAIM.replace("VERSION", "v1").replace("THERE", "made"),
+    "checked.yaml": CLAIM.replace("VERSION", "v1").replace("THERE", "checked"),
+    "older.yaml": CLAIM.replace("VERSION", "v1alpha1").replace("THERE", "older"),
+}
 LONG = {
     "inspect": ["inspect", "hangs.py", "--host", "virtual-machine", "--scan-timeout", "1h"],
     "inspect, importing": ["inspect", "loads.py"],
     "simulate": ["simulate", "-f", "pod.yaml", "--host", "virtual-machine=3", "--driver", "hangs.py"],
     "doctor": ["doctor", "--host", "--driver", "hangs.py", "--scan-timeout", "1h"],
     "dev, importing": ["dev", "loads.py"],
+    "validate, making": ["validate", "made.yaml", "--driver", "checks.py"],
+    "validate, checking": ["validate", "checked.yaml", "--driver", "checks.py"],
+    "validate, converting": ["validate", "older.yaml", "--driver", "checks.py"],
     "explain": ["explain", "--kubeconfig", "config"],
     "top": ["top", "--once", "--kubeconfig", "config"],
     "gather": ["gather", "out.tar.gz", "--kubeconfig", "config"],
@@ -69,7 +131,7 @@ def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
     with contextlib.ExitStack() as held:
         server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
         server.settimeout(60)
-        for name, text in (("hangs.py", HANGS), ("loads.py", LOADS), ("pod.yaml", POD)):
+        for name, text in FILES.items():
             (tmp_path / name).write_text(text)
         (tmp_path / "config").write_text(CONFIG.replace("PORT", str(server.getsockname()[1])))
         argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
@@ -103,23 +165,41 @@ def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -
         finally:
             steps.append("unwound")
 
-    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with inherited(SIGNALS):
         assert ended(lambda: asyncio.run(work()) or 0) == SIGNALS[number]
-    finally:
-        for n, handler in before.items():
-            signal.signal(n, handler)
     assert steps == ["whole", "unwound"]
 
 
 def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    """A shell's jobs in the background ignore SIGINT, what nohup starts ignores SIGHUP; both is inherited, and rightly kept."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
-    try:
+    with inherited(SIGNALS):
         return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain"],
+        ["top", "--once"],
+        ["simulate", "-f", "pod.yaml"],
+        ["doctor", "--no-host", "--kubeconfig", "~/none"],
+        ["explain", "--kubeconfig", "~/none"],
+        ["cleanup", "--driver-name", "x.example.com", "--node-name", "n", "--kubeconfig", "~/none"],
+    ],
+    ids=" ".join,
+)
+def test_an_account_without_a_home_is_told_what_any_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """As a user id of a cluster's choice in a container has none."""
+    (tmp_path / "pod.yaml").write_text(POD)
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 123456)
+    assert main(words) == (Exit.WELL if words[0] == "doctor" else Exit.WRONG)  # which knows nothing then, and says so
+    said = "".join(capsys.readouterr())
+    assert "kubeconfig" in said
+    assert "RuntimeError" not in said
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:

@@ -6,22 +6,22 @@ import argparse
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeVar
 
 from ..kube import ApiConfig, KubeClient, load_config
 from ..kube.kubeconfig import remove_files
+from ..paths import at_home
 
 T = TypeVar("T")
 _TIMEOUT = 30.0  # seconds for one page of a list
-HOME = Path("~/.kube/config")
+HOME = "~/.kube/config"
 
 
 def config_of(args: argparse.Namespace) -> ApiConfig:
     """Raises :class:`SettingsError`."""
     named = args.kubeconfig or os.environ.get("KUBECONFIG", "")
-    if not named and HOME.expanduser().is_file():
-        named = str(HOME.expanduser())
+    if not named and (usual := at_home(HOME)).is_file():
+        named = str(usual)
     return load_config(named, args.context)
 
 

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TextIO
 
 from ..errors import DraError, SettingsError, printable
+from ..interruption import Interrupted
 from .exits import Exit
 
 _LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that cannot be written says
@@ -81,23 +82,27 @@ def _discard(stream: TextIO) -> None:
 
 
 def _interrupt() -> None:
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 @contextlib.contextmanager
 def _signals(signalled: list[int]) -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go; which it was is ``signalled``. A server has its own way."""
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go; which it was is ``signalled``. A server has its own way.
+
+    What is ignored, as nohup and a shell's background have it, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    taken = {n: h for n, h in handlers.items() if h in {signal.SIG_DFL, signal.default_int_handler}}
 
     def unwind(number: int, frame: FrameType | None) -> None:
         signalled.append(number)
         running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # not every command imports it
         loop = running() if running else None
         if loop is None or len(signalled) > 1:  # the second, because the loop did not come to the first
-            raise KeyboardInterrupt
+            raise Interrupted
         loop.call_soon_threadsafe(_interrupt)  # between two steps: within one, a transport half made would complain
 
     for number in taken:
@@ -105,5 +110,5 @@ def _signals(signalled: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in taken.items():
+            signal.signal(number, handler)

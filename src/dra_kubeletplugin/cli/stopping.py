@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CoroutineType, FrameType
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..errors import clip
 from .exits import Exit
 
 log = logging.getLogger(__name__)
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last when a terminal is closed
 MARGIN = 5.0  # seconds beyond the grace, for what follows the calls in flight
 _SAID = 0.2  # seconds that a line about a stop may take to leave
 _LINE = 2048  # bytes of it; a pipe that can be written takes 4,096 without waiting
@@ -50,9 +50,11 @@ class Stop:
         heard, self._written = os.pipe()
         os.set_blocking(self._written, False)
         signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        for number in SIGNALS:
+        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # as nohup has it
+        taken = set(SIGNALS) - kept
+        for number in taken:
             signal.signal(number, self._late)
-        forking = _Forking()
+        forking = _Forking(taken)
         os.register_at_fork(before=forking.hold, after_in_parent=forking.go_on, after_in_child=forking.let_go)
         threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
 
@@ -136,17 +138,18 @@ class Stop:
 class _Forking:
     """A child that a driver forks ends by its own signals, which must not be told to us, not even those of its first moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Collection[signal.Signals]) -> None:
+        self._taken = taken
         self._of_thread = threading.local()
 
     def hold(self) -> None:
-        self._of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
 
     def go_on(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.mask)
 
     def let_go(self) -> None:
-        for number in SIGNALS:
+        for number in self._taken:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         self.go_on()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
+from ..interruption import Interrupted
 from .mistakes import explained, located, own_traceback
 from .threads import Threads
 
@@ -294,6 +295,8 @@ def _begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Outcome],
 async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
     try:
         return _Outcome(await work())
+    except Interrupted:
+        raise
     except BaseException as e:  # SystemExit out of a task would end the loop
         return _Outcome(error=e)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import msgspec
 
 from ..errors import DraError, DriverError, DriverFailedError, printable
+from ..interruption import Interrupted
 from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
 from ..resources.version import Version
@@ -132,7 +133,7 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
     try:
         config = msgspec.convert(given, cls, dec_hook=read_form)
         return checked(config) if check else config
-    except (ValueError, DraError):
+    except (ValueError, DraError, Interrupted):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
         raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}") from e

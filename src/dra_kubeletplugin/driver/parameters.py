@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import ConfigError, DraError, DriverFailedError, printable
+from ..interruption import Interrupted
 from .config import Config, as_json, checked, converted, read_form
 from .config_faults import apart, explained
 from .data import plain_json
@@ -182,7 +183,7 @@ def _converted_to(target: type[Config], older: Config, where: str, *, check: boo
             return checked(config) if check else config
     except ValueError as e:
         raise ConfigError(f"{where}: {step}: {printable(e)}") from None
-    except DraError:
+    except (DraError, Interrupted):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
         raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained_fault(e)}") from e

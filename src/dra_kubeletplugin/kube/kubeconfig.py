@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ApiError, DraError, SettingsError, clip, describe, printable
+from ..paths import at_home
 from .credentials import Credentials, TokenFile
 from .proxy import Proxy, parse_proxy
 from .tls import RECHECK, Tls, TlsFiles, make_context
@@ -368,7 +369,7 @@ def _content(paths: str) -> tuple[bytes, ...]:
     found = []
     for name in paths.split(":"):  # as the loader does
         with contextlib.suppress(FileNotFoundError):
-            found.append(Path(name).expanduser().read_bytes() if name else b"")
+            found.append(at_home(name).read_bytes() if name else b"")
     return tuple(found)
 
 

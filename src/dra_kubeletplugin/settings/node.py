@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..errors import SettingsError
+from ..paths import at_home
 from .folders import folder_faults
 from .values import MAX_DURATION, duration, one_of, option, read_address, read_count, read_flag
 
@@ -203,7 +204,7 @@ class Settings:
     def common_faults(self) -> list[str]:
         """A sentence for everything that is wrong in either role, besides the name."""
         out = []
-        if self.kubeconfig and not any(Path(p).expanduser().is_file() for p in self.kubeconfig.split(os.pathsep) if p):
+        if self.kubeconfig and not any(at_home(p).is_file() for p in self.kubeconfig.split(os.pathsep) if p):
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
         for f in fields(self):
             least, value = f.metadata.get("least"), getattr(self, f.name)

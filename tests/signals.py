@@ -1,0 +1,18 @@
+"""What processes that a test starts inherit of signals: as from a terminal, or as under nohup, whatever started pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Iterator
+
+
+@contextlib.contextmanager
+def inherited(numbers: Iterable[int], handler: signal.Handlers = signal.SIG_DFL) -> Iterator[None]:
+    """``SIG_DFL`` as from a terminal; ``SIG_IGN``, as nohup and a shell's background have it, is rightly kept."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
