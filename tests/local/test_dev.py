@@ -59,8 +59,6 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         str(folder / "host.yaml"),
         "--nodes",
         "2",
-        "--rescan-interval",
-        "500ms",
     )
     with running(folder, *args) as found:
         yield found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.host.events import kernel_events
+from dra_kubeletplugin.host.uevents import Listener
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.scanning import DeviceScan, Pace
@@ -123,10 +126,61 @@ def test_subsystems_that_are_no_list_are_refused_where_they_are_written(wrong: o
         type("Wrong", (Toy,), {"subsystems": wrong})
 
 
-async def test_a_described_host_has_no_events(tmp_path: Path) -> None:
+CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000, "driver": "xclmgmt"}
+WITH_NODE = {**CARD, "address": "0000:17:00.0", "classes": {"fpga": {"fpga0": {"dev": "240:0"}}}}
+WITH_VFS = {**CARD, "address": "0000:18:00.0", "vfs": {"total": 2}}
+
+
+@pytest.mark.parametrize(
+    ("change", "subsystems"),
+    [
+        (lambda root: described.add_function(root, {**CARD, "address": "0000:99:00.0"}), {"pci"}),
+        (lambda root: described.remove_function(root, "0000:17:00.0"), {"pci", "fpga"}),
+        (lambda root: described.write(root, "bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0"), {"pci", "fpga"}),
+        (lambda root: described.write(root, "bus/pci/devices/0000:18:00.0/sriov_numvfs", "2"), {"pci"}),
+        (lambda root: described.write(root, "bus/pci/devices/0000:18:00.0/driver_override", "vfio-pci"), set()),
+    ],
+    ids=["plugged", "unplugged", "unbound", "virtual functions", "an attribute"],
+)
+async def test_a_described_host_tells_of_what_the_kernel_would(
+    tmp_path: Path, change: Callable[[Path], None], subsystems: set[str]
+) -> None:
+    root = described.build(tmp_path / "sys", {"functions": [WITH_NODE, WITH_VFS]})
+    listeners = {name: Listener(root, (name,)) for name in ("pci", "fpga", "net")}
+    change(root)
+    assert {name for name, listener in listeners.items() if listener.heard()} == subsystems
+    assert not any(listener.heard() for listener in listeners.values()), "told once"
+
+
+async def test_a_listener_is_woken_by_a_described_host_and_by_no_event_of_before(tmp_path: Path) -> None:
+    root = described.build(tmp_path / "sys", {"functions": [WITH_NODE]})
+    heard: asyncio.Queue[bool] = asyncio.Queue()
+    with kernel_events(root, lambda: heard.put_nowait(True)) as works:
+        assert works
+        described.remove_function(root, "0000:17:00.0")
+        assert await asyncio.wait_for(heard.get(), 10)
+    assert heard.empty()
+
+
+async def test_a_described_host_that_is_gone_tells_of_nothing(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", {"functions": []})
-    with kernel_events(root, lambda: None) as works:
-        assert not works
+    listener = Listener(root, ("pci",))
+    shutil.rmtree(root)
+    assert not listener.heard()
+
+
+async def test_a_card_that_is_unplugged_is_seen_long_before_the_interval(tmp_path: Path) -> None:
+    class Cards(Toy):
+        def devices(self) -> list[Device]:
+            return [fn.device() for fn in self.host.pci()]
+
+    async with node_with(Cards, host={"functions": [WITH_NODE]}, rescan_interval=3600.0) as node:
+
+        async def gone() -> bool:
+            return not len(node.plugin.inventory)
+
+        described.remove_function(node.settings.sysfs_root, "0000:17:00.0")
+        await node.cluster.wait("the card to go", gone)
 
 
 async def test_a_device_that_is_plugged_in_is_published_within_the_interval() -> None:

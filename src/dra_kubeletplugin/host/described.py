@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import SettingsError, printable
-from . import description, sysfs
+from . import description, sysfs, uevents
 from .marker import BOOT_ID, MARKER, is_described
 from .parts import Function, Machine
 from .places import Faults
@@ -204,6 +204,7 @@ def _plug(root: Path, folder: Path, function: Function, machine: Machine | None)
         _replace(members / function.address, os.path.relpath(folder, members))
         _replace(folder / "iommu_group", os.path.relpath(members.parent, folder))
         add_device_node(root, f"vfio/{group}", 240, group)
+    uevents.tell(root, "add", "pci", function.address)
     _bind(root, function.address, function.driver)
 
 
@@ -250,6 +251,7 @@ def _unplug(root: Path, folder: Path) -> None:
             (root / "dev/vfio" / members.parent.name).unlink(missing_ok=True)
             shutil.rmtree(members.parent)
     (root / "bus/pci/devices" / folder.name).unlink(missing_ok=True)
+    uevents.tell(root, "remove", "pci", folder.name)
 
 
 def _told(folder: Path) -> Function:
@@ -291,6 +293,7 @@ def _set_virtual(root: Path, folder: Path, value: str) -> None:
             shutil.copy(folder / "local_cpulist", home)
         _replace(home / "physfn", os.path.relpath(folder, home))
         _replace(folder / f"virtfn{i}", os.path.relpath(home, folder))
+        uevents.tell(root, "change", "pci", virtual.address)  # its links are made after it was added
     _file(control, value)
 
 
@@ -321,7 +324,8 @@ def _bind(root: Path, address: str, driver: str | None) -> None:
     folder = (root / "bus/pci/devices" / address).resolve()
     function = _told(folder)
     link = folder / "driver"
-    if link.is_symlink():
+    was_bound = link.is_symlink()
+    if was_bound:
         _remove_virtual(root, folder)
         (link.resolve() / address).unlink(missing_ok=True)
         link.unlink()
@@ -333,6 +337,8 @@ def _bind(root: Path, address: str, driver: str | None) -> None:
         _add_devices(root, folder, function)
     else:
         _remove_devices(root, folder)
+    if driver or was_bound:
+        uevents.tell(root, "bind" if driver else "unbind", "pci", address)
 
 
 def _add_devices(root: Path, folder: Path, function: Function) -> None:
@@ -352,15 +358,19 @@ def _add_devices(root: Path, folder: Path, function: Function) -> None:
                 devname = attributes.get("devname", name)
                 _file(home / "uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}")
                 _node(root, devname, f"{'b' if kind == 'block' else 'c'} {numbers}")
+            uevents.tell(root, "add", kind, name)
 
 
 def _remove_devices(root: Path, folder: Path) -> None:
     for kind, devices in _told(folder).classes.items():
+        present = [name for name in devices if (root / "class" / kind / name).is_symlink()]
         for name, attributes in devices.items():
             (root / "class" / kind / name).unlink(missing_ok=True)
             if "dev" in attributes:
                 (root / "dev" / attributes.get("devname", name)).unlink(missing_ok=True)
         shutil.rmtree(folder / kind, ignore_errors=True)
+        for name in present:
+            uevents.tell(root, "remove", kind, name)
 
 
 # --- files --------------------------------------------------------------------------------------

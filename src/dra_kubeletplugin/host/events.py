@@ -1,4 +1,4 @@
-"""Tells when hardware comes or goes: kernel uevents through udev's library, where there is one."""
+"""Tells when hardware comes or goes: kernel uevents through udev's library, where there is one, or a described host's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .marker import is_described
+from .uevents import Listener
 
 log = logging.getLogger(__name__)
+_LOOK = 0.1  # seconds between looks for a described host's events: a file wakes nobody
 _SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number is what was dropped
 SUBSYSTEMS = (
     "accel",
@@ -41,8 +43,12 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
     user namespace get none, so whoever relies on them looks by interval too.
     """
     # Without any a monitor would not be filtered at all.
-    if not subsystems or is_described(sysfs) or sys.platform != "linux":
+    if not subsystems or (sys.platform != "linux" and not is_described(sysfs)):
         yield False
+        return
+    if is_described(sysfs):
+        with _described_events(sysfs, notify, subsystems):
+            yield True
         return
     try:
         import pyudev
@@ -74,6 +80,23 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
         yield True
     finally:
         loop.remove_reader(monitor.fileno())
+
+
+@contextlib.contextmanager
+def _described_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[str]) -> Iterator[None]:
+    listener, loop = Listener(sysfs, subsystems), asyncio.get_running_loop()
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(_LOOK, look)
+        if listener.heard():
+            notify()
+
+    timer = loop.call_later(_LOOK, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _lost(fd: int) -> int:
