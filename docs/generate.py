@@ -89,7 +89,7 @@ _MODULES = {
         "in a loop of the test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
         "claims": "ClaimSpec, Request, FirstAvailable, SubRequest, MatchAttribute, DistinctAttribute, OpaqueConfig, Toleration",
         "objects": "claim, template, pod, device_class",
-        "what came of it": "env_of, oci_of, Event, PodError, FaultError",
+        "what came of it": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
     },
     "dra_kubeletplugin.cluster": {
         "a cluster": "take, Snapshot, Gap, with_events, from_files",

@@ -16,13 +16,9 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tainted(example: Example) -> set[str]:
-    return {d["name"] for s in example.api.slices() for d in s["spec"]["devices"] if d.get("taints")}
-
-
 def test_a_broken_gpu_is_given_to_who_tolerates_it_alone(faults: Path, example: Example) -> None:
     (faults / "gpu-0").write_text("row remapping failed")
-    example.api.wait("the taint", lambda: tainted(example) == {"gpu-0"})
+    example.node.wait_published(lambda devices: [d.name for d in devices.values() if d.taints] == ["gpu-0"])
     example.apply()
     assert example.gpus("plain") == ["gpu-1"]
     assert example.gpus("repair") == ["gpu-0"]

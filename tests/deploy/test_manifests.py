@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
-from dra_kubeletplugin.settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, Settings, WebhookSettings
+from dra_kubeletplugin.settings import ControllerSettings, Settings, WebhookSettings
 
 from .rendering import ALL, DRIVERS, JSON, container, one, plain, values_of, with_features
 
@@ -15,11 +13,9 @@ NOTHING = plain(with_features())
 SLICES = {"list", "watch", "create", "update", "delete"}
 
 
-def options_of(
-    kind: type[Settings], only: frozenset[str] | None = None, without: frozenset[str] = frozenset()
-) -> set[str]:
+def options_of(kind: type[Settings]) -> set[str]:
     """Environment variables that a role knows."""
-    return {f.metadata["env"] for f in fields(kind) if (only is None or f.name in only) and f.name not in without}
+    return {f.metadata["env"] for f in kind.options()}
 
 
 def rules(manifests: list[JSON], account: str) -> dict[tuple[str, str, str], set[str]]:
@@ -150,13 +146,13 @@ def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
         (
             "Deployment",
             "npu-controller",
-            options_of(ControllerSettings, without=NODE_ONLY),
+            options_of(ControllerSettings),
             {"POD_NAMESPACE", "POD_NAME", "DRIVER_NAME"},
         ),
         (
             "Deployment",
             "npu-webhook",
-            options_of(WebhookSettings, WEBHOOK_OPTIONS),
+            options_of(WebhookSettings),
             {"DRIVER_NAME", "TLS_CERT", "TLS_KEY"},
         ),
     ],

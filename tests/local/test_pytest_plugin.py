@@ -132,21 +132,15 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
 
         FUNCTION = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
-        def names(api):
-            return sorted(d["name"] for s in api.slices() for d in s["spec"].get("devices") or [])
-
-        def taints(api, name):
-            return [d.get("taints") for s in api.slices() for d in s["spec"]["devices"] if d["name"] == name][0]
-
-        def test_hardware(node, api):
+        def test_hardware(node):
             node.plug(FUNCTION)
-            assert "fpga-0000-19-00-0" in names(api)
+            assert "fpga-0000-19-00-0" in node.published()
             node.unplug("0000:19:00.0")
-            assert "fpga-0000-19-00-0" not in names(api)
+            assert "fpga-0000-19-00-0" not in node.published()
             node.health("fpga-0000-17-00-0", message="hot")
-            assert taints(api, "fpga-0000-17-00-0")
+            assert node.published()["fpga-0000-17-00-0"].taints
             node.health("fpga-0000-17-00-0", healthy=True)
-            api.wait("the taint to go", lambda: not taints(api, "fpga-0000-17-00-0"))
+            node.wait_published(lambda devices: not devices["fpga-0000-17-00-0"].taints)
 
         def test_machines(node, kubelet):
             node.run_pod()
@@ -294,16 +288,17 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
         @pytest.mark.dra(timers=Timers(wipe=0.1))
         def test_timers(node, api):
             node.stop()
-            api.wait("the kubelet to wipe the slices", lambda: not api.slices(), 10)
+            node.wait_published([], timeout=10)
 
         @pytest.mark.dra(driver=Fpga, host={"functions": []})
         def test_nearest(node, api, local_cluster):
             assert (node.driver.name, local_cluster.nodes) == ("fpga.example.com", ["a", "b"])
-            assert [d for s in api.slices() for d in s["spec"].get("devices") or []] == []
+            assert not node.published()
 
         def test_several_plugins(local_cluster, api):
             with local_cluster.plugin(Fpga, "a"), local_cluster.plugin(Other, "b"):
-                assert {s["spec"]["nodeName"] for s in api.slices()} == {"a", "b"}
+                assert set(api.published(Fpga.name).pools) == {"a"}
+                assert set(api.published(Other.name).pools) == {"b"}
         """
     )
     run(author).assert_outcomes(passed=4)

@@ -14,7 +14,7 @@ from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, SocketError
 from dra_kubeletplugin.kubelet.sockets import MAX_PATH, hidden_name, socket_paths
 from dra_kubeletplugin.mounts import in_container, on_root
-from dra_kubeletplugin.settings import Settings, load
+from dra_kubeletplugin.settings import ControllerSettings, Settings, WebhookSettings, load
 from tests.drivers import Toy
 
 
@@ -244,3 +244,17 @@ def test_an_environment_variable_that_is_nearly_an_option_is_told_and_others_are
         "the environment variable HEALTH_INTERVALL is read by nobody, did you mean 'HEALTH_INTERVAL'?",
         "the environment variable LOG_LEVLE is read by nobody, did you mean 'LOG_LEVEL'?",
     ]
+
+
+@pytest.mark.parametrize("kind", [Settings, ControllerSettings, WebhookSettings])
+def test_a_process_reads_its_own_options_and_leaves_those_of_others_alone(kind: type[Settings]) -> None:
+    """One set of options goes to all pods of a driver."""
+    own = {f.metadata["env"] for f in kind.options()}
+    others = {
+        f.metadata["env"] for role in (Settings, ControllerSettings, WebhookSettings) for f in role.options()
+    } - own
+    assert others and "DRIVER_NAME" in own
+    assert load({}, dict.fromkeys(others, "\udcff"), kind) == kind()
+    with pytest.raises(SettingsError) as e:
+        load({}, dict.fromkeys(own, "\udcff"), kind)
+    assert len(e.value.faults) == len(own)

@@ -133,12 +133,8 @@ async def test_what_the_options_plug_in_is_published_and_what_is_there_already_s
 ) -> None:
     monkeypatch.setenv("FABRIC_DEVICES", "gpu-1=h100,gpu-2=h100")
     async with running() as api, controller_on(api.cluster, Fabric):
-
-        async def models() -> bool:
-            devices = [d for s in await api.slices() for d in s["spec"]["devices"]]
-            return [d["attributes"]["model"]["string"] for d in devices] == ["a100", "a100", "h100"]
-
-        await api.wait("the pool", models)
+        published = await api.wait_published(NAME, ["gpu-0", "gpu-1", "gpu-2"])
+        assert [d.attributes["model"] for d in published.values()] == ["a100", "a100", "h100"]
 
 
 def test_devices_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_kubeletplugin import Gate, Host, PermanentError
+from dra_kubeletplugin import Capacity, Gate, Host, PermanentError, Version
 from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing import Api, Node
 
@@ -33,17 +33,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is published --------------------------------------------------------------------------
 
 
-def test_eight_gpus_with_the_attributes_that_manifests_select_by(node: Node[Gpu], api: Api) -> None:
-    (slice_,) = api.slices()
-    devices = slice_["spec"]["devices"]
-    assert [d["name"] for d in devices] == [f"gpu-{i}" for i in range(8)]
-    attributes = devices[3]["attributes"]
-    assert attributes["index"] == {"int": 3}
-    assert attributes["model"] == {"string": "LATEST-GPU-MODEL"}
-    assert attributes["driverVersion"] == {"version": "1.0.0"}
-    assert attributes["uuid"]["string"].startswith("gpu-")
-    assert len({d["attributes"]["uuid"]["string"] for d in devices}) == 8
-    assert devices[3]["capacity"] == {"memory": {"value": "80Gi"}, "compute": {"value": "100"}}
+def test_eight_gpus_with_the_attributes_that_manifests_select_by(node: Node[Gpu]) -> None:
+    published = node.published()
+    assert list(published) == [f"gpu-{i}" for i in range(8)]
+    attributes = published["gpu-3"].attributes
+    assert attributes["index"] == 3
+    assert attributes["model"] == "LATEST-GPU-MODEL"
+    assert attributes["driverVersion"] == Version("1.0.0")
+    assert str(attributes["uuid"]).startswith("gpu-")
+    assert len({d.attributes["uuid"] for d in published.values()}) == 8
+    assert published["gpu-3"].capacity == {"memory": Capacity("80Gi"), "compute": Capacity(100)}
 
 
 def test_the_pool_is_the_same_after_a_restart(node: Node[Gpu], api: Api) -> None:
@@ -53,18 +52,16 @@ def test_the_pool_is_the_same_after_a_restart(node: Node[Gpu], api: Api) -> None
 
 
 @pytest.mark.dra(environment={"NUM_DEVICES": "2", "GPU_PARTITIONS": "4"})
-def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: Node[Gpu], api: Api) -> None:
-    specs = [s["spec"] for s in api.slices()]
-    published = [d for s in specs for d in s.get("devices") or []]
-    assert [d["name"] for d in published[:5]] == [*(f"gpu-0-partition-{j}" for j in range(4)), "gpu-0-full"]
-    assert published[1]["attributes"]["partition"] == {"int": 1}
-    assert published[4]["attributes"]["full"] == {"bool": True}
-    assert published[0]["capacity"] == {"memory": {"value": "20Gi"}, "compute": {"value": "25"}}
-    assert published[0]["consumesCounters"] == [
-        {"counterSet": "gpu-0-counters", "counters": {"memory": {"value": "20Gi"}, "compute": {"value": "25"}}}
-    ]
-    (sets,) = [s["sharedCounters"] for s in specs if s.get("sharedCounters")]
-    assert [s["name"] for s in sets] == ["gpu-0-counters", "gpu-1-counters"]
+def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: Node[Gpu]) -> None:
+    published = node.published()
+    assert list(published)[:5] == [*(f"gpu-0-partition-{j}" for j in range(4)), "gpu-0-full"]
+    assert published["gpu-0-partition-1"].attributes["partition"] == 1
+    assert published["gpu-0-full"].attributes["full"] is True
+    first = published["gpu-0-partition-0"]
+    assert first.capacity == {"memory": Capacity("20Gi"), "compute": Capacity(25)}
+    assert first.consumes_counters == {"gpu-0-counters": {"memory": "20Gi", "compute": "25"}}
+    (pool,) = published.pools.values()
+    assert [s.name for s in pool.counter_sets] == ["gpu-0-counters", "gpu-1-counters"]
 
 
 @pytest.mark.dra(environment={"GPU_PARTITIONS": "4"})
@@ -172,15 +169,12 @@ def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_
 
 @pytest.mark.dra(environment={"NUM_DEVICES": "1"}, health_interval=0.1)
 def test_a_repaired_gpu_loses_its_taint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, api: Api
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv("GPU_FAULTS", str(tmp_path))
     (tmp_path / "gpu-0").write_text("row remapping failed")
-    request.getfixturevalue("node")
-
-    def taints() -> list[JSON]:
-        return [t for s in api.slices() for d in s["spec"]["devices"] for t in d.get("taints") or []]
-
-    assert [t["effect"] for t in api.wait("the taint", taints)] == ["NoSchedule"]
+    node: Node[Gpu] = request.getfixturevalue("node")
+    published = node.wait_published(lambda devices: devices["gpu-0"].taints)
+    assert [t.effect for t in published["gpu-0"].taints] == ["NoSchedule"]
     (tmp_path / "gpu-0").unlink()
-    api.wait("the taint to go", lambda: not taints())
+    node.wait_published(lambda devices: not devices["gpu-0"].taints)

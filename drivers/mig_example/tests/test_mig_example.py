@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from dra_kubeletplugin import Capacity
 from dra_kubeletplugin.testing import DriverNode, node_with
 
 from mig_example.driver import Mig
@@ -37,17 +38,17 @@ def instances(node: Server) -> list[str]:
 
 async def test_each_gpu_is_published_as_25_partitions_and_whole() -> None:
     async with server() as node:
-        specs = [s["spec"] for s in await node.api.slices(Mig.name)]
-        devices = [d for spec in specs for d in spec.get("devices") or []]
-        counters = {c["name"]: c["counters"] for spec in specs for c in spec.get("sharedCounters") or []}
-    assert len(devices) == 2 * 26
+        published = await node.published()
+    (pool,) = published.pools.values()
+    counters = {c.name: c.counters for c in pool.counter_sets}
+    assert len(published) == 2 * 26
     assert sorted(counters) == ["gpu-0000-17-00-0", "gpu-0000-98-00-0"]
-    assert counters["gpu-0000-17-00-0"]["memory"] == {"value": "40Gi"}
-    (small,) = [d for d in devices if d["name"] == "gpu-0000-17-00-0-mig-2g-10gb-2-3"]
-    assert small["capacity"]["memory"] == {"value": "9856Mi"}
-    assert small["capacity"]["memorySlice3"] == {"value": "1"}
-    assert small["consumesCounters"][0]["counters"]["memory-slice-3"] == {"value": "1"}
-    assert small["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": "0000:17:00.0"}
+    assert counters["gpu-0000-17-00-0"]["memory"] == "40Gi"
+    small = published["gpu-0000-17-00-0-mig-2g-10gb-2-3"]
+    assert small.capacity["memory"] == Capacity("9856Mi")
+    assert small.capacity["memorySlice3"] == Capacity(1)
+    assert small.consumes_counters["gpu-0000-17-00-0"]["memory-slice-3"] == "1"
+    assert small.attributes["resource.kubernetes.io/pciBusID"] == "0000:17:00.0"
 
 
 async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_published() -> None:
@@ -98,13 +99,7 @@ async def test_where_the_server_knows_no_counters_gpus_are_published_whole() -> 
     async with server() as node:
         node.api.drop("sharedCounters", "consumesCounters")
         await node.restart()
-
-        async def whole() -> bool:
-            specs = [s["spec"] for s in await node.api.slices(Mig.name)]
-            names = sorted(d["name"] for spec in specs for d in spec.get("devices") or [])
-            return names == ["gpu-0000-17-00-0", "gpu-0000-98-00-0"]
-
-        await node.api.wait("the GPUs to be published whole", whole)
+        await node.wait_published(["gpu-0000-17-00-0", "gpu-0000-98-00-0"])
         await node.run_pod(count=2)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import DraError
-from ..settings import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
+from ..settings import ControllerSettings, WebhookSettings
 from . import verbs
 from .ending import ended, report
 from .exits import Exit, epilog
@@ -42,7 +42,7 @@ def parser() -> Parser:
         description="Publishes a driver's pools that belong to no single node, and binds claims, until SIGTERM.",
     )
     controller.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
-    add_settings(controller, ControllerSettings, NODE_ONLY)
+    add_settings(controller, ControllerSettings)
     _add_dev(commands.add_parser(
         "dev",
         help="a local cluster with drivers, and verbs for what happens to it",
@@ -241,7 +241,7 @@ def _add_webhook(webhook: argparse.ArgumentParser) -> None:
         nargs="+",
         help="a file, a package's folder, or module:Class: whose parameters are judged",
     )
-    add_settings(webhook, WebhookSettings, only=WEBHOOK_OPTIONS)
+    add_settings(webhook, WebhookSettings)
 
 
 def _add_dev(dev: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ..settings import Settings, load
 from .exits import Exit
 from .options import given, refuse
 from .output import columns, put
-from .shapes import Claims, RecordedClaim, RecordedDevice
+from .shapes import ClaimFile, Claims, RecordedClaim, RecordedDevice
 
 _HEAD = ("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")
 
@@ -33,7 +34,7 @@ def claims(args: argparse.Namespace) -> int:
         return _forget(args, settings, found)
     records = [(driver, r) for driver, path in found for r in read_rows(path, settings.lock_wait)]
     put(
-        Claims(tuple(_claim(d, r) for d, r in records)),
+        Claims(tuple(_claim(d, r) for d, r in records), tuple(_files(settings, [d for d, _ in found]))),
         args.output,
         lambda: columns([_HEAD, *(_row(d, r) for d, r in records)]),
     )
@@ -50,6 +51,14 @@ def _databases(settings: Settings) -> list[tuple[str, Path]]:
             f"no record database below {folder}: see --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
         )
     return found
+
+
+def _files(settings: Settings, drivers: Iterable[str]) -> Iterator[ClaimFile]:
+    try:
+        for driver in drivers:
+            yield from (ClaimFile(driver, uid) for uid in ClaimSpecs(settings.cdi_root, driver).uids())
+    except OSError as e:
+        raise SettingsError(f"--cdi-root (CDI_ROOT) {settings.cdi_root} cannot be read: {e.strerror}") from None
 
 
 def _row(driver: str, r: Row) -> tuple[str, ...]:
@@ -105,7 +114,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         forget(path, settings.lock_wait, record.uid)
-        put(Claims((_claim(driver, record),)), args.output, lambda: ["forgotten"])
+        put(Claims((_claim(driver, record),), ()), args.output, lambda: ["forgotten"])
         return Exit.WELL
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
 

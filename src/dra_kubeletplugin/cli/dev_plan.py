@@ -8,7 +8,7 @@ import re
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..driver import Driver, load_driver
@@ -17,7 +17,7 @@ from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
 from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_config
-from ..settings import NODE_ONLY, ControllerSettings, Settings, load
+from ..settings import ControllerSettings, Settings, load
 from . import DEV_PLACES, dev_driver
 from .options import given
 from .verbs import VERBS
@@ -164,9 +164,7 @@ def _program(target: str, driver: type[Driver], settings: Settings, options: Map
 
 def _controller(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
-    flags = _flags(
-        ControllerSettings, options, DEV_PLACES | NODE_ONLY | {"http_address"}
-    )  # the address is the plugin's
+    flags = _flags(ControllerSettings, options, DEV_PLACES | {"http_address"})  # the address is the plugin's
     return Program(settings.driver_name or driver.name, [*argv, *flags], _ENV, _files(driver))
 
 
@@ -176,7 +174,7 @@ _ENV = {"PYTHONUNBUFFERED": "1"}
 def _flags(kind: type[Settings], options: Mapping[str, str], without: frozenset[str]) -> list[str]:
     """The options as they were given, for a process of the driver."""
     out: list[str] = []
-    for f in fields(kind):
+    for f in kind.options():
         if f.name in options and f.name not in without:
             out += [f.metadata["flag"]] if f.default is False else [f.metadata["flag"], str(options[f.name])]
     return out

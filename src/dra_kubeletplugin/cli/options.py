@@ -21,9 +21,11 @@ def add_settings(
     *,
     only: Collection[str] | None = None,
 ) -> None:
-    """A flag for each option of ``kind``, but those named in ``without``; of ``only``, where a command takes few."""
+    """A flag for each option that says something to the process of ``kind``, but those named in ``without``; of ``only``, where
+    a command takes few.
+    """
     group = parser.add_argument_group(SETTINGS, "each can be given by its environment variable as well")
-    for f in fields(kind):
+    for f in kind.options():
         if f.name in without or (only is not None and f.name not in only):
             continue
         meta = f.metadata

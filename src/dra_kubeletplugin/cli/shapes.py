@@ -41,8 +41,17 @@ class RecordedClaim:
 
 
 @dataclass(frozen=True)
+class ClaimFile:
+    """A claim that has a CDI file of this driver on the node, or the note beside it, whether it is on record or not."""
+
+    driver: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class Claims:
     claims: tuple[RecordedClaim, ...]
+    files: tuple[ClaimFile, ...]
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,19 @@ class Nodes:
             raise InvalidObjectError(f"Nodes.{method}(): {printable(faults)}")
         return cls(Where.SELECTED, selector_json=text)
 
+    @classmethod
+    def read(cls, raw: JSON) -> Nodes | None:
+        """What ``raw``, a slice's spec or a device, says of its nodes, which a server has accepted; None where it says nothing."""
+        if raw.get("nodeName"):
+            return cls.named(raw["nodeName"])
+        if selector := raw.get("nodeSelector"):
+            text = _text(selector)
+            names = [v for t in selector["nodeSelectorTerms"] for f in t.get("matchFields") or () for v in f["values"]]
+            if len(names) == 1 and cls.named(*names).selector_json == text:
+                return cls.named(*names)
+            return cls(Where.SELECTED, selector_json=text)
+        return cls.all() if raw.get("allNodes") else None
+
     def of_slice(self, this: str) -> JSON:
         """The fields of a slice's spec; ``this`` is the name of the node where the plugin runs."""
         match self.where:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .amounts import Capacity, NodeResource
+from .nodes import Nodes
+from .pools import Pool
 from .quantity import Quantity
-from .types import Device, Taint, attribute_value
+from .types import CounterSet, Device, Taint, attribute_value
 
 JSON = Mapping[str, Any]
 
@@ -27,7 +29,8 @@ def read_device(raw: JSON) -> Device:
         "taints": [
             Taint(key=str(t["key"]), value=str(t.get("value") or ""), effect=str(t["effect"]))
             for t in raw.get("taints") or ()
-        ],
+        ]
+        or (),  # as a device has it that was made without any
         "consumes_counters": {
             str(c["counterSet"]): read_counters(c["counters"]) for c in raw.get("consumesCounters") or ()
         },
@@ -40,13 +43,40 @@ def read_device(raw: JSON) -> Device:
             str(name): _node_resource(r) for name, r in (raw.get("nodeAllocatableResources") or {}).items()
         },
         "allow_multiple_allocations": bool(raw.get("allowMultipleAllocations")),
-        "binding_conditions": [str(c) for c in raw.get("bindingConditions") or ()],
-        "binding_failure_conditions": [str(c) for c in raw.get("bindingFailureConditions") or ()],
+        "binding_conditions": [str(c) for c in raw.get("bindingConditions") or ()] or (),
+        "binding_failure_conditions": [str(c) for c in raw.get("bindingFailureConditions") or ()] or (),
         "binds_to_node": bool(raw.get("bindsToNode")),
     }
     for name, value in fields.items():
         object.__setattr__(device, name, value)
     device.json()  # whatever asks for it later finds it well
+    return device
+
+
+def read_pool(specs: Sequence[JSON]) -> Pool:
+    """The pool whose slices have these ``specs``, all of one generation, as its driver answered it.
+
+    Where each device says its nodes itself, what the pool said is not known any more: it is of all nodes then.
+
+    Raises as :func:`read_device`.
+    """
+    first = specs[0]
+    devices = [_with_nodes(read_device(d), d) for spec in specs for d in spec.get("devices") or ()]
+    sets = [
+        CounterSet(s["name"], read_counters(s["counters"])) for spec in specs for s in spec.get("sharedCounters") or ()
+    ]
+    return Pool(
+        first["pool"]["name"],
+        devices,
+        sets,
+        Nodes.this() if first.get("nodeName") else Nodes.read(first) or Nodes.all(),
+        str(first.get("partitionTypeAttribute") or ""),
+        [str(operation) for operation in first.get("skipNodeOperations") or ()] or (),
+    )
+
+
+def _with_nodes(device: Device, raw: JSON) -> Device:
+    object.__setattr__(device, "nodes", Nodes.read(raw))
     return device
 
 

@@ -2,14 +2,12 @@
 
 from .loading import load
 from .node import DNS_SUBDOMAIN, HEALTH_TIMEOUT, MAX_DRIVER_NAME, Settings
-from .roles import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
+from .roles import ControllerSettings, WebhookSettings
 
 __all__ = [
     "DNS_SUBDOMAIN",
     "HEALTH_TIMEOUT",
     "MAX_DRIVER_NAME",
-    "NODE_ONLY",
-    "WEBHOOK_OPTIONS",
     "ControllerSettings",
     "Settings",
     "WebhookSettings",

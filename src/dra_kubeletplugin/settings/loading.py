@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypeVar, overload
 
 from ..errors import SettingsError
@@ -33,7 +32,7 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     faults = []
-    for f in fields(kind):
+    for f in kind.options():
         raw = given.get(f.name)
         source = f.metadata["flag"]
         if raw is None and environ.get(f.metadata["env"]):

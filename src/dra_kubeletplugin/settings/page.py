@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any
 
 from .node import Settings
-from .roles import NODE_ONLY, WEBHOOK_OPTIONS, ControllerSettings, WebhookSettings
+from .roles import ControllerSettings, WebhookSettings
 
 
 def page() -> str:
     """The Markdown page that lists all options."""
     lines = ["# Options", "", "Generated from `src/dra_kubeletplugin/settings` by `make docs`.", ""]
-    lines += _table(fields(Settings))
-    both = ", ".join(f"`{f.metadata['flag']}`" for f in fields(Settings) if f.name not in NODE_ONLY)
-    known = {f.name for f in fields(Settings)}
-    lines += ["", "## Controller", "", f"`dra controller` takes {both}, and:", ""]
-    lines += _table([f for f in fields(ControllerSettings) if f.name not in known])
-    own = ", ".join(f"`{f.metadata['flag']}`" for f in fields(Settings) if f.name in WEBHOOK_OPTIONS)
-    lines += ["", "## Webhook", "", f"`dra webhook` takes {own}, and:", ""]
-    lines += _table([f for f in fields(WebhookSettings) if f.name not in known])
+    lines += _table(Settings.options())
+    for kind, title, command in (
+        (ControllerSettings, "Controller", "controller"),
+        (WebhookSettings, "Webhook", "webhook"),
+    ):
+        shared = [f for f in kind.options() if f in Settings.options()]
+        named = ", ".join(f"`{f.metadata['flag']}`" for f in shared)
+        lines += ["", f"## {title}", "", f"`dra {command}` takes {named}, and:", ""]
+        lines += _table([f for f in kind.options() if f not in shared])
     return "\n".join(lines) + "\n"
 
 

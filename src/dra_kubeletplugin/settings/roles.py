@@ -1,46 +1,56 @@
-"""What a controller and a webhook are told besides, and which of a node's options say something to them."""
+"""What a controller and a webhook are told besides."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from .node import Settings
-from .values import duration, option, read_address
+from .values import To, duration, option, read_address
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
-NODE_ONLY = frozenset(
-    {
-        "node_name", "pod_uid", "kubelet_root", "cdi_root", "sysfs_root", "dev_root", "call_timeout", "lock_wait",
-        "health_interval", "reconcile_interval", "reconcile_grace", "local_cluster", "unhealthy_policy", "unhealthy_effect",
-        "unhealthy_after", "healthy_after",
-    }
-)  # fmt: skip
-"""Options that say nothing to a controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerSettings(Settings):
-    """What a controller process is told; :data:`NODE_ONLY` keep their defaults."""
+    """What a controller process is told."""
+
+    process: ClassVar[To] = To.CONTROLLER
 
     namespace: str = option(
         "--namespace",
         "POD_NAMESPACE",
         "",
         "Namespace of the Lease and of the controller's records; this pod's own. One for a driver in a cluster.",
+        to=To.CONTROLLER,
     )
     pod_name: str = option(
-        "--pod-name", "POD_NAME", "", "Name of this pod, for the Lease's holder; the host's name when left out."
+        "--pod-name",
+        "POD_NAME",
+        "",
+        "Name of this pod, for the Lease's holder; the host's name when left out.",
+        to=To.CONTROLLER,
     )
     lease_duration: float = duration(
-        "--lease-duration", "LEASE_DURATION", 15.0, "Other replicas wait for this long after the leader's last sign.", 1
+        "--lease-duration",
+        "LEASE_DURATION",
+        15.0,
+        "Other replicas wait for this long after the leader's last sign.",
+        1,
+        to=To.CONTROLLER,
     )
     renew_deadline: float = duration(
-        "--renew-deadline", "RENEW_DEADLINE", 10.0, "A leader that has not renewed its Lease for this long ends."
+        "--renew-deadline",
+        "RENEW_DEADLINE",
+        10.0,
+        "A leader that has not renewed its Lease for this long ends.",
+        to=To.CONTROLLER,
     )
-    retry_period: float = duration("--retry-period", "RETRY_PERIOD", 2.0, "Renew, or try to lead, this often.")
+    retry_period: float = duration(
+        "--retry-period", "RETRY_PERIOD", 2.0, "Renew, or try to lead, this often.", to=To.CONTROLLER
+    )
 
     @property
     def lease_name(self) -> str:
@@ -55,13 +65,11 @@ class ControllerSettings(Settings):
         return out + self.common_faults()
 
 
-WEBHOOK_OPTIONS = frozenset({"driver_name", "log_format", "log_level", "stop_grace", "address", "tls_cert", "tls_key"})
-"""Options that say something to a webhook."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WebhookSettings(Settings):
-    """What a webhook's process is told; options but :data:`WEBHOOK_OPTIONS` keep their defaults."""
+    """What a webhook's process is told."""
+
+    process: ClassVar[To] = To.WEBHOOK
 
     address: str = option(
         "--address",
@@ -69,6 +77,7 @@ class WebhookSettings(Settings):
         ":8443",
         "HOST:PORT where reviews are answered; :PORT for every address.",
         read_address,
+        to=To.WEBHOOK,
     )
     tls_cert: Path = option(
         "--tls-cert",
@@ -76,9 +85,10 @@ class WebhookSettings(Settings):
         Path("/etc/webhook/tls/tls.crt"),
         "The webhook's certificate with those that signed it, PEM; read again when it changes.",
         Path,
+        to=To.WEBHOOK,
     )
     tls_key: Path = option(
-        "--tls-key", "TLS_KEY", Path("/etc/webhook/tls/tls.key"), "The certificate's key, PEM.", Path
+        "--tls-key", "TLS_KEY", Path("/etc/webhook/tls/tls.key"), "The certificate's key, PEM.", Path, to=To.WEBHOOK
     )
 
     def faults(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""An option as a field of a dataclass: its flag, its environment variable, its default, and how its text is read.
+"""An option as a field of a dataclass: its flag, its environment variable, its default, how its text is read, and whom it is for.
 
 What reads a text raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...".
 """
@@ -8,20 +8,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import field
+from enum import Flag, auto
 from typing import Any
 
 MAX_DURATION = 30 * 86400.0
 
 
-def option(flag: str, env: str, default: Any, help: str, parse: Callable[[str], Any] = str) -> Any:
-    return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": parse})
+class To(Flag):
+    """The processes that an option says something to."""
+
+    NODE = auto()
+    CONTROLLER = auto()
+    WEBHOOK = auto()
+    ROLES = NODE | CONTROLLER
+    ALL = NODE | CONTROLLER | WEBHOOK
 
 
-def duration(flag: str, env: str, default: float, help: str, least: float = 0.1) -> Any:
+def option(
+    flag: str, env: str, default: Any, help: str, parse: Callable[[str], Any] = str, *, to: To = To.ROLES, **more: Any
+) -> Any:
+    return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": parse, "to": to, **more})
+
+
+def duration(flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: To = To.ROLES) -> Any:
     """A duration in seconds of at least ``least``, which is below what makes sense so that tests may be quick."""
-    return field(
-        default=default, metadata={"flag": flag, "env": env, "help": help, "parse": read_seconds, "least": least}
-    )
+    return option(flag, env, default, help, read_seconds, to=to, least=least)
 
 
 def read_seconds(text: str) -> float:

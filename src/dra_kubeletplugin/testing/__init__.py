@@ -25,6 +25,7 @@ from .events import Event, PodError
 from .handles import Api, Cluster, Kubelet, Node
 from .node import DriverNode, env_of, node_with, oci_of, on_node
 from .pods import claim, device_class, pod, template
+from .published import Published, PublishedError
 
 __all__ = [
     "Api",
@@ -41,6 +42,8 @@ __all__ = [
     "Node",
     "OpaqueConfig",
     "PodError",
+    "Published",
+    "PublishedError",
     "Request",
     "SubRequest",
     "Timers",

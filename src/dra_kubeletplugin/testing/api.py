@@ -14,6 +14,7 @@ from ..errors import ApiError, near
 from ..local.cluster import LocalCluster, load_yaml, resource_of
 from ..resources.convert import GROUP
 from .events import Event, PodError, fails, folded, has_run, hopeless, last_fault, stuck
+from .published import Published, PublishedError, Wanted, differs, pools_of
 
 JSON = dict[str, Any]
 T = TypeVar("T")
@@ -109,6 +110,14 @@ class AsyncApi:
         """ResourceSlices, of one driver where it is named."""
         return [s for s in await self.get_all("ResourceSlice") if not driver or s["spec"]["driver"] == driver]
 
+    async def published(self, driver: str, pool: str = "", *, timeout: float = TIMEOUT) -> Published:
+        """What a driver publishes: its devices by name, and its pools; of one pool where it is named, a node's by the node's name.
+
+        A pool that is just being written is waited for. Raises :class:`PublishedError` where one does not become whole.
+        """
+        __tracebackhide__ = True
+        return await self.wait_published(driver, lambda _: True, pool, timeout=timeout)
+
     async def events(self, name: str = "", namespace: str = "") -> list[Event]:
         """Events about the object with this name, or all, folded, oldest first."""
         found = await self.get_all("Event", namespace)
@@ -131,6 +140,33 @@ class AsyncApi:
                 return found
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g} s for {what}") from None
+
+    async def wait_published(
+        self, driver: str, wanted: Wanted, pool: str = "", *, timeout: float = TIMEOUT
+    ) -> Published:
+        """What a driver publishes, once it is as ``wanted``, and all of it is there; of one pool where it is named.
+
+        Args:
+            wanted: the names of all devices, in any order; or a function that is given :class:`Published` and answers something
+                true once it is right. It looks at nothing else, and a name that is not there is one that has not come yet.
+
+        Raises :class:`PublishedError` with what is published instead.
+        """
+        __tracebackhide__ = True
+        now, why = Published({}), ""
+
+        async def look() -> bool:
+            nonlocal now, why
+            now, torn = pools_of(await self.slices(driver), pool)
+            why = torn or differs(now, wanted)
+            return not why
+
+        try:
+            await self.wait(f"what {driver} publishes", look, timeout)
+        except TimeoutError as e:
+            meant = "" if now else near(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
+            raise PublishedError(f"{e}{meant}: {why}", now) from None
+        return now
 
     async def wait_event(self, name: str, text: str, timeout: float = TIMEOUT) -> Event:
         """The first event about ``name`` that has ``text`` in its reason or message.

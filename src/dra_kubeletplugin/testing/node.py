@@ -20,6 +20,7 @@ from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
 from .events import PodError
+from .published import Published, PublishedError, Wanted
 from .running import InProcess, Leftovers, OwnProcess, Running
 
 JSON = dict[str, Any]
@@ -124,12 +125,35 @@ class DriverNode(Generic[D]):
         if self._running:
             await self._running.rescan()
 
+    # --- what is published ------------------------------------------------------------------------
+
+    async def published(self, pool: str = "") -> Published:
+        """What the driver publishes: devices by name, and pools; its controller's too. As :meth:`AsyncApi.published`."""
+        __tracebackhide__ = True
+        return await self.wait_published(lambda _: True, pool)
+
+    async def wait_published(self, wanted: Wanted, pool: str = "", *, timeout: float = TIMEOUT) -> Published:
+        """What the driver publishes, once it is as ``wanted``; as :meth:`AsyncApi.wait_published`.
+
+        Raises :class:`PublishedError` with what is published instead, and with what the plugin says of devices that it left out.
+        """
+        __tracebackhide__ = True
+        try:
+            return await self.api.wait_published(self.settings.driver_name, wanted, pool, timeout=timeout)
+        except PublishedError as e:
+            if notes := await self._notes():
+                raise PublishedError("; ".join([e.why, *notes]), e.published) from None
+            raise
+
+    async def _notes(self) -> list[str]:
+        return await self._running.notes() if self._running else []
+
     # --- hardware ---------------------------------------------------------------------------------
 
     async def plug(self, function: Mapping[str, Any]) -> None:
         """Plugs a PCI function into the described host, written as in its description, and waits until that is published.
 
-        A driver in a process of its own looks by itself, after 0.2 s: wait for its slices then.
+        A driver in a process of its own looks by itself, after 0.2 s: :meth:`wait_published` then.
         """
         described.add_function(self._described("plug"), function)
         await self._looked()
@@ -212,8 +236,7 @@ class DriverNode(Generic[D]):
         try:
             return await self.api.wait_running(name, timeout=timeout, patience=patience)
         except PodError as e:
-            notes = await self._running.notes() if self._running else []
-            if notes:  # devices that are not there may be the reason
+            if notes := await self._notes():  # devices that are not there may be the reason
                 raise PodError("; ".join([e.why, *notes]), e.events) from None
             raise
 

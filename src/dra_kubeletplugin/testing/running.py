@@ -129,7 +129,6 @@ class OwnProcess:
 
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster) -> None:
         self._target = _target(driver)
-        self._settings = settings
         self._address = settings.http_address or f"127.0.0.1:{_free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
         given = {**cluster.access, "HTTP_ADDRESS": self._address}
@@ -194,11 +193,10 @@ class OwnProcess:
         out, err = await asked.communicate()
         if asked.returncode:
             raise FaultError(f"the records cannot be read: {err.decode(errors='replace').strip()}")
-        claims = json.loads(out)["claims"]
-        begin, end = f"k8s.{self._settings.driver_name}-claim_", ".json"
-        found = self._settings.cdi_root.glob(f"{begin}*{end}")
+        found = json.loads(out)
+        claims = found["claims"]
         return {
-            "files": sorted(path.name[len(begin) : -len(end)] for path in found),
+            "files": [file["uid"] for file in found["files"]],
             "records": [claim["uid"] for claim in claims],
             "held": sorted({device["device"] for claim in claims for device in claim["devices"]}),
         }

@@ -1,0 +1,211 @@
+"""`published()` of the test kit: what a driver answered is what a test reads back, and what differs is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import (
+    Capacity,
+    Claim,
+    CounterSet,
+    Device,
+    Driver,
+    Nodes,
+    Pool,
+    PreparedDevice,
+    RequestPolicy,
+    Taint,
+    Version,
+)
+from dra_kubeletplugin.driver import Health, Role
+from dra_kubeletplugin.resources.reading import read_pool
+from dra_kubeletplugin.testing import AsyncApi, PublishedError, controller_on, node_with, plugin_on
+from dra_kubeletplugin.testing.published import Published, differs, pools_of
+
+NAME = "cards.example.com"
+
+
+def layout(node: str) -> Pool:
+    """Every field that a pool of a node can have by default in 1.36, as `published()` writes amounts."""
+    shared = Capacity("8Gi", RequestPolicy(default="1Gi", min="1Gi", step="1Gi"))
+    return Pool(
+        node,
+        [
+            Device("card-0", {"model": "x1", "index": 0, "fast": True, "firmware": Version("1.2.3")}, {"memory": Capacity("40Gi")}),
+            Device("card-1", {"other.example.com/rack": "r1"}, {"memory": shared}, allow_multiple_allocations=True),
+            Device("part-0", taints=[Taint(key="example.com/worn", value="much", effect="NoExecute")]),
+            Device("part-1", consumes_counters={"card": {"memory": "1Gi"}}),
+        ],
+        [CounterSet("card", {"memory": "2Gi"})],
+    )  # fmt: skip
+
+
+def wide() -> list[Pool]:
+    return [
+        Pool("everywhere", [Device("a")], nodes=Nodes.all()),
+        Pool("named", [Device("b")], nodes=Nodes.named("node-1")),
+        Pool("rack", [Device("c")], nodes=Nodes.matching({"rack": ["r1", "r2"]})),
+        Pool("each", [Device("d", nodes=Nodes.named("node-1")), Device("e", nodes=Nodes.all())], nodes=Nodes.all()),
+        Pool("bound", [Device("f", binding_conditions=["x"], binding_failure_conditions=["y"], binds_to_node=True)], nodes=Nodes.all()),
+    ]  # fmt: skip
+
+
+class Cards(Driver):
+    name = NAME
+    ill: frozenset[str] = frozenset()
+
+    def pools(self) -> list[Pool]:
+        return [layout(self.settings.node_name)] if self.role is Role.NODE else wide()
+
+    def health(self) -> dict[str, Health]:
+        return {name: Health(False, "hot") for name in self.ill}
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+
+
+class Other(Cards):
+    name = "other.example.com"
+
+    def devices(self) -> list[Device]:
+        return [Device("x")]
+
+    pools = Driver.pools  # type: ignore[assignment] # those of devices()
+
+
+class Wrong(Other):
+    def devices(self) -> list[Device]:
+        return [Device("part", consumes_counters={"card": {"memory": "1Gi"}})]
+
+
+async def test_what_a_driver_answers_is_what_is_read_back() -> None:
+    async with node_with(Cards) as node:
+        published = await node.published()
+        assert published.pools == {"node-1": layout("node-1")}
+        assert list(published) == ["card-0", "card-1", "part-0", "part-1"]
+        assert published["card-0"].attributes["firmware"] == Version("1.2.3")
+        async with controller_on(node.cluster, Cards):
+            names = [*published, *"abcdef"]
+            found = (await node.wait_published(names)).pools
+            assert {name: pool for name, pool in found.items() if name != "node-1"} == {p.name: p for p in wide()}
+            assert list(await node.published("node-1")) == list(published)
+
+
+async def test_a_state_is_waited_for_by_names_or_by_what_a_function_says_of_it() -> None:
+    async with node_with(Cards) as node:
+        node.driver.ill = frozenset({"card-0"})
+        published = await node.wait_published(lambda devices: devices["card-0"].taints)
+        assert [t.effect for t in published["card-0"].taints] == ["NoSchedule"]
+        node.driver.ill = frozenset()
+        assert "card-0" in await node.wait_published(lambda devices: not devices["card-0"].taints)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (["card-0", "card-1", "part-0", "part-1", "part-2"], "part-2 is missing"),
+        (["card-0", "card-1", "part-0"], "part-1 is there besides"),
+        (["card-2"], "card-2 is missing and card-0, card-1, part-0, part-1 is there besides"),
+        (lambda devices: devices["card-0"].taints, "it is not as asked for"),
+        (lambda devices: devices["card0"].taints, "no device 'card0' is published, did you mean 'card-0'?"),
+    ],
+)
+async def test_what_is_published_instead_is_told_a_line_for_each_device(wanted: Any, why: str) -> None:
+    async with node_with(Cards) as node:
+        with pytest.raises(PublishedError) as e:
+            await node.wait_published(wanted, timeout=0.05)
+    first, *lines = str(e.value).splitlines()
+    assert first.startswith(f"waited 0.05 s for what {NAME} publishes: ") and why in first
+    assert lines == [
+        "  pool node-1 has card-0: model='x1', index=0, fast=True, firmware=1.2.3, memory 40Gi",
+        "  pool node-1 has card-1: other.example.com/rack='r1', memory 8Gi",
+        "  pool node-1 has part-0: taint example.com/worn=much:NoExecute",
+        "  pool node-1 has part-1",
+    ]
+    assert list(e.value.published) == ["card-0", "card-1", "part-0", "part-1"]
+
+
+async def test_the_reason_why_a_device_is_left_out_is_told() -> None:
+    async with node_with(Wrong) as node:
+        with pytest.raises(
+            PublishedError, match="part is missing; part is not published: it draws from counter set 'card'"
+        ):
+            await node.wait_published(["part"], timeout=0.05)
+
+
+async def test_a_driver_s_name_that_is_written_wrong_is_told_with_the_right_one() -> None:
+    async with node_with(Cards) as node:
+        assert not await node.api.published("card.example.com"), "a driver that publishes nothing is no fault"
+        with pytest.raises(PublishedError, match=f"did you mean '{NAME}'.*\n  nothing is published"):
+            await node.api.wait_published("card.example.com", ["card-0"], timeout=0.05)
+
+
+async def test_the_pool_of_each_node_has_its_name() -> None:
+    async with node_with(Cards) as node:
+        other = {"node-1": layout("node-1")}
+        assert (await node.api.published(NAME)).pools == other
+        with pytest.raises(PublishedError, match="nothing is published"):
+            await node.wait_published(["card-0"], "node-2", timeout=0.05)
+
+
+async def test_what_is_left_of_a_claim_is_the_same_from_inside_and_from_outside() -> None:
+    """The kit asks `dra claims` of a process, and looks into an object: files without a record, and notes, count in both."""
+    seen = []
+    for process in (False, True):
+        async with node_with(Other, process=process) as node:
+            await node.run_pod()
+            uid = (await node.claim_of("pod"))["metadata"]["uid"]
+            kind = f"k8s.{Other.name}-claim_"
+            (node.settings.cdi_root / f"{kind}without-record.json").write_text("{}")
+            (node.settings.cdi_root / f".{kind}a-note.record").write_text("{}")
+            (node.settings.cdi_root / "k8s.someone.else-claim_x.json").write_text("{}")
+            left = await node.leftovers()
+            assert left["files"] == sorted([uid, "a-note", "without-record"])
+            seen.append({key: len(value) for key, value in left.items()})
+    assert seen[0] == seen[1] == {"files": 3, "records": 1, "held": 1}
+
+
+def slices(generation: int, *names: str, count: int = 0, pool: str = "p") -> list[dict[str, Any]]:
+    """A slice for each device."""
+    place = {"name": pool, "generation": generation, "resourceSliceCount": count or len(names)}
+    return [
+        {"metadata": {"name": f"s-{generation}-{n}"}, "spec": {"driver": NAME, "pool": place, "nodeName": "n", "devices": [{"name": n}]}}
+        for n in names
+    ]  # fmt: skip
+
+
+def test_the_newest_generation_counts_once_it_is_whole() -> None:
+    old, new = slices(1, "a", "b"), slices(2, "b", "c")
+    published, torn = pools_of([*old, *new])
+    assert (list(published), torn) == (["b", "c"], "")
+    published, torn = pools_of([*old, new[1]])
+    assert (list(published), torn) == ([], "pool p has 1 of 2 slices of generation 2")
+
+
+def test_a_name_in_two_pools_is_read_from_one_of_them() -> None:
+    published, _ = pools_of([*slices(1, "a", "b"), *slices(1, "a", pool="q")])
+    assert list(published) == ["a", "b"] and published["b"] == Device("b")
+    with pytest.raises(ValueError, match="device a is in the pools p, q: look into one of `pools`"):
+        published["a"]
+    assert differs(published, ["a", "b"]) == "", "names alone are no question of which"
+
+
+def test_many_devices_are_not_all_shown() -> None:
+    pool = read_pool([s["spec"] for s in slices(1, *(f"d-{i:03}" for i in range(208)))])
+    lines = str(PublishedError("why", Published({"p": pool}))).splitlines()
+    assert len(lines) == 22 and lines[-1] == "  and 188 more devices"
+
+
+def test_a_text_in_place_of_names_is_refused() -> None:
+    with pytest.raises(TypeError, match="give a list of names"):
+        differs(Published({}), "card-0")
+
+
+async def test_several_plugins_publish_what_each_has() -> None:
+    async with node_with(Cards) as node:
+        api: AsyncApi = node.api
+        async with plugin_on(node.cluster, Other, "node-1"):
+            assert list(await api.published(Other.name)) == ["x"]
+            assert "x" not in await node.published()
