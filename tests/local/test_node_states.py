@@ -10,6 +10,7 @@ import pytest
 
 from dra_kubeletplugin.kube.resource import LEASES, NODES
 from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.node_lease import NAMESPACE
 
 from .objects import pod
@@ -97,16 +98,12 @@ async def test_a_node_in_a_bad_state_takes_no_new_pods(cluster: LocalCluster, ki
     await cluster.wait("the taint to go", lambda: are(set()))
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.local.controllers.node_monitor.GRACE", 1.0)
-    monkeypatch.setattr("dra_kubeletplugin.local.kubelet.node_lease._EVERY", 0.1)
+QUICK = Timers(away=1.0)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_until_it_is_back() -> None:
     """Upstream: monitorNodeHealth. What runs there runs on."""
-    async with LocalCluster(("node-1",)) as cluster:
+    async with LocalCluster(("node-1",), timers=QUICK) as cluster:
         await cluster.apply(pod("before"))
         await cluster.wait_running("before")
         await cluster.node.kubelet.stop()
@@ -140,9 +137,8 @@ async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_
         await cluster.wait("the node to be known as ready", is_back)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_kubelet_that_was_taken_for_dead_says_that_it_lives() -> None:
-    async with LocalCluster(("node-1",)) as cluster:
+    async with LocalCluster(("node-1",), timers=QUICK) as cluster:
         dead = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
         await cluster.client.patch(NODES, "node-1", {"status": {"conditions": [dead]}}, sub="status")
 
@@ -152,10 +148,9 @@ async def test_a_kubelet_that_was_taken_for_dead_says_that_it_lives() -> None:
         await cluster.wait("the node to be ready", lives)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_node_that_somebody_made_by_hand_is_left_alone() -> None:
     """It has no kubelet, and no Lease."""
-    async with LocalCluster(("node-1",)) as cluster:
+    async with LocalCluster(("node-1",), timers=QUICK) as cluster:
         ready = {"type": "Ready", "status": "True"}
         await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake"}, "status": {}})
         await cluster.client.patch(NODES, "fake", {"status": {"conditions": [ready]}}, sub="status")

@@ -103,7 +103,7 @@ class LocalCluster:
         self._keep = state is not None
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
         self._cdi_root = cdi_root
-        self._timers = timers
+        self._timers = timers or Timers()
         self._runtimes = runtimes or _simulated
         self._binding_timeout = binding_timeout
         self._given = kubeconfig
@@ -128,7 +128,7 @@ class LocalCluster:
             manager, binder = (self._component(stack, f"system:kube-{c}") for c in ("controller-manager", "scheduler"))
             kubelets = {n: self._component(stack, f"system:node:{n}", "system:nodes") for n in self._names}
             supervisor = await stack.enter_async_context(Supervisor())
-            supervisor.start("controllers", ControllerManager(manager, self.features).run)
+            supervisor.start("controllers", ControllerManager(manager, self.features, self._timers.away).run)
             scheduler = Scheduler(binder, self.features, self._binding_timeout)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()

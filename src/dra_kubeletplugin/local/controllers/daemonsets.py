@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from ...allocation.taints import tolerates
 from ...kube import KubeClient
 from ...kube.resource import NODES
 from ...resources import node_selection
@@ -117,15 +118,7 @@ def _may_have(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
         return False
     tolerations = [*(spec.get("tolerations") or []), *_TOLERATIONS]
     taints = (node.get("spec") or {}).get("taints") or []
-    return all(t["effect"] == "PreferNoSchedule" or any(_tolerates(o, t) for o in tolerations) for t in taints)
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
-        return False
-    if toleration.get("key") and toleration["key"] != taint["key"]:
-        return False
-    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+    return all(t["effect"] == "PreferNoSchedule" or any(tolerates(o, t) for o in tolerations) for t in taints)
 
 
 def _on(spec: Mapping[str, Any], node: str) -> JSON:

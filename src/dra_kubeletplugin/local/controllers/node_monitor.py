@@ -1,7 +1,7 @@
 """Whether a node's kubelet is still heard: by its Lease, as seen on our own clock. One that is not makes the node's state unknown.
 
 Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. A node without a Lease, which somebody made by
-hand, is left alone; and nothing is evicted from a node that is away.
+hand, is left alone.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
 
 JSON = dict[str, Any]
-GRACE = 50.0  # seconds without a renewal, --node-monitor-grace-period
 _OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _SILENT = {"reason": NOT_HEARD, "message": "Kubelet stopped posting node status."}
 
 
 class NodeMonitor(Controller):
+    """Needs the index ``node`` of pods.
+
+    Args:
+        grace: seconds without a renewal, --node-monitor-grace-period.
+    """
+
     name = "node-controller"
     kinds: ClassVar = {NODES: "Node"}
 
-    def __init__(self, client: KubeClient, informers: Informers) -> None:
+    def __init__(self, client: KubeClient, informers: Informers, grace: float) -> None:
         super().__init__(client, informers, (NODES, LEASES, PODS))
+        self._grace = grace
         self._renewed: dict[str, tuple[str, float]] = {}  # node → what its Lease said, and when we first saw that
         self.watch(LEASES, self._lease)
 
@@ -49,7 +55,7 @@ class NodeMonitor(Controller):
         node, heard = self.informers.find(NODES, key.name), self._renewed.get(key.name)
         if node is None or heard is None:
             return
-        left = heard[1] + GRACE - time.monotonic()
+        left = heard[1] + self._grace - time.monotonic()
         if left > 0:
             self.queue.add_after(key, left)
             return
@@ -61,8 +67,8 @@ class NodeMonitor(Controller):
             self.events.event(
                 node, "Node", "Normal", "NodeNotReady", f"Node {key.name} status is now: NodeNotReady", "v1"
             )
-        for pod in self.informers.all(PODS):
-            if pod["spec"].get("nodeName") == key.name and not is_finished(pod):
+        for pod in self.informers.by(PODS, "node", key.name):
+            if not is_finished(pod):
                 await self._not_ready(pod)
 
     async def _not_ready(self, pod: JSON) -> None:
@@ -81,4 +87,4 @@ def _unknown(kind: str, known: dict[str, JSON]) -> JSON:
     return {**known.get(kind, {}), "type": kind, "status": "Unknown", "lastTransitionTime": now(), **_SILENT}
 
 
-__all__ = ["GRACE", "NodeMonitor"]
+__all__ = ["NodeMonitor"]

@@ -107,7 +107,7 @@ class Starts:
         devices = self.parts.manager.cdi_ids(pod["metadata"]["namespace"], wanted)
         attempt = before.attempt + 1 if before else state.attempts.get(name, 0)
         try:
-            config = await config_of(self.parts.client, pod, container, role, attempt, state.volumes or {}, devices)
+            config = await config_of(self.parts.client, pod, container, role, attempt, state.volumes, devices)
         except ConfigError as e:
             return self._cannot(state, name, "CreateContainerConfigError", str(e)), None
         try:

@@ -13,6 +13,7 @@ from ...resources.quantity import Quantity
 
 JSON = Mapping[str, Any]
 _LIMITED = {"cpu", "memory", "ephemeral-storage"}  # of which a container without a limit may have all
+NODE_ADDRESS = "127.0.0.1"
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 
@@ -34,7 +35,7 @@ def field_value(pod: JSON, path: str, node: JSON | None = None) -> str:
         case "spec.nodeName" | "spec.serviceAccountName":
             return str(spec.get(path.partition(".")[2]) or "")
         case "status.hostIP" | "status.podIP" | "status.hostIPs" | "status.podIPs":
-            return "127.0.0.1"
+            return NODE_ADDRESS  # of a pod in a network of its own too: it has a loopback
     raise FieldUnknown(f"unsupported fieldPath: {path}")
 
 

@@ -136,7 +136,7 @@ class Kubelet:
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
                 tasks.create_task(self.probes.run())
-                tasks.create_task(renew_lease(self.client, self.name))
+                tasks.create_task(renew_lease(self.client, self.name, self.timers.away / 5))
                 await self.informers.run(tasks)
                 await self.informers.wait_synced()
                 await self.pod_resources.start()

@@ -12,6 +12,7 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.resource import NODES, SLICES
 from ...resources.defaults import now
+from .fields import NODE_ADDRESS
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -45,7 +46,7 @@ async def publish_node(client: KubeClient, name: str, runtime: str, version: str
     status: JSON = {"conditions": _conditions(known.get("conditions") or []), "nodeInfo": info}
     status["capacity"] = _capacity() | (known.get("capacity") or {})
     status["allocatable"] = status["capacity"] | (known.get("allocatable") or {})
-    status["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}]
+    status["addresses"] = [{"type": "InternalIP", "address": NODE_ADDRESS}, {"type": "Hostname", "address": name}]
     await client.patch(NODES, name, {"status": status}, sub="status")
 
 

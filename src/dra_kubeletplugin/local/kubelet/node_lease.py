@@ -16,10 +16,9 @@ log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 NAMESPACE = "kube-node-lease"
 _LASTS = 40  # seconds
-_EVERY = 10.0  # seconds
 
 
-async def renew_lease(client: KubeClient, node: str) -> None:
+async def renew_lease(client: KubeClient, node: str, every: float) -> None:
     """Keeps the Lease of ``node`` new. Never returns; a server that is away finds it old when it is back."""
     while True:
         try:
@@ -27,7 +26,7 @@ async def renew_lease(client: KubeClient, node: str) -> None:
             await well_again(client, node)
         except ApiError as e:
             log.debug("kubelet %s: its lease is not renewed: %s", node, e)
-        await asyncio.sleep(_EVERY)
+        await asyncio.sleep(every)
 
 
 async def _renew(client: KubeClient, node: str) -> None:

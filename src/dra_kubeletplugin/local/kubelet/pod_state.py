@@ -54,7 +54,8 @@ class PodState:
     pod: JSON  # as last seen: events about a pod that is gone name it
     claims: list[JSON]  # resourceClaimStatuses as first seen: a real kubelet does not look again
     prepared: bool = False
-    volumes: dict[str, Mount] | None = None
+    volumes: dict[str, Mount] = field(default_factory=dict)
+    mounts: dict[str, Pause] = field(default_factory=dict)  # by volume
     seen: Seen = field(default_factory=Seen)
     crashes: dict[str, Pause] = field(default_factory=dict)  # by container
     pulls: dict[str, Pause] = field(default_factory=dict)  # by image

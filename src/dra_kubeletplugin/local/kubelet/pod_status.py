@@ -11,6 +11,7 @@ from typing import Any
 from ...resources.defaults import now
 from ..runtime.interface import ContainerStatus, Role, State
 from .containers import roles
+from .fields import NODE_ADDRESS
 
 JSON = dict[str, Any]
 SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods of which nothing really runs
@@ -161,8 +162,9 @@ def status_of(
         conditions.append(_condition(pod, "PodScheduled", True))  # bound by hand
     out["conditions"] = conditions
     out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
-    out["hostIP"] = "127.0.0.1"
-    out["hostIPs"] = [{"ip": "127.0.0.1"}]
+    out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
+    if pod["spec"].get("hostNetwork"):  # no pod network is there: others have no address at which anybody reaches them
+        out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
     return out
 
 

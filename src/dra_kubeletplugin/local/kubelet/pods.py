@@ -19,7 +19,7 @@ from .container_ends import Ends
 from .container_starts import Starts
 from .containers import roles
 from .pod_claims import claim_names, usable_claims
-from .pod_state import Later, Parts, PodState, remembered
+from .pod_state import Later, Parts, Pause, PodState, remembered
 from .pod_status import Phase, Waiting, phase_of, seconds_left, status_of
 from .unsupported import refusals
 from .volumes import MountError, Volumes
@@ -115,8 +115,10 @@ class PodSync:
             for text in refusals(pod):
                 await self._hold(pod, state, "FailedCreatePodSandBox", text)
             await self._prepare(pod, state)
-        if state.volumes is None:
-            await self._make_volumes(pod, state)
+        again = await self._make_volumes(pod, state)
+        if again is not None:
+            self.look_in(state.uid, again)
+            return
         self.parts.probes.follow(pod)
         again = await self.starts.bring_up(pod, state, claim_names(pod, state.claims))
         if again is not None:
@@ -154,18 +156,39 @@ class PodSync:
         groups = self.parts.manager.ways.shares_groups
         return await usable_claims(self.parts.client, pod, state.claims, groups=groups)
 
-    async def _make_volumes(self, pod: JSON, state: PodState) -> None:
-        try:
-            state.volumes = await Volumes(self.parts.client, self._folder(pod)).make(pod)
-        except MountError as e:
-            await self._hold(pod, state, "FailedMount", str(e))
+    async def _make_volumes(self, pod: JSON, state: PodState) -> float | None:
+        """Each volume by itself, with a pause that doubles while it fails: seconds until the next try, None once all are there."""
+        volumes = Volumes(self.parts.client, self._folder(pod))
+        pauses = []
+        for volume in pod["spec"].get("volumes") or []:
+            name = volume["name"]
+            if name in state.volumes:
+                continue
+            pause = state.mounts.setdefault(name, Pause())
+            left = pause.until - asyncio.get_running_loop().time()
+            if left <= 0:
+                try:
+                    state.volumes[name] = await volumes.make(pod, volume)
+                    continue
+                except MountError as e:
+                    self.parts.events.warn(pod, "Pod", "FailedMount", str(e))
+                timers = self.parts.timers
+                left = pause.next = min(timers.longest_mount, pause.next * 2 or timers.mount)
+                pause.until = asyncio.get_running_loop().time() + left
+            pauses.append(left)
+        if pauses and not self.parts.runtime.statuses(state.uid):
+            self._waits(pod, state)
+        return min(pauses, default=None)
 
     async def _hold(self, pod: JSON, state: PodState, reason: str, text: str) -> None:
         """Tells why the pod waits, and lets it wait. Raises :class:`Later`."""
         self.parts.events.warn(pod, "Pod", reason, text)
-        state.seen.waiting = {c["name"]: Waiting("ContainerCreating") for c, role in roles(pod) if role is Role.MAIN}
+        self._waits(pod, state)
         await self._tell(pod, state, Phase.PENDING)
         raise Later(text)
+
+    def _waits(self, pod: JSON, state: PodState) -> None:
+        state.seen.waiting = {c["name"]: Waiting("ContainerCreating") for c, role in roles(pod) if role is Role.MAIN}
 
     def _folder(self, pod: JSON) -> Path:
         return self.parts.folder / str(pod["metadata"]["uid"])

@@ -29,21 +29,17 @@ class Volumes:
         self.client = client
         self.folder = folder / "volumes"
 
-    async def make(self, pod: JSON) -> dict[str, Mount]:
-        """All volumes by name, as a mount without a place in the container yet.
+    async def make(self, pod: JSON, volume: JSON) -> Mount:
+        """A volume of the pod, as a mount without a place in the container yet.
 
         Raises :class:`MountError`, also for a volume of a type that is not implemented.
         """
-        out = {}
-        for volume in pod["spec"].get("volumes") or []:
-            name = volume["name"]
-            try:
-                out[name] = await self._one(pod, volume)
-            except (FieldUnknown, MissingError, OSError) as e:
-                raise MountError(f'MountVolume.SetUp failed for volume "{name}" : {e}') from None
-        return out
+        try:
+            return await self._made(pod, volume)
+        except (FieldUnknown, MissingError, OSError) as e:
+            raise MountError(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {e}') from None
 
-    async def _one(self, pod: JSON, volume: JSON) -> Mount:
+    async def _made(self, pod: JSON, volume: JSON) -> Mount:
         types = [key for key in volume if key != "name" and volume[key] is not None]
         if types == ["hostPath"]:
             return Mount(_host_path(volume["hostPath"]), "", from_host=True)

@@ -11,18 +11,19 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
-from ...errors import ApiError
+from ...allocation.taints import tolerates
 from ...kube import KubeClient, Resource
 from ...kube.resource import CLAIMS, PODS, SLICES
-from ...resources.defaults import now
 from ...scheduling import podgroups
 from ...scheduling.taint_rules import taints_of
 from ..informer import Change, Informers, is_finished, pod_claim_names
 from .base import Controller, Key, key_of
+from .disruption import Cause, evict
 
 JSON = dict[str, Any]
 Device = tuple[str, str, str]  # driver, pool, device
 _NO_EXECUTE = "NoExecute"
+_WHY = Cause("DeletionByDeviceTaintManager", "Device Taint manager: deleting due to NoExecute taint")
 
 
 class DeviceTaintEviction(Controller):
@@ -90,7 +91,7 @@ class DeviceTaintEviction(Controller):
         if self._due.get(uid) != 0.0:
             self._due[uid] = 0.0  # told once, however often the deletion has to be tried
             self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Marking for deletion")
-        await self._evict(pod)
+        await evict(self.client, pod, _WHY)
         self._due.pop(uid, None)
 
     def _claims(self, pod: JSON) -> Iterable[JSON]:
@@ -131,43 +132,14 @@ class DeviceTaintEviction(Controller):
             return datetime.fromisoformat(added).timestamp()
         return self._seen.setdefault((device, taint["key"], taint.get("value", "")), time.time())
 
-    async def _evict(self, pod: JSON) -> None:
-        meta = pod["metadata"]
-        others = [c for c in (pod.get("status") or {}).get("conditions") or [] if c.get("type") != "DisruptionTarget"]
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByDeviceTaintManager"}
-        condition |= {
-            "message": "Device Taint manager: deleting due to NoExecute taint",
-            "lastTransitionTime": now(),
-        }
-        body = {
-            "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
-            "status": {"conditions": [*others, condition]},
-        }
-        try:
-            await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
-            await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"])
-        except ApiError as e:
-            if e.status != 404:
-                raise
-
 
 def _tolerance(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
     """Seconds for which a taint is tolerated; None for ever, 0 not at all."""
-    matching = [t for t in tolerations if _tolerates(t, taint)]
+    matching = [t for t in tolerations if tolerates(t, taint)]
     if not matching:
         return 0.0
     seconds = [max(0.0, float(t["tolerationSeconds"])) for t in matching if t.get("tolerationSeconds") is not None]
     return min(seconds, default=None)
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if (toleration.get("operator") or "Equal") == "Exists":
-        return True
-    return bool(toleration.get("key")) and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
 def _devices_of(claim: JSON) -> Iterable[Device]:

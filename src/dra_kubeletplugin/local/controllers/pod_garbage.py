@@ -1,0 +1,81 @@
+"""Pods that no kubelet will end: their node is gone or out of service, or they were deleted before they had one.
+
+Source: kube-controller-manager's pod-garbage-collector-controller. It looks every 20 s; here it is done when it is due. Pods that
+have finished are never too many here (``--terminated-pod-gc-threshold`` is 12,500).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import NODES, PODS
+from ..informer import Change, Informers
+from .base import Controller, Key, key_of
+from .disruption import Cause, remove
+from .zones import ready_of
+
+JSON = dict[str, Any]
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+QUARANTINE = 40.0  # seconds for which a node must be gone
+_WHY = Cause("DeletionByPodGC", "PodGC: node no longer exists")
+
+
+class PodGarbageCollector(Controller):
+    """One key a pod. Needs the index ``node`` of pods."""
+
+    name = "pod-garbage-collector"
+    kinds: ClassVar = {PODS: "Pod"}
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, (PODS, NODES))
+        self._missing: dict[str, float] = {}  # nodes that are not there, and since when on the loop's clock
+        self.watch(PODS)
+        self.watch(NODES, self._node_changed)
+
+    def _node_changed(self, change: Change) -> None:
+        name = change.object["metadata"]["name"]
+        if not change.gone:
+            self._missing.pop(name, None)
+        if change.gone or _is_out_of_service(change.object):
+            for pod in self.informers.by(PODS, "node", name):
+                self.queue.add(key_of(PODS, pod))
+
+    async def reconcile(self, key: Key) -> None:
+        pod = self.informers.find(PODS, key.name, key.namespace)
+        if pod is None:
+            return
+        name = str(pod["spec"].get("nodeName") or "")
+        terminating = bool(pod["metadata"].get("deletionTimestamp"))
+        node = self.informers.find(NODES, name)
+        if not name or node is not None:
+            if terminating and (node is None or _is_out_of_service(node)):
+                await remove(self.client, pod)
+            return
+        now = asyncio.get_running_loop().time()
+        left = self._missing.setdefault(name, now) + QUARANTINE - now
+        if left > 0:
+            self.queue.add_after(key, left)
+        elif await self._is_gone(name):
+            await remove(self.client, pod, _WHY)
+
+    async def _is_gone(self, node: str) -> bool:
+        """By the server's word: our copies may be late. Raises ``ApiError``."""
+        try:
+            await self.client.get(NODES, node)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+            return True
+        return False
+
+
+def _is_out_of_service(node: JSON) -> bool:
+    """Somebody said so, and it is not ready."""
+    taints = (node.get("spec") or {}).get("taints") or []
+    return ready_of(node) != "True" and any(t["key"] == OUT_OF_SERVICE for t in taints)
+
+
+__all__ = ["PodGarbageCollector"]
