@@ -114,7 +114,9 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES, silence=0.2)
         async with following(reflector) as seen:
-            await until("another watch, from the bookmark", lambda: any(b"resourceVersion=8&" in r for r in peer.requests))
+            await until(
+                "another watch, from the bookmark", lambda: any(b"resourceVersion=8&" in r for r in peer.requests)
+            )
             watches = [r for r in peer.requests if b"watch=true" in r]
             assert b"resourceVersion=7&" in watches[0]
             assert seen == [("ADDED", "a"), ("SYNCED", "")]

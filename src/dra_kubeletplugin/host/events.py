@@ -85,6 +85,7 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
 @contextlib.contextmanager
 def _described_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[str]) -> Iterator[None]:
     listener, loop = Listener(sysfs, subsystems), asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal timer
