@@ -107,7 +107,10 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is no UTF-8: save the file as UTF-8"),
     "half of UTF-16": ("a: 1".encode("utf-16")[:-1], ":1: byte 0x31 is no UTF-16: save the file as UTF-8"),
     "UTF-16 without a mark": ("a: 1".encode("utf-16-le"), ":1:2: the character U+0000 may not stand in YAML"),
-    "control character": ("a: \u00e9\u00e9\u00e9\u00e9\u00e9\nb: \x01\n", ":2:4: the character U+0001 may not stand in YAML"),
+    "control character": (
+        "a: \u00e9\u00e9\u00e9\u00e9\u00e9\nb: \x01\n",
+        ":2:4: the character U+0001 may not stand in YAML",
+    ),
     "number": ("a: !!int b\n", "1:4: no YAML: the text 'b' is no int"),
     "endless": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
