@@ -12,6 +12,7 @@ The tree::
     ├── NotReadyError            a plugin that was waited for does not serve
     ├── LeaseLostError           a controller leads no more
     ├── QuestionError            a question about a cluster that cannot be answered
+    ├── ManifestError            files that cannot be read, or hold no objects; all their faults at once
     ├── RecordsError             the claim records cannot be read or written
     │   ├── RecordsBusyError
     │   └── RecordsNewerError
@@ -439,3 +440,15 @@ class QuestionError(DraError):
     code = "DRA-E150"
     reason = "QUESTION"
     help = "The message says what was asked for, and what there is instead."
+
+
+class ManifestError(DraError):
+    """Files of manifests that cannot be read, or have something else in them; ``faults`` has a sentence with file and line for each."""
+
+    code = "DRA-E151"
+    reason = "MANIFEST"
+    help = "Correct each line that is named, and ask again; `dra validate` judges what stands within the objects too."
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))

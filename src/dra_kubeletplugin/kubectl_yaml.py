@@ -16,7 +16,10 @@ from typing import Any, ClassVar
 import yaml
 
 _DEEPEST = 200
-_MOST_VALUES = 100_000  # that aliases may make of a document; an object is much smaller
+_FEW, _MANY = (
+    400_000,
+    4_000_000,
+)  # values of a document: up to the first nearly all may be of aliases, from the second on a tenth
 _TAG = "tag:yaml.org,2002:"
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
 for _said, _words in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
@@ -32,24 +35,22 @@ class Part:
     """One document.
 
     Attributes:
-        node: None where nothing tells places.
-        twice: lines (from 1) of keys that stand in one mapping again, each with a sentence.
+        twice: keys that stand in one mapping again: the key, and the lines (from 0) where it stands first and again.
     """
 
-    node: yaml.Node | None
+    node: yaml.Node
     value: Any
-    twice: list[tuple[int, str]] = field(default_factory=list)
+    twice: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 def parts(text: str) -> Iterator[Part]:
     """The documents of a text. Raises ``yaml.YAMLError``, after those before the fault."""
-    if too_deep(text):
-        raise yaml.YAMLError("nested too deeply")
-    loader = _Loader(text)
+    if (mark := too_deep(text)) is not None:
+        raise yaml.MarkedYAMLError(problem=f"nested too deeply, below {_DEEPEST} others", problem_mark=mark)
+    loader = Loader(text)
     while loader.check_node():
         node = loader.get_node()
-        if _values(node, {}) > _MOST_VALUES:
-            raise _fault(node, f"aliases make more than {_MOST_VALUES} values of it: write out what is meant")
+        _check_aliases(node)
         twice = list(_twice(node, set()))  # before keys that are merged stand among the others
         yield Part(node, loader.construct_document(node), twice)
 
@@ -70,20 +71,20 @@ def is_text(text: str) -> bool:
     return _plain(text)[0] == "str"
 
 
-def too_deep(text: str) -> bool:
-    """Whether a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
+def too_deep(text: str) -> yaml.Mark | None:
+    """Where a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
     marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)
     if text.count("[") + text.count("{") + marks <= _DEEPEST:
-        return False  # nearly always, and quickly seen
+        return None  # nearly always, and quickly seen
     depth = 0
     try:
-        for event in yaml.parse(text, _Loader):
+        for event in yaml.parse(text, Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
-                return True
+                return event.start_mark
     except yaml.YAMLError:
         pass  # which is told when it is read
-    return False
+    return None
 
 
 def _plain(text: str) -> tuple[str, Any]:
@@ -112,7 +113,9 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """One document's; for several in one file see :mod:`.kubectl_stream`."""
+
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
     yaml_multi_constructors: ClassVar[dict[Any, Any]] = {}
 
@@ -139,7 +142,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return {_key(self, key): self.construct_object(value, deep=deep) for key, value in node.value}
 
 
-def _key(loader: _Loader, node: yaml.Node) -> str:
+def _key(loader: Loader, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
         raise _fault(node, "found unhashable key")
     value = loader.construct_scalar(node) if not _NOT_IN_JSON.fullmatch(node.value) else node.value
@@ -148,7 +151,7 @@ def _key(loader: _Loader, node: yaml.Node) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _any(loader: _Loader, suffix: str, node: yaml.Node) -> Iterator[Any]:
+def _any(loader: Loader, suffix: str, node: yaml.Node) -> Iterator[Any]:
     if isinstance(node, yaml.MappingNode):
         made: dict[Hashable, Any] = {}
         yield made
@@ -161,7 +164,7 @@ def _any(loader: _Loader, suffix: str, node: yaml.Node) -> Iterator[Any]:
         yield loader.construct_scalar(node)
 
 
-_Loader.add_multi_constructor("", _any)
+Loader.add_multi_constructor("", _any)
 
 
 def _decoded(node: yaml.ScalarNode) -> str:
@@ -175,7 +178,7 @@ def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _twice(node: yaml.Node, seen: set[int]) -> Iterator[tuple[int, str]]:
+def _twice(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
     """Keys that stand in one mapping more than once: all but the last would be lost."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
@@ -187,24 +190,28 @@ def _twice(node: yaml.Node, seen: set[int]) -> Iterator[tuple[int, str]]:
     first: dict[str, int] = {}
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-            line = key.start_mark.line + 1
+            line = key.start_mark.line
             if key.value in first:
-                yield (
-                    line,
-                    f"the key {key.value!r} stands here again, first in line {first[key.value]}: one of them is lost",
-                )
+                yield key.value, first[key.value], line
             first.setdefault(key.value, line)
         yield from _twice(value, seen)
 
 
+def _check_aliases(node: yaml.Node) -> None:
+    """Few lines of aliases can stand for more than any memory holds, or for themselves. Raises where go-yaml does."""
+    known: dict[int, int] = {}
+    values = _values(node, known)
+    allowed = 0.99 - 0.89 * min(max((values - _FEW) / (_MANY - _FEW), 0), 1)
+    if values > 1000 and values - len(known) > max(100, allowed * values):
+        raise _fault(node, f"aliases make {values} values of {len(known)}: write out what is meant")
+
+
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
     """How many values a node has, those of aliases written out. Raises for one that stands within itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
     if id(node) not in known:
-        known[id(node)] = 0
+        known[id(node)] = 0  # until it is known
         inner = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
-        known[id(node)] = 1 + sum(_values(part, known) for part in inner)
+        known[id(node)] = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_values(part, known) for part in inner))
     elif not known[id(node)]:
         raise _fault(node, "an alias stands within what it names")
     return known[id(node)]

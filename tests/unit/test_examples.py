@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.local.cluster import load_yaml
+from dra_kubeletplugin.cluster import from_files
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(p for p in EXAMPLES.iterdir() if p.is_dir() and p.name[:2].isdigit())
@@ -32,6 +32,6 @@ def test_all_of_them_can_be_applied_to_one_cluster() -> None:
     names = [
         (doc["kind"], doc["metadata"].get("namespace"), doc["metadata"]["name"])
         for folder in FOLDERS
-        for doc in load_yaml(folder / "manifest.yaml")
+        for doc in from_files([folder / "manifest.yaml"])
     ]
     assert len(names) == len(set(names))

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import documents, kubectl_yaml
+from dra_kubeletplugin import kubectl_stream, kubectl_yaml
 from dra_kubeletplugin.cli import main
 
 ANSWERS: list[tuple[str, Any]] = [  # of kubectl 1.32, `annotate --local`, for a value within opaque.parameters
@@ -95,7 +95,7 @@ def test_any_word_is_something_that_json_has(word: str) -> None:
 @given(st.dictionaries(st.text(), VALUES), st.booleans(), st.sampled_from([None, 2, "\t"]))
 def test_json_is_read_as_it_is_whatever_is_in_its_texts(value: Any, ascii: bool, indent: int | str | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
-    assert [part.value for part in documents._of_json(f"{text}\n{text}")] == [value, value]
+    assert [part.value for part in kubectl_stream.parts(f"{text}\n{text}")] == [value, value]
 
 
 WRITTEN = st.recursive(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import documents
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cluster.files import from_files
-from dra_kubeletplugin.errors import QuestionError
+from dra_kubeletplugin.errors import ManifestError
 from dra_kubeletplugin.local.apiserver import offline, structure
 from dra_kubeletplugin.local.apiserver.schemas import shapes
 
@@ -105,15 +105,19 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "alias": ("a: *.x\n", "no YAML: "),
     "template": ("a: {{ .Values.a }}\n", "what Helm has between {{ }} must be rendered first"),
     "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is no UTF-8: save the file as UTF-8"),
-    "UTF-16": ("a: 1".encode("utf-16"), ":1: it is UTF-16: save the file as UTF-8"),
-    "control character": ("a: 1\nb: \x01\n", ":2: the character"),
+    "half of UTF-16": ("a: 1".encode("utf-16")[:-1], ":1: byte 0x31 is no UTF-16: save the file as UTF-8"),
+    "UTF-16 without a mark": ("a: 1".encode("utf-16-le"), ":1:2: the character U+0000 may not stand in YAML"),
+    "control character": (
+        "a: \u00e9\u00e9\u00e9\u00e9\u00e9\nb: \x01\n",
+        ":2:4: the character U+0001 may not stand in YAML",
+    ),
     "number": ("a: !!int b\n", "1:4: no YAML: the text 'b' is no int"),
     "endless": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
         ":4:7: no YAML: an alias stands within what it names",
     ),
     "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
-    "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), "no YAML: nested too deeply"),
+    "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), ":201:201: no YAML: nested too deeply"),
     "deep in one line": ("- " * 100_000, "no YAML: nested too deeply"),
 }
 
@@ -135,7 +139,7 @@ def test_a_text_that_is_no_yaml_is_told_with_file_line_and_column(
 
 def test_what_is_nested_too_deeply_ends_no_other_command_either(tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text("- " * 100_000)
-    with pytest.raises(QuestionError, match=r"deep\.yaml: no YAML: nested too deeply"):
+    with pytest.raises(ManifestError, match=r"deep\.yaml:1:401: no YAML: nested too deeply"):
         from_files([tmp_path / "deep.yaml"])
 
 

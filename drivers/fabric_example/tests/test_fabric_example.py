@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from dra_kubeletplugin import PermanentError, Role
-from dra_kubeletplugin.local.cluster import LocalCluster, load_yaml
+from dra_kubeletplugin.cluster import from_files
+from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, controller_on, env_of, plugin_on, pod
 from dra_kubeletplugin.testing import claim as claim_for
 
@@ -165,6 +166,6 @@ async def test_the_manifests_of_this_folder_run(
     monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES[:2]))
     async with running(2) as api, controller_on(api.cluster, Fabric):
         await api.apply_file(PACKAGE / file)
-        for doc in load_yaml(PACKAGE / file):
+        for doc in from_files([PACKAGE / file]):
             if doc["kind"] == "Pod":
                 await api.wait_running(doc["metadata"]["name"])

@@ -44,8 +44,8 @@ def dev(args: argparse.Namespace) -> int:
             return asyncio.run(_stay(plan))
         except DriverFailed as e:
             raise NotReadyError(str(e)) from None
-        except (manifests.ManifestError, ContainerError) as e:
-            raise SettingsError(*(e.faults if isinstance(e, manifests.ManifestError) else [str(e)])) from None
+        except ContainerError as e:
+            raise SettingsError(str(e)) from None
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..driver import Driver, load_driver
-from ..errors import SettingsError, near
+from ..errors import ManifestError, SettingsError, near
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
+from ..manifests import Manifest
 from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from ..settings import ControllerSettings, Settings, load
 from . import DEV_PLACES, dev_driver
@@ -40,7 +41,7 @@ class Plan:
     controllers: Sequence[Program]
     nodes: Sequence[str]
     hosts: Sequence[str]  # of each node, or empty: this machine
-    apply: list[manifests.Manifest]
+    apply: list[Manifest]
     images: Mapping[str, Path]
     containers: bool
     state: Path | None
@@ -76,10 +77,10 @@ def planned(args: argparse.Namespace) -> Plan:
         )
     certificate = _certificate(args, faults)
     features = _features(args, faults)
-    to_apply: list[manifests.Manifest] = []
+    to_apply: list[Manifest] = []
     try:
-        to_apply = manifests.read([Path(p) for p in args.apply])
-    except manifests.ManifestError as e:
+        to_apply = manifests.read([Path(p) for p in args.apply], features)
+    except ManifestError as e:
         faults += e.faults
     if faults:
         raise SettingsError(*faults)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cluster import Explanation, Snapshot, State, explain, from_files, take, waiting, with_events
+from ..cluster import Explanation, Snapshot, State, explain, take, waiting, with_events
 from ..cluster.explaining import parse
 from ..kube import KubeClient
 from ..wording import counted
@@ -18,6 +18,7 @@ from .options import refuse
 from .output import columns, put
 from .progress import Progress
 from .style import Style
+from .written import asked
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _listed(found: Sequence[Explanation]) -> Iterator[str]:
 
 
 def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
-    return Snapshot.of(from_files(args.files)), args.namespace or "default"
+    return Snapshot.of(asked(args.files)), args.namespace or "default"
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
-from ..cluster import Fit, Simulation, Snapshot, from_files, simulate, take
+from ..cluster import Fit, Simulation, Snapshot, simulate, take
 from ..errors import SettingsError
 from ..kube import KubeClient
 from ..settings import load
@@ -20,6 +20,7 @@ from .options import given, refuse
 from .output import columns, put
 from .progress import Progress
 from .style import Style
+from .written import to_apply
 
 _NODES = 3
 
@@ -29,7 +30,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         raise SettingsError("--host and --driver go together: described hosts, and the driver whose devices they have")
     if args.hosts and (args.kubeconfig or args.context):
         raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")
-    manifests = from_files(args.files)
+    manifests = to_apply(args.files)
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is of described hosts: give --host and --driver too")
     with Progress() as progress:

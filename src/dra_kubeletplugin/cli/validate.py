@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import documents, opaque
+from .. import documents, manifests, opaque
 from ..cluster import naming
-from ..documents import Document
 from ..driver import Driver, Role, load_driver, make
 from ..driver.config_schema import json_schema
-from ..errors import SettingsError, near, printable
+from ..errors import SettingsError
 from ..host import Host
 from ..local.apiserver import offline
+from ..manifests import Manifest
 from ..settings import load
 from .described_cluster import class_files
 from .exits import Exit
@@ -40,34 +39,23 @@ _GROUP = "resource.k8s.io/"
 class Judged:
     """One object. ``faults`` and ``warnings`` are sentences, each after its place."""
 
-    document: Document
+    manifest: Manifest
     faults: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def value(self) -> Any:
-        return self.document.value
-
-    @property
-    def name(self) -> str:
-        """Kind, namespace and name, as far as they are given."""
-        if not isinstance(self.value, dict):
-            return ""
-        meta = self.value.get("metadata")
-        meta = meta if isinstance(meta, dict) else {}
-        name = str(meta.get("name") or meta.get("generateName") or "")
-        whole = f"{meta['namespace']}/{name}" if meta.get("namespace") else name
-        return printable(f"{self.value.get('kind', '')} {whole}".strip())
+        return self.manifest.value
 
     def fault(self, text: str) -> None:
-        self.faults.append((self.document.place(_path(text)), printable(text)))
+        self.faults.append(self.manifest.told(text))
 
     def warn(self, text: str) -> None:
-        self.warnings.append((self.document.place(_path(text)), printable(text)))
+        self.warnings.append(self.manifest.told(text))
 
     def shown(self) -> ValidatedObject:
         faults, warnings = (tuple(Remark(*r) for r in told) for told in (self.faults, self.warnings))
-        return ValidatedObject(self.document.place(), self.name, faults, warnings)
+        return ValidatedObject(self.manifest.document.place(), self.manifest.name, faults, warnings)
 
 
 def validate(args: argparse.Namespace) -> int:
@@ -81,18 +69,18 @@ def validate(args: argparse.Namespace) -> int:
     unreadable: list[str] = []
     try:
         files = list(documents.files([Path(f) for f in args.files]))
+        found = [Judged(m) for m in manifests.read(files, unreadable)]
     except FileNotFoundError as e:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
-    found = [Judged(part) for file in files for d in documents.read(file, unreadable) for part in _apart(d)]
     if not found and not unreadable:
         raise SettingsError(f"no object in {', '.join(args.files)}")
-    objects = [j.value for j in found if _is_object(j)]
+    objects = [j.value for j in found if not j.manifest.faults]
     beside = list(_classes(args.drivers, files, unreadable))
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
     published = naming.Published([*slices, *_slices(drivers, readers, args.host)])
     for judged in found:
         _judge(judged, readers)
-        if _is_object(judged):
+        if not judged.manifest.faults:
             for path, doubt in naming.doubts(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
     _told_twice(found)
@@ -103,45 +91,21 @@ def validate(args: argparse.Namespace) -> int:
     return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
 
 
-def _apart(document: Document) -> Iterator[Document]:
-    """Items of a list, of which ``kubectl`` makes objects too."""
-    value = document.value
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind.endswith("List") and isinstance(value.get("items"), list):
-        for item in document.items("items"):
-            yield from _apart(item)
-    else:
-        yield document
-
-
-def _is_object(judged: Judged) -> bool:
-    value = judged.value
-    return isinstance(value, dict) and all(isinstance(value.get(k), str) for k in ("apiVersion", "kind"))
-
-
 def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
-    judged.faults += judged.document.faults
     value = judged.value
-    if not isinstance(value, dict):
-        judged.fault(
-            f"{'a list' if isinstance(value, list) else 'text'} in place of an object with apiVersion and kind"
-        )
-        return
-    if str(value.get("apiVersion")).startswith("kustomize.config.k8s.io/"):
-        judged.warn("not judged: it is kustomize's own: judge what `kubectl kustomize` makes of it")
-        return
-    if missing := list(_missing(value)):
-        for text in missing:
-            judged.fault(text)
+    if judged.manifest.of_kustomize:
+        judged.warn(f"not judged: {judged.manifest.faults[0]}")
         return
     try:
-        for text in offline.faults(value):
-            judged.fault(text)
+        judged.faults += offline.told(judged.manifest)
     except offline.UnknownKind as e:
+        judged.faults += judged.manifest.document.faults
         if e.fault:
             judged.fault(e.fault)
         else:
             judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
+    if judged.manifest.faults:
+        return
     if value["apiVersion"].startswith(_GROUP):
         for text in opaque.faults(value, readers):
             judged.fault(text)
@@ -149,40 +113,8 @@ def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
             judged.warn(text)
 
 
-def _missing(value: JSON) -> Iterator[str]:
-    """What every object has and this one lacks, and what stands there instead."""
-    for key in ("apiVersion", "kind"):
-        if not isinstance(value.get(key), str):
-            yield _lacks("", key, value)
-    meta = value.get("metadata")
-    if not isinstance(meta, dict):
-        yield _lacks("", "metadata", value)
-    elif not isinstance(meta.get("name") or meta.get("generateName"), str):
-        yield _lacks("metadata", "name", meta)
-
-
-def _lacks(path: str, key: str, value: JSON) -> str:
-    where = f"{path}.{key}" if path else key
-    if key in value:
-        given = "nothing" if value[key] is None else printable(value[key])
-        return f"{where}: {given} in place of {'an object' if key == 'metadata' else 'text'}"
-    meant = [str(k) for k in value if near(str(k), [key])]
-    return f"{path}.{meant[0]}: unknown field, did you mean {key!r}?".lstrip(".") if meant else f"{where}: missing"
-
-
-def _path(text: str) -> str:
-    """Where a sentence leads to, as far as it says so: its beginning, and the parameter that it names."""
-    path, _, rest = text.partition(": ")
-    if " " in path:
-        return ""
-    if rest.startswith("parameters") and " " not in (inner := rest.partition(": ")[0]):
-        path += f".{inner}"
-    named = re.search(r"unknown field '([^']+)'", rest)
-    return f"{path}.{named[1]}" if named else path
-
-
 def _told_twice(found: Sequence[Judged]) -> None:
-    keys = {id(j): _key(j.value) for j in found if _is_object(j)}
+    keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
     twice = {key for key, n in Counter(keys.values()).items() if n > 1}
     for judged in found:
         if keys.get(id(judged)) in twice:
@@ -200,10 +132,9 @@ def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str
     """Names of the DeviceClasses that lie beside the drivers, in files that are not judged."""
     judged = {f.resolve() for f in files}
     for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in judged):
-        for document in (part for d in documents.read(file, unreadable) for part in _apart(d)):
-            meta = document.value.get("metadata") if isinstance(document.value, dict) else None
-            if isinstance(meta, dict) and document.value.get("kind") == "DeviceClass":
-                yield str(meta.get("name"))
+        for manifest in manifests.read([file], unreadable):
+            if not manifest.faults and manifest.value["kind"] == "DeviceClass":
+                yield str(manifest.value["metadata"].get("name"))
 
 
 def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: str | None) -> Iterator[JSON]:
@@ -223,10 +154,11 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: s
 def _lines(found: Sequence[Judged], style: Style) -> Iterator[str]:
     for judged in found:
         if not judged.faults and not judged.warnings:
-            yield f"{style.green('ok')} {judged.name} {style.dim('(' + judged.document.place() + ')')}"
+            place = style.dim(f"({judged.manifest.document.place()})")
+            yield f"{style.green('ok')} {judged.manifest.name} {place}"
         for colour, word, told in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
-            for place, text in told:
-                yield f"{colour(word)} {place}: {judged.name + ': ' if judged.name else ''}{text}"
+            for text in map(judged.manifest.sentence, told):
+                yield f"{colour(word)} {text}"
 
 
 def schema(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from ..host import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from ..kube.credentials import Token
 from ..kube.resource import EVENTS, PODS
+from ..manifests import objects
 from ..resources.names import SUBDOMAIN
 from ..resources.releases import Features
 from ..scheduling.binding import TIMEOUT as BINDING_TIMEOUT
@@ -248,8 +249,8 @@ class LocalCluster:
         return out
 
     async def apply_file(self, path: Path) -> list[JSON]:
-        """Every document of a YAML file."""
-        return await self.apply(*load_yaml(path))
+        """Every object of a file. Raises :class:`ManifestError`."""
+        return await self.apply(*(m.value for m in objects([path])))
 
     async def wait(self, what: str, check: Any, timeout: float = 20.0) -> Any:
         """Waits until ``await check()`` answers something true, and answers that.
@@ -355,12 +356,6 @@ def resource_of(doc: JSON) -> Resource:
     raise ValueError(f"{doc['apiVersion']} {doc['kind']} is not served by the local cluster")
 
 
-def load_yaml(path: Path) -> list[JSON]:
-    import yaml
-
-    return [d for d in yaml.safe_load_all(path.read_text()) if d]
-
-
 def _simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
     return SimulatedRuntime(folder, cdi_dirs)
 
@@ -400,4 +395,4 @@ def _kubeconfig(url: str, certificate: Path, token: str) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-__all__ = ["LocalCluster", "Node", "load_yaml", "resource_of", "state_root"]
+__all__ = ["LocalCluster", "Node", "resource_of", "state_root"]

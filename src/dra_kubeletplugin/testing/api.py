@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ApiError, near
-from ..local.cluster import LocalCluster, load_yaml, resource_of
+from ..local.cluster import LocalCluster, resource_of
+from ..manifests import objects
 from ..resources.convert import GROUP
 from .events import Event, PodError, fails, folded, has_run, hopeless, last_fault, stuck
 from .published import Published, PublishedError, Wanted, differs, pools_of
@@ -62,8 +63,8 @@ class AsyncApi:
         return await client.call("PATCH", path, body, query=query, content_type=_APPLY)
 
     async def apply_file(self, path: Path | str) -> list[JSON]:
-        """Every document of a YAML file. Raises as :meth:`apply`."""
-        return await self.apply(*load_yaml(Path(path)))
+        """Every object of a file, of YAML or JSON. Raises as :meth:`apply`, and :class:`ManifestError` with each mistake's line."""
+        return await self.apply(*(m.value for m in objects([Path(path)])))
 
     async def get(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> JSON | None:
         """An object by its kind (``Pod``), None where there is none.

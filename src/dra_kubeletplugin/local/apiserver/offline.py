@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import near
+from ...manifests import Manifest
 from ...resources import claim_rules
 from ...resources.fields import FieldError
 from ...resources.gates import Gate
@@ -46,13 +47,19 @@ class UnknownKind(LookupError):
         self.fault = fault
 
 
-def faults(document: JSON) -> list[str]:
+def told(manifest: Manifest, features: Features | None = None) -> list[tuple[str, str]]:
+    """What is wrong with one of a file: place and sentence each. Raises as :func:`faults`."""
+    found = manifest.faults or faults(manifest.value, features)
+    return [*manifest.document.faults, *map(manifest.told, found)]
+
+
+def faults(document: JSON, features: Features | None = None) -> list[str]:
     """A sentence with the path for each fault of an object with ``apiVersion``, ``kind`` and a name, as for ``kubectl create`` in a
-    server where nothing else is.
+    server where nothing else is. Without ``features``, of the usual release.
 
     Raises :class:`UnknownKind` for a kind that the local cluster does not serve.
     """
-    features = Features.of()
+    features = features or Features.of()
     registry = Registry(features)
     kind = registry.by_kind(document["apiVersion"], document["kind"])
     if kind is None:

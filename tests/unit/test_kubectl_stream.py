@@ -1,0 +1,315 @@
+"""Files that are taken apart as kubectl takes them apart; what it leaves out without a word is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import documents, kubectl_stream, kubectl_yaml
+
+MARK = "\ufeff"
+JSON = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "%s"}}'
+A, B, C = (f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n" for name in "abc")
+FLOW = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}"
+
+READ: dict[str, tuple[str, str]] = {  # by kubectl 1.36.3, `annotate --local`: names of what it finds; so do we
+    "two": (f"{A}---\n{B}", "ab"),
+    "a mark before the file": (f"{MARK}{A}---\n{B}", "ab"),
+    "two marks before the file": (f"{MARK}{MARK}{A}", "a"),
+    "a mark before the file and ---": (f"{MARK}---\n{B}", "b"),
+    "a mark before a later document": (f"{A}---\n{MARK}{B}", "ab"),
+    "a mark before a comment": (f"{A}---\n{MARK}# c\n{B}", "ab"),
+    "a mark and nothing else": (f"{A}---\n{MARK}", "a"),
+    "a mark in a text": (f"{A}data: {{x: '{MARK}y'}}\n", "a"),
+    "a mark in a comment": (f"{A}# {MARK}\n", "a"),
+    "--- and a comment": (f"{A}--- # c\n{B}", "ab"),
+    "--- and a comment at once": (f"{A}---#c\n{B}", "ab"),
+    "--- and spaces": (f"{A}---  \t\f\xa0\n{B}", "ab"),
+    "--- in a block": (f"{A}data:\n  x: |\n    y\n    ---\n---\n{B}", "ab"),
+    "nothing but ---": ("---\n---\n\n---\n" + A + "---\n---", "a"),
+    "comments alone": (f"# x\n---\n{A}---\n# y\n", "a"),
+    "null": (f"null\n---\n~\n---\n{A}", "a"),
+    "... and ---": (f"{A}...\n---\n{B}", "ab"),
+    "... at the end": (f"{A}... # x\n# y\n", "a"),
+    "line ends of Windows": (f"{A}---\n{B}".replace("\n", "\r\n"), "ab"),
+    "line ends of old": (A.replace("\n", "\r"), "a"),
+    "JSON and JSON": (JSON % "a" + JSON % "b", "ab"),
+    "JSON in lines": (f"\n {JSON % 'a'}\n{JSON % 'b'}\n", "ab"),
+    "JSON after a mark": (f"{MARK}{JSON % 'a'}\n{JSON % 'b'}", "ab"),
+    "YAML and JSON": (f"{A}---\n{JSON % 'b'}", "ab"),
+    "an alias": (f"{A}data: &d {{x: z}}\nbinaryData: *d\n", "a"),
+    "a key twice": (f"{A}metadata: {{name: b}}\n", "b"),
+    "a list": (f"apiVersion: v1\nkind: List\nitems:\n- {JSON % 'a'}\n- {JSON % 'b'}\n", "ab"),
+    "a list of a kind": ("apiVersion: v1\nkind: ConfigMapList\nitems: [{metadata: {name: a}}]\n", "a"),
+    "a list of nothing": (f"apiVersion: v1\nkind: List\nitems:\n---\n{B}", "b"),
+}
+NEWER: dict[str, tuple[str, str]] = {  # what kubectl 1.32 did not find yet
+    "JSON with a comma too many": (JSON.replace("}}", ",}}") % "a", "a"),
+    "JSON and a comment": (f"{JSON % 'a'} # c\n", "a"),
+    "JSON and ---": (f"{JSON % 'a'} ---\n{B}", "ab"),
+    "JSON and YAML": (f"{JSON % 'a'}\n{B}---\n{C}", "abc"),
+    "JSON and JSON after a mark": (f"{JSON % 'a'}\n{MARK}{JSON % 'b'}", "ab"),
+}
+REFUSED: dict[str, tuple[str, str]] = {  # by kubectl too; and what we say
+    "--- and an object": (f"{A}---\n{B}--- {FLOW}\n", ":8:4: '{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}' stands behind '---'"),
+    "----": (f"{A}----\n{B}", ":4:4: '-' stands behind '---', which begins a document only in a line of its own"),
+    "--- in a text": (f"{A}data: {{x: 'a\n\n--- x\n b'}}\n", ":6:4: 'x' stands behind '---'"),
+    "--- alone in a text": (f"{A}data: {{x: 'a\n---\n b'}}\n", ":5:1: no YAML: a quote that is not closed"),
+    "a mark before ---": (f"{A}{MARK}---\n{B}", ":4:1: a byte order mark within a document"),
+    "a mark before a key": (f"apiVersion: v1\n{MARK}kind: ConfigMap\nmetadata: {{name: a}}\n", ":2:1: a byte order mark within a document"),
+    "a mark at the end": (f"{A}{MARK}\n", ":4:1: a byte order mark within a document"),
+    "a mark after a comment": (f"# x\n{MARK}kind: ConfigMap\napiVersion: v1\n", ":2:1: a byte order mark within a document"),
+    "three marks": (f"{MARK * 3}{A}", ":1:1: a byte order mark within a document"),
+    "two marks before a later document": (f"{A}---\n{MARK}{MARK}{B}", ":5:1: a byte order mark within a document"),
+    "a directive": (f"{A}---\n%YAML 1.1\n---\n{B}", ":5:1: no YAML to kubectl, which takes no directives: remove the line"),
+    "JSON and JSON and ---": (f"{JSON % 'a'}{JSON % 'b'}\n---\n{C}", ":2:1: no JSON, which all before it is: Expecting value"),
+    "JSON and a bracket": (f"{JSON % 'a'}\n{JSON % 'b'}\n}}", ":3:1: no JSON, which all before it is: Expecting value"),
+    "JSON and a comma": (f"{JSON % 'a'},\n{JSON % 'b'}", ":1:69: no JSON, which all before it is: Expecting value"),
+    "UTF-16 without a mark": ("a\0", ":1:2: the character U+0000 may not stand in YAML"),
+    "text": ("hello\n", ":1: text in place of an object with apiVersion and kind"),
+    "a list in a list": (f"kind: List\nitems:\n- {{kind: List, items: [{JSON % 'a'}]}}\n", ":3: List: a list within a list, which kubectl"),
+    "an object of items": ("kind: List\nitems: {a: 1}\n", ":2: List: items: an object in place of a list"),
+}  # fmt: skip
+LEFT_OUT: dict[str, tuple[str, str]] = {  # by kubectl, without a word
+    "after ...": (f"{A}...\n# c\n{B}", ":6:1"),
+    "no YAML after ...": (f"{A}...\n: [ x\n", ":5:1"),
+    "after an object": (f"# c\n{FLOW}\n{FLOW}\n", ":3:1"),
+    "JSON after JSON in YAML": (f"{A}---\n{JSON % 'b'}\n{JSON % 'c'}", ":6:1"),
+    "after --- with line ends of old": (f"{A}---\n{B}".replace("\n", "\r"), ":1:"),
+}
+
+
+def told(text: str | bytes, folder: Path) -> tuple[str, list[str]]:
+    """Names of what is read, and faults, without the file's name."""
+    from dra_kubeletplugin import manifests
+
+    path = folder / "f.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    faults: list[str] = []
+    found = manifests.read([path], faults)
+    names = "".join(m.value["metadata"]["name"] for m in found if not m.faults)
+    return names, [t.removeprefix(str(path)) for t in faults + [m.sentence(m.told(f)) for m in found for f in m.faults]]
+
+
+@pytest.mark.parametrize("which", READ | NEWER)
+def test_a_file_is_taken_apart_as_kubectl_does(which: str, tmp_path: Path) -> None:
+    text, names = (READ | NEWER)[which]
+    assert told(text, tmp_path) == (names, [])
+
+
+@pytest.mark.parametrize("which", REFUSED)
+def test_what_kubectl_refuses_is_one_sentence_with_the_line(which: str, tmp_path: Path) -> None:
+    text, says = REFUSED[which]
+    (said,) = told(text, tmp_path)[1]
+    assert said.startswith(says)
+
+
+@pytest.mark.parametrize("which", LEFT_OUT)
+def test_what_kubectl_leaves_out_is_told(which: str, tmp_path: Path) -> None:
+    text, place = LEFT_OUT[which]
+    (said,) = told(text, tmp_path)[1]
+    assert said.startswith(place)
+    assert "kubectl leaves out what stands here: begin a document with '---' in a line of its own" in said
+
+
+def test_utf_16_is_read_where_its_mark_says_so(tmp_path: Path) -> None:
+    for encoding in ("utf-16", "utf-16-be"):
+        text = f"{A}---\n{B}" if encoding == "utf-16" else f"{MARK}{A}---\n{B}"
+        assert told(text.encode(encoding), tmp_path) == ("ab", [])
+
+
+def test_lines_of_a_later_document_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(f"{A}---\n# c\n{B}kind: ConfigMap\n---\n{JSON % 'c'}\n")
+    first, second, third = documents.read(path, [])
+    assert [d.place("metadata.name").rpartition(":")[2] for d in (first, second, third)] == ["3", "8", "11"]
+    assert second.faults == [
+        (f"{path}:9", "the key 'kind' stands here again, first in line 7: one of them is lost"),
+    ]
+
+
+def test_many_values_are_no_bomb_of_aliases(tmp_path: Path) -> None:
+    """What `kubectl get -o yaml` writes of a cluster."""
+    item = f"- {{apiVersion: v1, kind: ConfigMap, metadata: {{name: a}}, data: {{{', '.join(f'k{i}: v' for i in range(50))}}}}}\n"
+    assert told("kind: List\nitems:\n" + item * 1500, tmp_path) == ("a" * 1500, [])
+
+
+def test_the_places_of_json_are_looked_for_only_where_something_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubectl_yaml, "parts", lambda text: pytest.fail("read as YAML"))
+    assert told(JSON % "a" + JSON % "b", tmp_path) == ("ab", [])
+
+
+@pytest.mark.kubectl
+def test_kubectl_answers_as_is_written_here(tmp_path: Path) -> None:
+    version = subprocess.run(["kubectl", "version", "--client", "-o", "json"], capture_output=True, check=True)
+    newer = int(re.sub(r"\D", "", json.loads(version.stdout)["clientVersion"]["minor"])) >= 36
+
+    def asked(text: str) -> tuple[bool, str]:
+        words = ["kubectl", "annotate", "--local", "-f", "-", "-o", "jsonpath={.metadata.name}", "a=b"]
+        done = subprocess.run(words, input=text.encode(), capture_output=True, check=False)
+        return done.returncode == 0, done.stdout.decode()
+
+    for text, names in (READ | (NEWER if newer else {})).values():
+        assert asked(text) == (True, names), text
+    for which, (text, _) in REFUSED.items():
+        if which != "two marks before a later document" or newer:
+            assert not asked(text)[0], text
+    for text, _ in LEFT_OUT.values():
+        well, names = asked(text)
+        assert well and names in {"a", "ab"}, text
+
+
+# --- against plain models -----------------------------------------------------------------------------
+
+LINES = st.sampled_from(
+    ["---", "--- # c", "--- ", "--- x", "----", "...", "# c", "", "a: 1", "b: [2]", "{c: 3}", f"{MARK}d: 4", "'q'", " e: 5", "- 6",
+     "%YAML 1.1", "[", "f:", "\tg: 7"]
+)  # fmt: skip
+
+
+def chunks_of(text: str) -> tuple[list[tuple[int, str]], bool]:
+    """What kubectl's reader makes of a text, line by line: chunks with their first lines, and whether it ends with an error."""
+    out: list[tuple[int, str]] = []
+    buffer = ""
+    first = 0
+    for number, line in enumerate(io.StringIO(text, newline="\n")):
+        if line.startswith("---"):
+            rest = line[3:].strip()
+            if rest and rest[0] != "#":
+                return out, True
+            if buffer:
+                out.append((first, buffer))
+                buffer, first = "", number + 1
+                continue
+        buffer += line
+    return [*out, (first, buffer)], False
+
+
+def model(text: str) -> tuple[list[tuple[int, Any]], bool]:
+    """First lines and values, all of them text, of the documents in it; and whether there is a fault after them."""
+    chunks, fault = chunks_of(text)
+    out: list[tuple[int, Any]] = []
+    for first, chunk in chunks:
+        chunk = chunk.removeprefix(MARK)
+        if any(line.startswith(MARK) for line in chunk.split("\n")):
+            return out, True
+        loader = yaml.BaseLoader(chunk)
+        try:
+            if not loader.check_node():
+                continue
+            node = loader.get_node()
+            if value := loader.construct_document(node):
+                out.append((first + node.start_mark.line, value))
+            if loader.check_node():
+                return out, True
+        except yaml.YAMLError:
+            return out, True
+    return out, fault
+
+
+def as_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): as_text(v) for k, v in value.items()}
+    return [as_text(v) for v in value] if isinstance(value, list) else "" if value is None else str(value)
+
+
+@given(st.lists(LINES, max_size=12), st.booleans(), st.booleans())
+@example(["a: 1", "---", "---", f"{MARK}d: 4"], True, True)
+def test_any_lines_are_taken_apart_as_by_a_reader_that_looks_at_one_after_the_other(
+    lines: list[str], windows: bool, ended: bool
+) -> None:
+    text = ("\r\n" if windows else "\n").join([*lines, ""] if ended else lines)
+    found: list[tuple[int, Any]] = []
+    fault = False
+    try:
+        for part in kubectl_stream.parts(text):
+            node = part.node()
+            assert node is not None
+            if part.value is not None:
+                found.append((part.line + node.start_mark.line, as_text(part.value)))
+    except kubectl_stream.Fault:
+        fault = True
+    assert (found, fault) == model(text)
+
+
+VALUES = st.dictionaries(
+    st.text("abc", min_size=1, max_size=3), st.integers(-99, 99) | st.text("xyz ", max_size=5), min_size=1
+)
+GAPS = st.lists(st.sampled_from(["", "# c", "  # c"]), max_size=2)
+
+
+@given(
+    st.lists(st.tuples(VALUES, st.booleans(), st.sampled_from(["", "...\n", "# c\n"]), st.booleans(), GAPS), min_size=1, max_size=5),
+    st.sampled_from(["---\n", "--- # c\n", "---\t\n"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+)  # fmt: skip
+def test_documents_that_are_written_are_read_with_their_lines(
+    written: list[tuple[dict[str, Any], bool, str, bool, list[str]]], separator: str, end: str, encoding: str
+) -> None:
+    text, lines = "", []
+    for value, as_json, after, marked, gap in written:
+        text += separator if text else ""
+        text += MARK if marked else ""
+        text += "".join(f"{line}\n" for line in gap)
+        lines.append(text.count("\n") + 1)
+        text += (
+            f" {json.dumps(value)}\n"
+            if as_json and len(written) > 1 and lines[1:]
+            else yaml.dump(value, Dumper=kubectl_yaml.Dumper)
+        )
+        text += after
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f"
+        path.write_bytes(text.replace("\n", end).encode(encoding))
+        faults: list[str] = []
+        found = documents.read(path, faults)
+        places = [int(d.place().rpartition(":")[2]) for d in found]
+    assert (faults, [d.value for d in found], places) == ([], [w[0] for w in written], lines)
+
+
+@given(st.lists(VALUES, max_size=4), st.sampled_from(["", " ", "\n", "\r\n\t"]), st.booleans())
+def test_json_is_read_one_after_the_other_and_gives_way_to_yaml_after_the_first(
+    values: list[dict[str, Any]], gap: str, tail: bool
+) -> None:
+    text = gap.join(map(json.dumps, values)) + ("\n---\nz: 1\n" if tail else "")
+    found, fault = [], False
+    try:
+        found += [p.value for p in kubectl_stream.parts(text)]
+    except kubectl_stream.Fault:
+        fault = True
+    if len(values) > 1 and tail:
+        assert fault
+    else:
+        assert (found, fault) == ([*values, *([{"z": 1}] if tail else ())], False)
+
+
+@given(
+    st.binary(max_size=40)
+    | st.text(st.sampled_from("-.{}[]\"':,#&*!|> \t\r\n\ufeff\u2028\x85ab1\\%é"), max_size=40).map(str.encode)
+)
+@example(b"{}" * 2 + b"[" * 100_000)
+@example(b"- " * 100_000)
+@example(b"a: 1e400")
+@example(b'{"a": 1e400}{}')
+def test_no_bytes_are_more_than_documents_and_one_sentence_with_a_line(raw: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f"
+        path.write_bytes(raw)
+        faults: list[str] = []
+        found = documents.read(path, faults)
+        assert len(faults) <= 1
+        assert all(re.match(rf"{re.escape(str(path))}:\d+(:\d+)?: [^\n]+\Z", f) for f in faults), faults
+        assert all(re.fullmatch(rf"{re.escape(str(path))}:\d+", d.place()) for d in found)
