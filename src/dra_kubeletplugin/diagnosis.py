@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .driver import Health
-from .errors import DriverError, describe, printable
+from .errors import DriverError, describe, is_a, printable
 from .resources.types import Taint
 from .settings import HEALTH_TIMEOUT
 
@@ -104,14 +104,14 @@ class Diagnosis:
 
 async def checked_report(report: object) -> dict[str, Health]:
     """What :meth:`Driver.health` answered, which may be anything. Raises :class:`DriverError`."""
-    if not isinstance(report, Mapping):
+    if not is_a(report, Mapping):
         raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
     out = {}
     try:
         for i, (name, health) in enumerate(report.items()):
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
-            if not isinstance(name, str) or not isinstance(health, Health):
+            if not is_a(name, str) or not is_a(health, Health):
                 raise DriverError(
                     f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
                 )
@@ -121,7 +121,7 @@ async def checked_report(report: object) -> dict[str, Health]:
                 )
             # A vendor's library may say 0 for False: it must mean the same to all who look.
             healthy = None if health.healthy is None else bool(health.healthy)
-            if not isinstance(health.taint, Taint | None):
+            if not is_a(health.taint, (Taint, type(None))):
                 raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
             out[name] = replace(health, healthy=healthy, message=printable(health.message))
     except DriverError:

@@ -30,7 +30,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 1024
 _LONGEST_NAME = 512  # that is looked for: whatever is longer is no misspelt one
@@ -49,6 +51,11 @@ def printable(text: object) -> str:
     Newlines and tabs stay. An object whose ``__str__`` raises gives its type's name.
     """
     return _UNPRINTABLE.sub("\ufffd", _text(text))
+
+
+def is_a(value: object, kind: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """``isinstance`` by what a value is, whatever its class says in ``__class__``: for what an author's code made."""
+    return issubclass(type(value), kind)
 
 
 def describe(e: BaseException) -> str:
@@ -80,7 +87,7 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def _described(e: BaseException, depth: int) -> str:
     text, name = _line(steady(_text(e))), _line(_type_name(e))
-    if isinstance(e, BaseExceptionGroup) and depth:
+    if is_a(e, BaseExceptionGroup) and depth:
         found = BaseExceptionGroup.exceptions.__get__(e)
         members = [_described(m, depth - 1) for m in found[:_MEMBERS]]
         text += f" [{'; '.join(members)}{'; ...' if len(found) > _MEMBERS else ''}]"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from .driver.mistakes import instead
-from .errors import DraError, DriverError, describe, near, printable
+from .errors import DraError, DriverError, describe, is_a, near, printable
 from .resources.gates import Gate, gates_of
 from .resources.nodes import Nodes, Where
 from .resources.pools import MAX_DEVICES, Pool
@@ -179,7 +179,7 @@ def answered(answer: object, method: str) -> list[Answered]:
         where = f"{method}() answered pool {printable(name)!r}"
         # Of a pool that was made of what `devices` answered, its author knows nothing.
         devices_told = f"{method}() answered" if method == "devices" else f"{where} whose devices are"
-        if not isinstance(nodes, Nodes):
+        if not is_a(nodes, Nodes):
             raise DriverError(
                 f"{where} whose nodes are {_kind(nodes)}: give Nodes.this(), Nodes.all(), Nodes.named('node-1') or another of Nodes"
             )
@@ -231,12 +231,12 @@ def _kind(value: object) -> str:
 
 def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
     """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
-    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
+    if not is_a(answer, Iterable) or is_a(answer, (str, bytes, Mapping)):
         hint = instead(answer, kind.__name__, answered=told.endswith(" answered"))
         raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{hint}")
     try:
         for i, item in enumerate(answer):
-            if not isinstance(item, kind):
+            if not is_a(item, kind):
                 raise DriverError(f"{told} a list with {_kind(item)} at [{i}], not {kind.__name__}")
             if not isinstance(item.name, str):
                 raise DriverError(f"{told} a {kind.__name__} whose name is {_kind(item.name)}, not text")

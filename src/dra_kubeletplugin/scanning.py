@@ -50,7 +50,9 @@ async def ask(driver: Driver, calls: Calls, node: str) -> object:
         return await calls(driver.pools)
     if driver.role is Role.CONTROLLER:
         return []  # one pool of a node, and this process has none
-    return [Pool(node, await calls(driver.devices))]
+    found = await calls(driver.devices)
+    with judging(driver.devices):
+        return [Pool(node, found)]
 
 
 class DeviceScan:

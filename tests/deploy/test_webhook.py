@@ -218,7 +218,8 @@ async def test_a_wrong_claim_is_refused_with_its_sentence_and_a_right_one_is_mad
         assert DENIED + SENTENCE in str(refused.value)
         await cluster.apply(claim("right", **RIGHT))
         bad = {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfg"}}}
-        with pytest.raises(ApiError, match=r"spec\.config\[1\]\.opaque: - GpuConfg is not known to gpu\.example\.com"):
+        says = r"spec\.config\[1\]\.opaque: parameters\.kind: 'GpuConfg' is not known to gpu\.example\.com, did you mean 'GpuConfig'"
+        with pytest.raises(ApiError, match=says):
             await cluster.apply(device_class("wrong", OTHERS_IN_CLASS, bad))
         await cluster.apply(device_class("others", OTHERS_IN_CLASS))
 

@@ -446,8 +446,9 @@ async def test_a_path_that_a_described_host_has_not_is_given_up_and_told_where_t
         with pytest.raises(PodError) as told:
             await node.run_pod(patience=0.1)
     assert re.fullmatch(
-        r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host, which is a "
-        r"described one: name it under `nodes:` of the host's file, or under `classes:` of the function that it is of \[DRA-E124\]",
+        r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: it is a "
+        r"described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of "
+        r"\(local/test_undo_and_errors\.py:\d+\) \[DRA-E124\]",
         told.value.why,
     )
     async with node_with(Node, host={"functions": [], "nodes": {"toy0": "c 240:0"}}) as node:

@@ -53,8 +53,13 @@ def test_defaults_are_used_where_nothing_applies() -> None:
         ({"slots": 0}, "slots must be at least 1"),
         (
             {"kind": "Other", "apiVersion": "toy.example.com/v1"},
-            "toy.example.com/v1 Other is not known to toy.example.com",
+            r"parameters\.kind: 'Other' is not known to toy\.example\.com: known are toy.example.com/v1 \w+; to read one of before",
         ),
+        (
+            {"apiVersion": "toy.example.com/v11"},
+            r"parameters\.apiVersion: 'toy.example.com/v11' is not known to toy\.example\.com: known are toy.example.com/v1 ",
+        ),
+        ({"zzzzzz": "blue"}, r"parameters: unknown field 'zzzzzz': there are colour, "),
         ([1], "must be an object"),
     ],
 )

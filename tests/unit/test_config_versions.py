@@ -76,7 +76,10 @@ def test_every_version_is_read_and_the_driver_sees_the_newest(parameters: Any) -
             gpu("v1alpha1", sliceMs=200),
             "v1beta1 GpuConfig as gpu.example.com/v1 GpuConfig: parameters: long slices are",
         ),
-        (gpu("v2"), "v2 GpuConfig is not known .*/v1 GpuConfig, .*v1beta1 GpuConfig, .*v1alpha1 GpuConfig"),
+        (
+            gpu("v2"),
+            "apiVersion: 'gpu.example.com/v2' is not known .*/v1 GpuConfig, .*v1beta1 GpuConfig, .*v1alpha1 GpuConfig",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_the_version_that_was_given(parameters: Any, says: str) -> None:

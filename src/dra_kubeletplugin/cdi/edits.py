@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import InvalidSpecError, describe, printable
+from ..named import NamedStruct
 from .spec import check_edits, check_types
 
 E = TypeVar("E")
 _BIND = frozenset({"bind", "rbind"})
 
 
-class _Edit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class _Edit(msgspec.Struct, metaclass=NamedStruct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
         """Raises :class:`InvalidSpecError` for a value that JSON does not have."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,15 @@ from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..driver.mistakes import instead
-from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
+from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, near, printable
 from ..host import Host
 from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
 _TEXT = (str, type(None))
-_IN_ITS_FILE = ", which is a described one: name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
+_IN_ITS_FILE = ": it is a described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
+_INSTALL = ": install there what makes it, such as its kernel driver, or correct the path"
+_NUMBER = re.compile(r"\d+")
 _Key = tuple[str, str, str | None, str]  # pool, device, share, request
 
 
@@ -82,17 +85,17 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     """Every allocated device with its one answer."""
     shown = f"claim {claim.namespace}/{claim.name}"
     given: dict[_Key, PreparedDevice] = {}
-    if not isinstance(prepared, Iterable):
+    if not is_a(prepared, Iterable):
         hint = instead(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
     for p in prepared:
-        if not isinstance(p, PreparedDevice):
+        if not is_a(p, PreparedDevice):
             raise BadAnswerError(
                 f"{shown}: prepare answered a list with {_type(p)}, not PreparedDevice: "
                 "answer device.prepared(...) for each of claim.devices"
             )
         key = (p.pool, p.name, p.share_id, p.request)
-        if not all(isinstance(k, _TEXT) for k in key):
+        if not all(is_a(k, _TEXT) for k in key):
             raise BadAnswerError(
                 f"{shown}: prepare answered a PreparedDevice whose names are no text: use AllocatedDevice.prepared()"
             )
@@ -102,7 +105,7 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
             ("metadata", p.metadata, Mapping),
         )
         for field, value, kind in fields:
-            if not isinstance(value, kind) and not (value is None and kind is DeviceStatus):
+            if not is_a(value, kind) and not (value is None and kind is DeviceStatus):
                 raise BadAnswerError(
                     f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
                 )
@@ -133,7 +136,17 @@ def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
         if seen is not None and not os.path.lexists(seen):
             missing = f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
             described = not host.is_real and host.dev == host.sysfs / "dev"
-            raise HostPathMissingError(missing + (_IN_ITS_FILE if described else ""))
+            raise HostPathMissingError(missing + (_near(seen) or (_IN_ITS_FILE if described else _INSTALL)))
+
+
+def _near(missing: Path) -> str:
+    """The name beside a path that may have been meant; another one of the same kind, such as the next card, is not."""
+    try:
+        there = os.listdir(missing.parent)  # noqa: PTH208 - names
+    except OSError:
+        return ""
+    kind = _NUMBER.sub("", missing.name)
+    return near(missing.name, [n for n in there if _NUMBER.sub("", n) != kind], 0.75)
 
 
 def _seen(path: str, dev: Path) -> Path | None:

@@ -65,6 +65,7 @@ class RecordUndo(UndoRegistrar):
         shown = f"on_undo({step!r})"
         if not isinstance(step, str):
             raise DriverError(f"{shown}: the step is named by a text")
+        step = str.__str__(step)  # of a class derived from str it could not be kept
         fault = _misfit(self._driver, step, data)
         if fault:
             raise DriverError(f"{shown}: {fault}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
-from ..errors import DraError, DriverError, SettingsError
+from ..errors import DraError, DriverError, SettingsError, is_a
 from ..host import Host, PciFunction, described, recording
 from ..inventory import Inventory
 from ..lifespan import start_driver
@@ -207,7 +207,7 @@ def _pools(inventory: Inventory, node: str) -> tuple[InspectedPool, ...]:
 
 
 def _functions(host: Host, inventory: Inventory | None) -> tuple[Function, ...]:
-    devices = {d.data.address: d.name for d in inventory or () if isinstance(d.data, PciFunction)}
+    devices = {d.data.address: d.name for d in inventory or () if is_a(d.data, PciFunction)}
     faults = inventory.left_out if inventory is not None else {}
     out = []
     for fn in host.pci():
@@ -241,7 +241,7 @@ def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
     """What is published of PCI functions, by address."""
     out: dict[str, str] = {}
     for device in inventory:
-        if isinstance(device.data, PciFunction):
+        if is_a(device.data, PciFunction):
             fault = inventory.left_out.get(device.name)
             shown = style.red(f"not published: {fault}") if fault else style.green(f"published as {device.name}")
             out[device.data.address] = shown

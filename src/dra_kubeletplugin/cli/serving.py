@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import fields
 from typing import NoReturn, Protocol, TypeVar
 
+from ..driver.loose import listen
 from ..errors import DraError, describe, near, printable
 from ..observe.log import configure
 from ..settings import Settings
@@ -77,6 +78,7 @@ def misspelt(settings: Settings, environment: Iterable[str]) -> list[str]:
 async def _until_signal(process: P, stop: Stop, beside: Callable[[P, Stop], Awaitable[object]]) -> int:
     """The exit code."""
     stop.attach()
+    listen(asyncio.get_running_loop())
     serving, leave = asyncio.Event(), asyncio.Event()
     body = asyncio.create_task(_serve(process, stop, serving, leave, beside), name="plugin")
     asked = asyncio.create_task(stop.wait(body), name="signals")

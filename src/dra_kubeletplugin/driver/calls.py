@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, ParamSpec, TypeVar, overload
 
-from ..errors import DraError, DriverError, DriverFailedError, describe, printable
+from ..errors import DraError, DriverError, DriverFailedError, describe, is_a, printable
 from ..interruption import Interrupted
 from .mistakes import explained, located, own_traceback
 from .threads import Threads
@@ -34,6 +35,7 @@ _THREADS = 256  # plain methods that may block at once
 _THREAD_WAIT = 10.0  # seconds for one of them to be free; the kubelet is answered after 40
 _CLEAN_UP = 1.0  # seconds that a cancelled method has for its `finally`
 _MOST = 100_000  # things in one answer; more is a generator without end
+_PLAIN = (list, tuple, dict, str, bytes, type(None))
 _NESTED = 4  # an awaitable that answers an awaitable, and so on
 _AGAIN = 600.0  # seconds after which the traceback of the same failure is logged once more
 
@@ -229,7 +231,7 @@ class Calls:
             outcome.value.close()
         if outcome.error is None:
             log.warning("the driver's %s has ended, after its caller gave up", name)
-        elif not isinstance(outcome.error, asyncio.CancelledError):
+        elif not is_a(outcome.error, asyncio.CancelledError):
             log.warning("the driver's %s, whose caller gave up, raised %s", name, describe(outcome.error))
 
     # --- what runs ------------------------------------------------------------------------------
@@ -304,9 +306,9 @@ async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
 async def _resolve(value: Any) -> Any:
     """Awaits and reads what a method answered until it is a plain value."""
     for _ in range(_NESTED):
-        if inspect.isawaitable(value):
+        if _is_awaitable(value):
             value = await value
-        elif isinstance(value, AsyncIterable):
+        elif is_a(value, AsyncIterable):
             value = await _read(value)
         else:
             return _whole(value)
@@ -327,11 +329,11 @@ async def _read(source: AsyncIterable[Any]) -> list[Any]:
 
 def _whole(value: Any) -> Any:
     """``value``, read to its end where it is lazy; what must be awaited is left to the loop."""
-    if type(value) in {list, tuple, dict, str, bytes, type(None)} or _is_async(value):
+    if any(type(value) is plain for plain in _PLAIN) or _is_async(value):
         return value
-    if isinstance(value, Mapping):
+    if is_a(value, Mapping):
         return dict(_bounded(value.items()))
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+    if is_a(value, Iterable) and not is_a(value, (str, bytes)):
         return list(_bounded(value))
     return value
 
@@ -348,14 +350,18 @@ def _check_length(length: int) -> None:
 
 
 def _is_async(value: Any) -> bool:
-    return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
+    return _is_awaitable(value) or is_a(value, AsyncIterable)
+
+
+def _is_awaitable(value: Any) -> bool:
+    return is_a(value, Awaitable) or (type(value) is GeneratorType and inspect.isawaitable(value))
 
 
 def _meant(error: BaseException) -> DraError | None:
     """What the author raised on purpose, also as the only exception of a task group."""
-    while isinstance(error, BaseExceptionGroup) and len(members := BaseExceptionGroup.exceptions.__get__(error)) == 1:
+    while is_a(error, BaseExceptionGroup) and len(members := BaseExceptionGroup.exceptions.__get__(error)) == 1:
         error = members[0]
-    return error if isinstance(error, DraError) else None
+    return error if is_a(error, DraError) else None
 
 
 def _name(method: Callable[..., Any]) -> str:

@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
 
-from ..errors import DraError, DriverError, DriverFailedError, printable
+from ..errors import DraError, DriverError, DriverFailedError, is_a, printable
 from ..interruption import Interrupted
+from ..named import NamedStruct
 from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
 from ..resources.version import Version
-from .mistakes import defined, explained
+from .mistakes import defined, explained, located
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class _ConfigMeta(msgspec.StructMeta):
+class _ConfigMeta(NamedStruct):
     """Subclasses of :class:`Config` are frozen and made by keyword as it is, without saying so, for type checkers too."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
@@ -33,6 +34,10 @@ class _ConfigMeta(msgspec.StructMeta):
                         f"{name}.{field} = {printable(repr(value))[:80]} would be one object for all claims: write "
                         f"msgspec.field(default_factory=lambda: {printable(repr(value))[:80]})"
                     ) from None
+            if "__init__" in namespace:
+                raise DriverError(
+                    f"{name}.__init__() is made from its fields: give them defaults, and write what must hold into check()"
+                ) from None
             raise
 
     def __setattr__(cls, name: str, value: object) -> None:
@@ -133,10 +138,13 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
     try:
         config = msgspec.convert(given, cls, dec_hook=read_form)
         return checked(config) if check else config
-    except (ValueError, DraError, Interrupted):
+    except (ValueError, Interrupted):
         raise
+    except DraError as e:
+        raise located(e) from None
     except BaseException as e:  # no await in between: what is raised here is the author's
-        raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}") from e
+        hint = ": raise ValueError(...) for what no claim may give" if is_a(e, AssertionError) else ""
+        raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
 
 
 def checked(config: Config) -> Config:

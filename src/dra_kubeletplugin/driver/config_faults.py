@@ -8,7 +8,10 @@ from typing import Any
 
 import msgspec
 
+from ..errors import near
 from .config import Config
+
+_MOST = 12  # fields that are told where none is near
 
 
 def explained(message: str, cls: type[Config]) -> str:
@@ -18,13 +21,17 @@ def explained(message: str, cls: type[Config]) -> str:
     here = _at(cls, path.replace("[...]", "[]").split(".")[1:])
     unknown = re.search(r"unknown field `(.+)`", text)
     if unknown:
-        import difflib  # for this sentence alone
-
-        near = difflib.get_close_matches(unknown[1], sorted(_names(here) or _names_within(cls)), 1)
-        return f"{path}: unknown field {unknown[1]!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        known = sorted(_names(here) or _names_within(cls))
+        return f"{path}: unknown field {unknown[1]!r}{near(unknown[1], known) or _listed(known)}"
     if text.startswith("Invalid enum value") and (known := _choices(here)):
         return f"{path}: {text}: give one of {', '.join(map(repr, known))}"
     return f"{path}: {text}"
+
+
+def _listed(known: Sequence[str]) -> str:
+    if not known:
+        return ": it has no fields"
+    return f": there are {', '.join(known[:_MOST])}{', ...' if len(known) > _MOST else ''}"
 
 
 def _at(cls: type[Config], path: Sequence[str]) -> list[Any]:

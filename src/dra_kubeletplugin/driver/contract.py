@@ -138,12 +138,15 @@ class Driver:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if isinstance(cls.subsystems, str) or not all(isinstance(s, str) and s for s in cls.subsystems):
+        listed = isinstance(cls.subsystems, Iterable) and not isinstance(cls.subsystems, str)
+        if not listed or not all(isinstance(s, str) and s for s in cls.subsystems):
             raise DriverError(
                 f"{cls.__name__}.subsystems {cls.subsystems!r} is no list of kernel subsystems such as ('pci', 'net')"
             )
         if not isinstance(cls.name, str):
             raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
+        if type(cls.name) is not str:
+            cls.name = str.__str__(cls.name)  # of a class derived from str it could not be sent
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import printable
+from ..errors import is_a, printable
 
 JSON = Any
 MAX_DATA_BYTES = 65_536
@@ -30,32 +30,32 @@ def plain_json(value: object, path: str = "data") -> JSON:
 
 
 def _plain(value: object, path: str, depth: int) -> JSON:
-    if value is None or isinstance(value, bool):
+    if value is None or is_a(value, bool):
         return value
-    if isinstance(value, str):
+    if is_a(value, str):
         return _text(str.__str__(value), path)
-    if isinstance(value, int):
+    if is_a(value, int):
         number = int.__index__(value)
         if number not in _INTEGERS:
             raise ValueError(f"{path} is an integer of more than 64 bits: write it as text")
         return number
-    if isinstance(value, float):
+    if is_a(value, float):
         real = float.__float__(value)
         if not math.isfinite(real):
             raise ValueError(f"{path} is {real}, which JSON does not have")
         return real
-    if not isinstance(value, dict | list | tuple):
+    if not is_a(value, (dict, list, tuple)):
         raise ValueError(f"{path} is of type {printable(type(value).__name__)}, which JSON does not have")
     if not depth:
         raise ValueError(f"{printable(path[:200])}... is nested deeper than {_DEPTH}")
-    if isinstance(value, dict):
+    if is_a(value, dict):
         return {_key(k, path): _plain(v, f"{path}.{printable(k)}", depth - 1) for k, v in dict.items(value)}
-    items = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+    items = tuple.__iter__(value) if is_a(value, tuple) else list.__iter__(value)
     return [_plain(v, f"{path}[{i}]", depth - 1) for i, v in enumerate(items)]
 
 
 def _key(key: object, path: str) -> str:
-    if not isinstance(key, str):
+    if not is_a(key, str):
         raise ValueError(f"{path} has the key {printable(key)}, which is no text")
     return _text(str.__str__(key), f"{path}: the key {printable(key)}")
 

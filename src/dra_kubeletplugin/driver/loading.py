@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard, TypeVar
 
-from ..errors import DriverError, near
+from ..errors import DriverError, is_a, near
 from .contract import Driver
 from .making import called
 
@@ -122,9 +122,9 @@ def importing() -> bool:
 
 def _hint(what: str | Path, e: BaseException) -> str:
     """What helps where a driver cannot be imported."""
-    if isinstance(e, ModuleNotFoundError) and e.name:
+    if is_a(e, ModuleNotFoundError) and e.name:
         return f": install it in the Python that runs this, {sys.executable}, and name it in pyproject.toml"
-    if isinstance(what, Path) and isinstance(e, ImportError) and "no known parent package" in str(e):
+    if isinstance(what, Path) and is_a(e, ImportError) and "no known parent package" in str(e):
         folder = what.absolute().parent
         if (folder / "__init__.py").is_file():
             return f": rename {folder}, no package can have this name"

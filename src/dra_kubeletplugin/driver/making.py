@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, get_origin
 
 import msgspec
 
-from ..errors import DraError, DriverError, DriverFailedError, printable
+from ..errors import DraError, DriverError, DriverFailedError, is_a, near, printable
 from ..resources.types import Taint
 from .config import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
-from .mistakes import explained, located, place
-from .names import check_config_names, check_names, near_config_name
+from .mistakes import explained, located, looking_at, place
+from .names import SET, check_config_names, check_names, near_config_name
 
 T = TypeVar("T")
 _CLAIM = ("claim",)
@@ -25,7 +27,9 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "start": (), "stop": (), "devices": (), "pools": (), "health": (), "recover": (),
     "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
 }  # fmt: skip
+_TAG = ": write class Name(Config, tag=True) for each, and claims name one as `type`"
 _LATER = ("host", "settings", "log")  # set by Driver.attach
+_MISWRITTEN = (TypeError, NameError, AttributeError)  # no code runs well elsewhere that raises one
 _OF_TYPE = re.compile(
     r"Expected .*, got |Invalid enum value "
 )  # a default may still be outside of what a claim may give
@@ -34,15 +38,30 @@ _OF_TYPE = re.compile(
 def make(cls: type[Driver], role: Role = Role.NODE) -> Driver:
     """A driver for one process. Raises :class:`DriverError` as :func:`check` does, and where the class cannot be made."""
     check(cls, role)
-    return called(f"{cls.__name__}()", cls, _hint)
+    driver = called(f"{cls.__name__}()", cls, _hint)
+    for name in SET:
+        if name in vars(driver):
+            raise DriverError(
+                f"{cls.__name__}.__init__() gives self.{name}, which is set by the framework after it: name yours otherwise"
+            )
+    return driver
 
 
 def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """Raises :class:`DriverError` with the class, the attribute and the rule, for what cannot work however the hardware is."""
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
         raise DriverError(f"{printable(repr(cls))} is no subclass of Driver: give the class, not an object or its name")
+    with looking_at(f"what {cls.__name__} has"):
+        _check(cls, role)
+
+
+def _check(cls: type[Driver], role: Role) -> None:
     for name, arguments in _CALLED.items():
         _check_method(cls, name, arguments)
+    if inspect.iscoroutinefunction(cls.__init__):
+        raise DriverError(
+            f"{cls.__name__}.__init__() is async, and nobody can await it: write what awaits into start()"
+        )
     check_names(cls, _CALLED)
     if cls.devices is Driver.devices and cls.pools is Driver.pools:
         raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
@@ -77,11 +96,11 @@ def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str
 
 
 def _hint(e: BaseException) -> str:
-    if isinstance(e, AttributeError) and e.name in _LATER:
+    if is_a(e, AttributeError) and e.name in _LATER:
         return f": self.{e.name} is set after __init__, use it in start() or later"
-    if isinstance(e, TypeError) and not place(e):
+    if is_a(e, TypeError) and not place(e):
         return ": it is made without arguments"
-    return ": what may fail belongs in start()"
+    return "" if is_a(e, _MISWRITTEN) else ": what may fail belongs in start()"
 
 
 def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
@@ -97,7 +116,10 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
         given = ("self", *arguments)
     else:
         if not callable(getattr(cls, name)):
-            raise DriverError(f"{shown} is {type(method).__name__}, not a method: it is called as {call}")
+            wanted = f"def {name}({', '.join(('self', *arguments))})"
+            raise DriverError(
+                f"{shown} is {type(method).__name__}, not a method: write `{wanted}`, it is called as {call}"
+            )
         return
     _check_callable(method, given, shown, call)
 
@@ -115,10 +137,22 @@ def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: s
             if first and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
                 break  # which takes anything, and says nothing of what it wraps
         except TypeError as e:
-            first = first or f"{shown}{signature} cannot be called as {call}: {e}"
+            first = first or f"{shown}{signature} cannot be called as {call}: {_lacks(signature, given) or e}"
         else:
             return
     raise DriverError(first)
+
+
+def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
+    """What of ``self`` is in the way, if anything is."""
+    if given[:1] != ("self",):
+        return "a static method has no `self`" if next(iter(signature.parameters), "") == "self" else ""
+    if "self" in signature.parameters:
+        return ""
+    with contextlib.suppress(TypeError):
+        signature.bind(*given[1:])
+        return "is `self` missing?"
+    return ""
 
 
 def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
@@ -128,7 +162,11 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
     for kind in found:  # grows by what each names as older
         where = named[id(kind)]
         if not (isinstance(kind, type) and issubclass(kind, Config)):
-            raise DriverError(f"{where} is {printable(repr(kind))[:80]}: give a subclass of Config, or a list of them")
+            own = isinstance(kind, type) and kind.__module__ != "builtins"
+            raise DriverError(
+                f"{where} is {printable(kind.__name__ if own else repr(kind))[:80]}: give a subclass of Config, "
+                f"{f'class {kind.__name__}(Config), ' if own else ''}or a list of them"
+            )
         older: object = kind.OLDER
         if not isinstance(older, (list, tuple)):
             raise DriverError(
@@ -140,6 +178,7 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
 
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
+    _check_shadowed(kind)
     _check_plain(kind)
     _check_named(kind)
     check_config_names(kind)
@@ -151,26 +190,24 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
         fields = msgspec.structs.fields(kind)
         msgspec.json.Decoder(kind)  # what cannot be told apart in JSON
         objects: set[type] = set()
-        for custom in _customs(msgspec.inspect.type_info(kind), objects) - set(FORMS):
-            raise TypeError(f"it has a field of type {custom.__name__}")
+        msgspec.inspect.type_info(kind)
+        for f in fields:
+            for custom in _customs(msgspec.inspect.type_info(f.type), objects) - set(FORMS):
+                raise TypeError(f"its field {f.name} is of type {custom.__name__}")
     except (TypeError, NameError) as e:
-        raise DriverError(f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}") from None
+        module = vars(sys.modules.get(kind.__module__, builtins))
+        there = [*module, *dir(builtins)] if isinstance(e, NameError) else []
+        raise DriverError(
+            f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}"
+            f"{near(getattr(e, 'name', ''), there)}{_TAG if 'must be tagged' in str(e) else ''}"
+        ) from None
     for within in objects:
         if issubclass(within, Config):
             _check_plain(within)
             check_config_names(within)
     for f in fields:
-        if f.default is msgspec.NODEFAULT:
-            continue
-        try:
-            given_as_default(f.default, f.type)
-        except (TypeError, ValueError) as e:
-            if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
-                raise DriverError(
-                    f"{kind.__name__}.{f.name} = {printable(repr(f.default))[:80]} is no default of its type: {e}"
-                ) from None
-    with contextlib.suppress(ValueError, DriverFailedError):  # a default may still be outside of what a claim may give
-        converted({}, kind, check=True)
+        _check_default(kind, f)
+    _try_check(kind)
     known = {f.name for f in fields} | vars(Config).keys()
     for name, value in vars(kind).items():
         if name not in known and (meant := near_config_name(kind, name)) and _is_plain(kind, name, value):
@@ -178,6 +215,46 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
         if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
             raise DriverError(
                 f"{kind.__name__}.{name} has no type, so no claim can give it: write `{name}: {type(value).__name__} = ...`"
+            )
+
+
+def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
+    """Of a field, as if a claim gave it."""
+    if f.default is msgspec.NODEFAULT:
+        return
+    try:
+        given_as_default(f.default, f.type)
+    except (TypeError, ValueError) as e:
+        if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
+            raise DriverError(
+                f"{kind.__name__}.{f.name} = {printable(repr(f.default))[:80]} is no default of its type: {e}"
+            ) from None
+
+
+def _try_check(kind: type[Config]) -> None:
+    """With the defaults, which may still be outside of what a claim may give; but what is misspelt is so for every claim."""
+    try:
+        converted({}, kind, check=True)
+    except ValueError:
+        pass
+    except DriverFailedError as e:
+        cause = e.__cause__
+        of_none = is_a(cause, AttributeError) and cause.name is not None and cause.obj is None
+        if is_a(cause, (NameError, AttributeError)) and not of_none:
+            raise DriverError(e.message) from cause
+
+
+def _check_shadowed(kind: type[Config]) -> None:
+    """What Config has is no name for a parameter: an annotation makes one of it."""
+    for name in kind.__struct_fields__:
+        if name in vars(Config):
+            way = (
+                f"write `{name} = ...` without a type"
+                if name.isupper()
+                else f'name it otherwise, with msgspec.field(name="{name}")'
+            )
+            raise DriverError(
+                f"{kind.__name__}.{name} has a type, which makes a parameter of what Config itself uses: {way}"
             )
 
 

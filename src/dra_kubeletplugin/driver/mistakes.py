@@ -2,44 +2,73 @@
 
 from __future__ import annotations
 
-import builtins
+import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import os
-import re
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ..errors import BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError, describe, near, printable
+from ..errors import (
+    BadAnswerError,
+    DraError,
+    DriverError,
+    HostPathMissingError,
+    InvalidObjectError,
+    InvalidSpecError,
+    describe,
+    is_a,
+    printable,
+)  # fmt: skip
+from .hints import hint
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = str(Path(os.__file__).parent) + os.sep  # its own library
 _INSTALLED = {"site-packages", "dist-packages"}  # also where an environment is within the driver's folder
-_KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
-_IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
 
 
 def explained(e: BaseException) -> str:
     """``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises, as nothing here does."""
-    return f"{describe(e)}{_hint(e)}{_bracketed(place(e))}"
+    said, help = describe(e), _hint(e)
+    return f"{said.rstrip('.') if help else said}{help}{_bracketed(place(e))}"
 
 
-def located(e: BaseException) -> BaseException:
-    """What our classes said of an author's arguments, with the line in which he gave them; anything else as it is."""
-    if type(e) not in _OUR_WORDS or not _raised_by_us(e) or not (where := place(e)):
-        return e
-    return type(e)(f"{printable(e)} ({where})")
+def located(e: DraError) -> DraError:
+    """What our classes said of an author's arguments, with the line in which he gave them; anything else as it is, but for what
+    nobody could tell further."""
+    if type(e) in _OUR_WORDS and _raised_by(e, _is_ours) and (where := place(e)):
+        return type(e)(f"{printable(e)} ({where})")
+    return e if _can_be_told(e) else _told_as(e)
+
+
+def _can_be_told(e: BaseException) -> bool:
+    """Whether an exception of an author's class can be looked at as Python and our own code do."""
+    try:
+        return (
+            isinstance(e, BaseException)
+            and not isinstance(e, SyntaxError | BaseExceptionGroup)
+            and bool(hash(e) or True)
+        )
+    except BaseException:  # an author's object may be anything inside
+        return False
+
+
+def _told_as(e: DraError) -> DraError:
+    """The same of our own class."""
+    kind = next(k for k in type(e).__mro__ if k.__module__ == DraError.__module__)
+    made: DraError = kind(printable(e)).with_traceback(_slot(e, "__traceback__"))
+    return made
 
 
 def place(e: BaseException) -> str:
     """``folder/file.py:14`` of the author's innermost line, before it went into libraries; empty where there is none, and
     for a SyntaxError, which says so itself."""
-    if isinstance(e, SyntaxError):
+    if is_a(e, SyntaxError):
         return ""
     lines = next((found for one in _chain(e) if (found := list(_own_lines(one)))), [])
     if not lines:
@@ -61,12 +90,30 @@ def defined(method: Callable[..., Any]) -> str:
 
 @contextlib.contextmanager
 def judging(method: Callable[..., Any]) -> Iterator[None]:
-    """What is wrong with an answer is told with the line in which the method is written that gave it."""
+    """What is wrong with an answer is told with the line in which the method is written that gave it; and so is what its objects raise
+    when they are looked at."""
     try:
         yield
-    except (DriverError, BadAnswerError) as e:
-        told = BadAnswerError if isinstance(e, BadAnswerError) else DriverError  # an author's own is made otherwise
-        raise told(f"{printable(e)}{_bracketed(defined(method))}") from e.__cause__
+    except (DriverError, BadAnswerError, HostPathMissingError) as e:
+        told = next(k for k in (BadAnswerError, HostPathMissingError, DriverError) if is_a(e, k))  # not an author's own
+        raise told(f"{printable(e)}{_bracketed(defined(method))}") from _slot(e, "__cause__")
+    except (DraError, asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as e:
+        raise DriverError(f"what {_named(method)}() answered cannot be read: {explained(e)}") from e
+
+
+@contextlib.contextmanager
+def looking_at(what: str) -> Iterator[None]:
+    """What an author's objects raise when they are looked at is told as a fault of his: there is no await within."""
+    try:
+        yield
+    except (DraError, KeyboardInterrupt):
+        raise
+    except BaseException as e:
+        if _raised_by(e, _is_ours):
+            raise
+        raise DriverError(f"{what} cannot be read: {explained(e)}") from e
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
@@ -76,15 +123,24 @@ def own_traceback(e: BaseException) -> BaseException | None:
     """
     chain = _chain(e)
     codes = [f.f_code for one in chain for f, _ in _frames(_slot(one, "__traceback__"))]
-    functions = {c for c in codes if not _is_ours(c.co_filename) and not c.co_name.startswith("<")}
-    if len(functions) < 2 and not isinstance(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
+    functions = {
+        c for c in codes if not (_is_ours(c.co_filename) or _is_python_s(c.co_filename) or c.co_name.startswith("<"))
+    }
+    if len(functions) < 2 and not is_a(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
         return None
+    if not all(_can_be_told(one) for one in chain if not is_a(one, (SyntaxError, BaseExceptionGroup))):
+        return None  # a log could not write it
     for one in chain:
-        tb = _slot(one, "__traceback__")
-        while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
-            tb = tb.tb_next
-        BaseException.with_traceback(one, tb)
+        BaseException.with_traceback(one, _without_ours(_slot(one, "__traceback__")))
     return e
+
+
+def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+    """An author's lines, also where he is called by us who were called by him."""
+    his = [t for t in _links(tb) if not _is_ours(t.tb_frame.f_code.co_filename)]
+    for one, following in itertools.zip_longest(his, his[1:]):
+        one.tb_next = following
+    return his[0] if his else None
 
 
 def _chain(e: BaseException) -> list[BaseException]:
@@ -100,7 +156,7 @@ def _chain(e: BaseException) -> list[BaseException]:
 
 def _is_stop(e: BaseException) -> bool:
     """Whether Python put it in the place of a StopIteration, which no coroutine can raise."""
-    return isinstance(e, RuntimeError) and isinstance(_slot(e, "__cause__"), StopIteration)
+    return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
 
 
 def instead(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
@@ -145,10 +201,14 @@ def _slot(e: BaseException, name: str) -> Any:
     return vars(BaseException)[name].__get__(e)
 
 
-def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def _links(tb: TracebackType | None) -> Iterator[TracebackType]:
     while tb is not None:
-        yield tb.tb_frame, tb.tb_lineno
+        yield tb
         tb = tb.tb_next
+
+
+def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    return ((t.tb_frame, t.tb_lineno) for t in _links(tb))
 
 
 def _is_ours(filename: str) -> bool:
@@ -161,41 +221,17 @@ def _is_python_s(filename: str) -> bool:
     )
 
 
-def _raised_by_us(e: BaseException) -> bool:
+def _raised_by(e: BaseException, who: Callable[[str], bool]) -> bool:
     frames = list(_frames(_slot(e, "__traceback__")))
-    return bool(frames) and _is_ours(frames[-1][0].f_code.co_filename)
+    return bool(frames) and who(frames[-1][0].f_code.co_filename)
+
+
+def _named(method: Callable[..., Any]) -> str:
+    return printable(getattr(method, "__name__", "a method"))
 
 
 def _hint(e: BaseException) -> str:
     try:
-        text = str(e)
-        if "id you mean" in text:  # newer releases of Python say it themselves
-            return ""
-        name, known = _sought(e, text)
-        return near(name, known)
+        return hint(e, next(iter(reversed([f for f, _ in _own_lines(e)])), None))
     except BaseException:  # an author's object may be anything inside
         return ""
-
-
-def _sought(e: BaseException, text: str) -> tuple[str, Iterable[str]]:
-    """The name that is not there, and those that are."""
-    frame = next(iter(reversed([f for f, _ in _own_lines(e)])), None)
-    if isinstance(e, AttributeError) and e.name:
-        return e.name, [n for n in dir(e.obj) if n.startswith("_") is e.name.startswith("_")]
-    if isinstance(e, NameError) and e.name and frame:
-        return e.name, [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    if isinstance(e, ImportError) and (found := _IMPORT.match(text)):
-        return found[1], dir(sys.modules.get(found[2], ModuleType("none")))
-    if isinstance(e, TypeError) and frame and (found := _KEYWORD.match(text)):
-        return found[2], _parameters(found[1], frame)
-    return "", ()
-
-
-def _parameters(called: str, frame: FrameType) -> Iterable[str]:
-    """Names of the parameters of what the author called, by its name in the message."""
-    head, *rest = called.removesuffix(".__init__").split(".")
-    ours = sys.modules[__name__.partition(".")[0]]
-    found: Any = next((p[head] for p in (frame.f_locals, frame.f_globals) if head in p), None) or getattr(ours, head)
-    for name in rest:
-        found = getattr(found, name)
-    return [n for n in inspect.signature(found).parameters if not n.startswith("_")]

@@ -14,11 +14,12 @@ from ..errors import DriverError, printable
 from .config import Config
 from .contract import Driver
 
-_SET = ("host", "settings", "log", "role", "gates_off")  # by the framework, in every driver
-_CALLED_BY_AUTHOR = ("changed", "update_metadata", "attach", "config_kinds")
+SET = ("host", "settings", "log", "role", "gates_off")
+"""By the framework, in every driver."""
 _DATA = ("name", "config", "unhealthy_taint", "metadata", "subsystems")
 _EITHER = {"devices": "pools", "pools": "devices"}  # who writes the one may use the other's name for what he likes
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
+_MEANT = {"validate": "check", "verify": "check"}  # what others call it: unheard, it would let every claim pass
 _NEAR = 0.8
 _FORMS = ("ed", "ing")  # of a word: prepared() and starting() are no misspelt names, nor is any of _WORDS
 _WORDS = frozenset({"healthy"})
@@ -32,11 +33,11 @@ def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> Non
     """Raises :class:`DriverError` for a name that is nearly one of ``called`` (with their arguments) or of what a class sets, and
     for names that are not the author's to set."""
     given = dict(_written(cls, Driver))
-    for name in _SET:
+    for name in SET:
         if name in given:
             raise DriverError(f"{cls.__name__}.{name} is set by the framework: take it out of the class")
-    for name in _CALLED_BY_AUTHOR:
-        if name in given:
+    for name in given:
+        if name in vars(Driver) and name not in (*called, *_DATA):
             raise DriverError(f"{cls.__name__}.{name} is the framework's, for the driver to call: name yours otherwise")
     open_names = [n for n in (*called, *_DATA) if n not in given and _EITHER.get(n) not in given]
     for name, value in _written(cls, Driver, of_base=True):
@@ -57,7 +58,7 @@ def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> Non
 
 def near_config_name(kind: type[Config], name: str) -> str:
     """What of :class:`Config` an author may have meant by an attribute ``name``; empty where nothing is near."""
-    return _near(name, [n for n in _OF_CONFIG if n not in vars(kind)])
+    return _near(_MEANT.get(name, name), [n for n in _OF_CONFIG if n not in vars(kind)])
 
 
 def check_config_names(kind: type[Config]) -> None:

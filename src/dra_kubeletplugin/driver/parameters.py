@@ -6,12 +6,12 @@ Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import ConfigError, DraError, DriverFailedError, printable
+from ..errors import ConfigError, DraError, DriverFailedError, near, printable
 from ..interruption import Interrupted
 from .config import Config, as_json, checked, converted, read_form
 from .config_faults import apart, explained
@@ -218,8 +218,19 @@ def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: 
     ours = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
     if "/" in api_version and group not in ours and group != driver and not group.endswith("." + driver):
         return None  # somebody else's kind, in their domain
-    names = ", ".join(map(_name, known))
-    raise ConfigError(f"{where}: {api_version or '-'} {kind or '-'} is not known to {driver}: known are {names}")
+    raise ConfigError(f"{where}: {_unknown(api_version, kind, driver, known)}")
+
+
+def _unknown(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
+    """Which of the two is none of the driver's, and what it may be."""
+    kinds = sorted({cls.KIND for cls in known if (cls.API_VERSION or api_version) == api_version} - {""})
+    said = f"parameters.kind: {kind!r}" if kinds else f"parameters.apiVersion: {api_version!r}"
+    said += f" is not known to {driver}"
+    if meant := near(kind, kinds):
+        return said + meant
+    return (
+        f"{said}: known are {', '.join(map(_name, known))}; to read one of before, keep its class and name it in OLDER"
+    )
 
 
 def _name(cls: type[Config]) -> str:

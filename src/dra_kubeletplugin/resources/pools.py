@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import is_a
 from .nodes import Nodes
 from .types import CounterSet, Device
 
@@ -54,5 +55,5 @@ class Pool:
         # Read to the end where the author's code runs; what is no list at all is told by who reads the answer.
         for name in ("devices", "counter_sets"):
             value = getattr(self, name)
-            if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+            if is_a(value, Iterable) and not is_a(value, (str, bytes, Mapping)):
                 object.__setattr__(self, name, tuple(itertools.islice(value, MAX_DEVICES + 1)))
