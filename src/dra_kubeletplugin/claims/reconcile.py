@@ -78,6 +78,7 @@ class Reconciler:
         self.patience = patience
         self.last: Report | None = None
         self._gone_since: dict[str, float] = {}
+        self._left: set[str] = set()  # UIDs of claims of which it was told that they are left to the kubelet
 
     async def run(self, interval: float) -> None:
         """Never returns. A fault of the outside is logged and waits for the next pass."""
@@ -147,16 +148,32 @@ class Reconciler:
                 continue
             if claim is not None and self.verifier.has(claim, record):
                 self._gone_since.pop(record.uid, None)
+                self._left.discard(record.uid)
+            elif claim is not None and self.verifier.may_be_in_use(claim, record):
+                self._gone_since.pop(record.uid, None)
+                self._leave(record)
+                report.waiting.append(record.uid)
             elif now - self._gone_since.setdefault(record.uid, now) < self.grace:
                 report.waiting.append(record.uid)
             else:
                 over[record.uid] = record
         known = {r.uid for r in records}
         self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in known}
+        self._left &= known
         for record in over.values():
             what = "is gone from the API server, or has its devices no more, and nobody unprepared it"
             log.warning("claim %s %s: doing it now", record.shown, what)
         await self._all(over, lambda uid: self.undoing.reclaim(over[uid]), report.unprepared, report)
+
+    def _leave(self, record: Record) -> None:
+        if record.uid not in self._left:
+            self._left.add(record.uid)
+            log.warning(
+                "claim %s has other devices of this node by now than it was prepared with (%s), which its pod may have all the "
+                "same: they stay held until the kubelet unprepares it: delete that pod",
+                record.shown,
+                ", ".join(str(d["device"]) for d in record.devices),
+            )
 
     async def _all(
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report
