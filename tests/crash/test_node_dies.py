@@ -61,10 +61,11 @@ def on(node: str, name: str, claim: str) -> JSON:
     return made
 
 
-async def died(b: Box) -> None:
-    """Kubelet and plugin are gone at once, with whatever was under way; and the cluster knows."""
+async def died(b: Box, *, plugin: bool = True) -> None:
+    """The kubelet is gone, and the plugin at once with it, with whatever was under way; and the cluster knows."""
     await b.node.kubelet.stop()
-    await b.kill()
+    if plugin:
+        await b.kill()
 
     async def known() -> bool:
         spec = (await b.cluster.client.get(NODES, b.node.name))["spec"]
@@ -207,3 +208,24 @@ async def test_a_device_that_a_restarted_kubelet_still_gives_to_a_claim_is_nobod
         await cluster.wait_running("second")
         assert one.holders() == {"c-0": uids["next"]}
         one.check_quiet()
+
+
+async def test_a_plugin_whose_kubelet_is_away_gives_nothing_back_that_containers_may_have(tmp_path: Path) -> None:
+    """What a dead kubelet started runs on, though the API server knows neither pod nor claim any more."""
+    async with two_nodes(tmp_path) as (one, _):
+        cluster = one.cluster
+        await cluster.apply(claim("kept"), on(one.node.name, "first", "kept"))
+        await cluster.wait_running("first")
+        held = one.holders()
+        await died(one, plugin=False)
+        await cluster.client.delete(PODS, "first", "default", grace=0)
+        await cluster.client.delete(CLAIMS, "kept", "default")
+
+        async def gone() -> bool:
+            return cluster.claims() == []
+
+        await cluster.wait("the claim to go", gone)
+        await reconciled(one, 5)
+        assert one.holders() == held
+        await one.node.kubelet.restart()
+        await one.until("all to be given back", one.is_empty)
