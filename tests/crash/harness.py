@@ -31,14 +31,15 @@ TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
 
 
 class Box:
-    """One node. ``plugins`` are the processes that were started, by a name of the test's choice.
+    """One node, the first unless it is named. ``plugins`` are the processes that were started, by a name of the test's choice.
 
     With a ``proxy`` they run as in a pod, with a service account, and reach the API server through it; the cluster's own
     components do not.
     """
 
-    def __init__(self, cluster: LocalCluster, folder: Path, proxy: Proxy | None = None) -> None:
+    def __init__(self, cluster: LocalCluster, folder: Path, proxy: Proxy | None = None, *, node: str = "") -> None:
         self.cluster = cluster
+        self._node = node
         self.proxy = proxy
         self.hardware = folder / "hardware"
         self.hardware.mkdir()
@@ -54,7 +55,7 @@ class Box:
 
     @property
     def node(self) -> Any:
-        return self.cluster.node
+        return self.cluster.nodes[self._node] if self._node else self.cluster.node
 
     @property
     def records_path(self) -> Path:

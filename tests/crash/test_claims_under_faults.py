@@ -222,6 +222,44 @@ async def test_a_claim_that_lost_its_allocation_and_was_not_deleted_is_reclaimed
         assert one.claims.files.specs.uids() == []
 
 
+async def test_a_claim_with_another_device_of_this_node_that_a_pod_has_is_left_to_the_kubelet(tmp_path: Path) -> None:
+    """A kubelet that knows the claim as prepared has started that pod with the first device."""
+    api, driver = Api(), Plain()
+    known = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, driver, api) as one:
+        await one.prepare(known)
+        api.allocate("a", "a", "d-1", DRIVER)
+        api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}]
+        for _ in range(3):
+            assert (await one.claims.reconciler.once()).waiting == ["a"]
+        assert driver.unprepared == []
+        elsewhere = api.claims["a"]["status"]["allocation"]["devices"]["results"][0]
+        elsewhere["pool"] = "another node"
+        for _ in range(2):
+            await one.claims.reconciler.once()
+        assert driver.unprepared == ["a"]
+
+
+async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(tmp_path: Path) -> None:
+    """Its containers run on, and it unprepares them when it is back: only if it does not, reconciling does."""
+    api, driver = Api(), Plain()
+    async with room(tmp_path, driver, api, reconcile_grace=0.2) as one:
+        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        api.claims.clear()
+        api.ready = False
+
+        async def asked_twice() -> bool:
+            await one.claims.reconciler.once()
+            return api.nodes_read == 2
+
+        await until(asked_twice)
+        assert await one.records() == {"a": "Prepared"}
+        api.ready = True
+        assert (await one.claims.reconciler.once()).waiting == ["a"]  # its grace begins anew
+        await until(lambda: _gone(one, "a"))
+        assert driver.unprepared == ["a"]
+
+
 async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
-"""Containers that are created and cannot be started: a program that is not there, a mount that no kernel makes."""
+"""What keeps a pod from starting: a program that is not there, a mount that no kernel makes, a volume that is missing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.kube.resource import CONFIG_MAPS, EVENTS, NODES
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.controllers.workloads import JOBS
 from dra_kubeletplugin.local.kubelet import Timers
@@ -28,7 +30,8 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         return WHY if spec["process"]["args"] == ["nowhere"] else ""
 
     monkeypatch.setattr(simulated, "_unmountable", unstartable)
-    async with LocalCluster(("node-1",), timers=Timers(retry=0.05, crash=0.2)) as cluster:
+    timers = Timers(retry=0.05, crash=0.2, mount=0.05, longest_mount=0.4)
+    async with LocalCluster(("node-1",), timers=timers) as cluster:
         yield Room(cluster)
 
 
@@ -78,3 +81,52 @@ async def test_a_job_counts_it(room: Room) -> None:
     )
     assert found["status"]["failed"] == 1
     assert [c["reason"] for c in found["status"]["conditions"]] == ["BackoffLimitExceeded"] * 2
+
+
+async def failures(room: Room, volume: str) -> int:
+    """Tries to mount a volume that the pod p was told of."""
+    events = (await room.cluster.client.list(EVENTS, "default"))["items"]
+    about = [e for e in events if e["reason"] == "FailedMount" and f'volume "{volume}"' in e["message"]]
+    return sum(e["count"] for e in about)
+
+
+async def test_a_volume_that_cannot_be_mounted_is_tried_again_with_a_pause_that_doubles(room: Room) -> None:
+    """Each volume by itself. Source: pkg/util/goroutinemap/exponentialbackoff, from 0.5 s to 2 min 2 s there."""
+    began = time.monotonic()
+    volumes = [{"name": name, "configMap": {"name": name}} for name in ("one", "two")]
+    await room.cluster.apply(bound(volumes=volumes))
+
+    async def tried() -> bool:
+        return await failures(room, "one") >= 5
+
+    await room.until("five tries", tried)
+    assert time.monotonic() - began >= 0.05 + 0.1 + 0.2 + 0.4
+    assert await failures(room, "two") >= 4
+    found = await room.cluster.pod("p")
+    assert found is not None
+    assert found["status"]["containerStatuses"][0]["state"] == {"waiting": {"reason": "ContainerCreating"}}
+    await room.cluster.client.create(CONFIG_MAPS, {"metadata": {"name": "one"}, "data": {}}, "default")
+
+    async def more(volume: str, than: int) -> bool:
+        return await failures(room, volume) > than
+
+    for _ in range(2):  # by the end of the first the volume that is there has been mounted
+        ended, seen = await failures(room, "one"), await failures(room, "two")
+        await room.until("the other to be tried", lambda seen=seen: more("two", seen + 1))
+    assert await failures(room, "one") == ended
+    await room.cluster.client.create(CONFIG_MAPS, {"metadata": {"name": "two"}, "data": {}}, "default")
+    await room.runs()
+
+
+async def test_a_pod_in_the_network_of_its_node_has_the_address_of_the_node_and_others_have_none(room: Room) -> None:
+    """There is no pod network: an address at which nobody answers would be none."""
+    await room.cluster.apply(bound(hostNetwork=True, containers=[GOOD]), pod("own", nodeName="node-1"))
+    [address] = [
+        a["address"]
+        for a in (await room.cluster.client.get(NODES, "node-1"))["status"]["addresses"]
+        if a["type"] == "InternalIP"
+    ]
+    status = (await room.runs())["status"]
+    assert (status["podIP"], status["podIPs"], status["hostIP"]) == (address, [{"ip": address}], address)
+    status = (await room.runs("own"))["status"]
+    assert ("podIP" in status, status["hostIPs"]) == (False, [{"ip": address}])

@@ -163,6 +163,23 @@ class Elsewhere:
             f"{shown}: device {name} is of pool {pool}, which is no pool of node {self._node} and of no ResourceSlice for it"
         )
 
+    async def kubelet_is_away(self) -> bool:
+        """Whether nobody hears of the kubelet of this node: what it started may run on, and it will unprepare what it ends when it
+        is back. False where the node may not be read.
+
+        Raises :class:`ApiError` or ``TimeoutError`` where the API server does not tell.
+        """
+        try:
+            node = await self._labels.since(asyncio.get_running_loop().time())
+        except ApiError as e:
+            if e.status != 404:
+                raise
+            return True
+        if node is None:
+            return False
+        conditions = (node.get("status") or {}).get("conditions") or []
+        return not any((c.get("type"), c.get("status")) == ("Ready", "True") for c in conditions)
+
     async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> Found | None:
         """None where there is no such device for this node; where that is ``sure`` and the pool is known, what it is instead."""
         looks = [self._anywhere, self._here] if self._others() else [self._anywhere]
@@ -223,7 +240,10 @@ class Elsewhere:
                 raise
             if not self._told:
                 self._told = True
-                log.warning("whether devices are for this node cannot be told: %s: deploy/ has the permissions", e)
+                log.warning(
+                    "whether devices are for this node, and whether its kubelet lives, cannot be told: %s: deploy/ has the permissions",
+                    e,
+                )
             return None
 
 

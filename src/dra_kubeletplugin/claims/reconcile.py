@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ApiUnavailableError, DraError, RecordsError, StoppingError
+from ..errors import ApiError, ApiUnavailableError, DraError, RecordsError, StoppingError, describe
 from ..observe.log import operation
 from ..observe.metrics import Metrics
 from .files import Files
@@ -78,6 +78,8 @@ class Reconciler:
         self.patience = patience
         self.last: Report | None = None
         self._gone_since: dict[str, float] = {}
+        self._was_away = False  # the kubelet, when it was last asked for
+        self._left: set[str] = set()  # UIDs of claims of which it was told that they are left to the kubelet
 
     async def run(self, interval: float) -> None:
         """Never returns. A fault of the outside is logged and waits for the next pass."""
@@ -130,7 +132,8 @@ class Reconciler:
         return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
     async def _claims(self, records: list[Record], report: Report) -> None:
-        """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period."""
+        """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period, while
+        the kubelet is there and does not do it."""
         now = time.monotonic()
         over: dict[str, Record] = {}
         failures = 0
@@ -147,16 +150,50 @@ class Reconciler:
                 continue
             if claim is not None and self.verifier.has(claim, record):
                 self._gone_since.pop(record.uid, None)
+                self._left.discard(record.uid)
+            elif claim is not None and self.verifier.may_be_in_use(claim, record):
+                self._gone_since.pop(record.uid, None)
+                self._leave(record)
+                report.waiting.append(record.uid)
             elif now - self._gone_since.setdefault(record.uid, now) < self.grace:
                 report.waiting.append(record.uid)
             else:
                 over[record.uid] = record
+        if over and await self._must_wait():
+            report.waiting += over
+            self._gone_since.clear()
+            over.clear()
         known = {r.uid for r in records}
         self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in known}
+        self._left &= known
         for record in over.values():
             what = "is gone from the API server, or has its devices no more, and nobody unprepared it"
             log.warning("claim %s %s: doing it now", record.shown, what)
         await self._all(over, lambda uid: self.undoing.reclaim(over[uid]), report.unprepared, report)
+
+    async def _must_wait(self) -> bool:
+        """While the kubelet is away what it started may run on, also where the API server knows nothing of it any more."""
+        try:
+            away = await self.verifier.elsewhere.kubelet_is_away()
+        except (ApiError, TimeoutError) as e:
+            log.warning("whether the kubelet of this node lives is not known: %s", describe(e))
+            return True
+        if away and not self._was_away:
+            log.warning(
+                "the kubelet of this node is away: what claims that are gone have here stays held until it is back"
+            )
+        self._was_away = away
+        return away
+
+    def _leave(self, record: Record) -> None:
+        if record.uid not in self._left:
+            self._left.add(record.uid)
+            log.warning(
+                "claim %s has other devices of this node by now than it was prepared with (%s), which its pod may have all the "
+                "same: they stay held until the kubelet unprepares it: delete that pod",
+                record.shown,
+                ", ".join(str(d["device"]) for d in record.devices),
+            )
 
     async def _all(
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report

@@ -157,6 +157,16 @@ class Verifier:
         now = {(r.pool, r.device, r.share_id or "") for r in claim.results(self.name)}
         return claim.uid == record.uid and now >= {identity(d) for d in record.devices}
 
+    def may_be_in_use(self, claim: Fetched, record: Record) -> bool:
+        """Whether a pod of this node may have what was prepared, though the claim has other devices of this node by now.
+
+        A kubelet that knows a claim as prepared starts the next pod with what it was told then, and asks nobody: so it is where
+        a pod was taken by force while the kubelet was away, and the claim allocated anew for another.
+        """
+        here = self.inventory.pools if self.inventory.known else None
+        found = claim.results(self.name) if claim.uid == record.uid and claim.reserved_for else []
+        return any(here is None or r.pool in here for r in found)
+
     async def verify(self, ref: ClaimRef) -> Verified:
         """Reads the claim and resolves its devices.
 
