@@ -9,11 +9,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from dra_kubeletplugin.local.runtime import runc
 from dra_kubeletplugin.resources import releases
 
 from .packaging import images
+
+# By default an example may take 200 ms and ten a second to be made: a machine that is busy elsewhere is no fault of the code.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 def _can_mount() -> bool:

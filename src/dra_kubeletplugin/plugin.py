@@ -242,11 +242,9 @@ class Plugin:
         """Why the plugin is not ready now; empty when it is."""
         if self.stopping:
             return ["stopping"]
+        out = [self.scan.fault] if self.scan.fault else []  # the author's own first: what follows may follow from it
         if not self.serving:
-            return ["starting", *([self.scan.fault] if self.scan.fault else [])]
-        out = (
-            [self.scan.fault] if self.scan.fault else []
-        )  # the author's own comes first: what follows may follow from it
+            return [*out, "starting"]
         out += [s.fault for s in (self._dra, self._registrar) if s.fault]
         if not self.registration.registered.is_set():
             out.append(

@@ -335,7 +335,7 @@ async def test_a_repair_lock_of_a_stopped_process_is_waited_for_a_bounded_time_a
             started = time.monotonic()
             with pytest.raises(RecordsBusyError, match=r"is being repaired by another instance.*for more than 0\.5s"):
                 await store.all()
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 30
             holder.kill()
             holder.wait()
             assert len(await store.all()) == 4

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from dra_kubeletplugin.local.cluster import LocalCluster
+from tests.ports import free_port
 
 JSON = dict[str, Any]
 FOLDER = Path(__file__).parents[2] / "deploy/monitoring"
@@ -73,13 +73,12 @@ class Prometheus:
 @contextlib.asynccontextmanager
 async def prometheus(folder: Path, targets: Sequence[tuple[str, Mapping[str, str]]]) -> AsyncIterator[Prometheus]:
     """``targets`` are URLs with the labels that service discovery would give them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     entry = {k: v for k, v in scraping().items() if k != "kubernetes_sd_configs"}
     entry["static_configs"] = [{"targets": [urlsplit(u).netloc], "labels": {**META, **labels}} for u, labels in targets]
     config = folder / "prometheus.yaml"
     config.write_text(
-        yaml.safe_dump({"scrape_configs": [{**entry, "scrape_interval": "100ms", "scrape_timeout": "100ms"}]})
+        yaml.safe_dump({"scrape_configs": [{**entry, "scrape_interval": "300ms", "scrape_timeout": "300ms"}]})
     )
     assert PROMETHEUS
     with (folder / "prometheus.log").open("wb") as log:
@@ -104,6 +103,15 @@ async def prometheus(folder: Path, targets: Sequence[tuple[str, Mapping[str, str
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+async def selects(cluster: LocalCluster, asked: Prometheus, expression: str) -> None:
+    """Waits until an expression selects something: a scrape may not have come to its end in time."""
+
+    async def so() -> bool:
+        return bool(await asked.ask(expression))
+
+    await cluster.wait(f"{expression} to select something", so, timeout=60)
 
 
 async def becomes(

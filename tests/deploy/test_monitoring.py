@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,9 @@ from dra_kubeletplugin import Health, RetryableError
 from dra_kubeletplugin.observe import metrics
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import Sick, Toy
+from tests.ports import free_port
 
-from .monitored import FOLDER, PROMTOOL, becomes, needs_prometheus, needs_promtool, prometheus, rules, scraping
+from .monitored import FOLDER, PROMTOOL, becomes, needs_prometheus, needs_promtool, prometheus, rules, scraping, selects
 
 JSON = dict[str, Any]
 # What a scrape adds: Prometheus itself, and relabel_configs of scrape.yaml.
@@ -186,15 +186,18 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
     async with node_with(Broken, http_address="127.0.0.1:0", rescan_interval=0.3, health_interval=0.2) as node:
         cluster = node.cluster
         async with prometheus(tmp_path, [(node.plugin.http_url, {})]) as asked:
-            assert await asked.ask('dra_registered{job="dra-plugin", driver="npu", node="node-1", pod="npu-x"} == 1'), (
-                "scrape.yaml gives the labels that the rules use"
-            )
+            # scrape.yaml gives the labels that the rules use
+            registered = 'dra_registered{job="dra-plugin", driver="npu", node="node-1", pod="npu-x"} == 1'
+            await selects(cluster, asked, registered)
             for _, expression in shown():
                 text = expression.replace("$__rate_interval", "1m").replace("$driver", ".*").replace("$node", ".*")
                 await asked.ask(text)  # it parses
-            assert await asked.ask('sum(dra_prepared_claims{job="dra-plugin", driver=~".*", node=~".*"})')
-            firing = [r["alert"] for r in rules() if await asked.ask(r["expr"])]
-            assert firing == [], "of a plugin that is well"
+            await selects(cluster, asked, 'sum(dra_prepared_claims{job="dra-plugin", driver=~".*", node=~".*"})')
+
+            async def none_fires() -> bool:
+                return not [r["alert"] for r in rules() if await asked.ask(r["expr"])]
+
+            await cluster.wait("no alert of a plugin that is well", none_fires)
 
             Broken.report = {"toy-3": Health(False, "hot")}
             await becomes(cluster, asked, "DraDevicesUnhealthy")
@@ -235,8 +238,7 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
 
 @needs_prometheus
 async def test_a_prometheus_sees_a_plugin_that_is_killed_and_the_next_one(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     async with (
         node_with(Toy, process=True, http_address=address) as node,
         prometheus(tmp_path, [(f"http://{address}", {})]) as asked,

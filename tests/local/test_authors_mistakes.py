@@ -93,7 +93,11 @@ async def test_a_prepare_that_is_wrong_is_told_in_the_event_and_given_up_by_a_te
 ) -> None:
     async with started(mistake, tmp_path) as node:
         with pytest.raises(PodError) as e:
-            await node.run_pod(patience=0.1)
+            await node.apply_pod()
+            await node.api.wait_event(
+                "pod", "FailedPrepareDynamicResources"
+            )  # before, no place may be found for a moment
+            await node.api.wait_running("pod", patience=0)
     told(e.value.why, mistake)
     told(e.value.events[-1].message, mistake)
     told(caplog.text, mistake)

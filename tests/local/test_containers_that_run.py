@@ -69,7 +69,7 @@ def shell(script: str, **other: Any) -> ContainerConfig:
 
 
 async def ended(runtime: RuncRuntime, uid: str = "u1", name: str = "main") -> ContainerStatus:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         changes = runtime.changes()
         while (status := runtime.statuses(uid)[name]).state is State.RUNNING:
             waiting = asyncio.ensure_future(anext(changes))  # type: ignore[arg-type]
@@ -307,7 +307,7 @@ async def test_a_command_runs_in_the_container_with_input_output_and_its_own_cod
     big = b"x" * 300_000
     writing = asyncio.create_task(session.write(big))
     got: dict[int, bytes] = {1: b"", 2: b""}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while found := await session.read():
             got[found[0]] += found[1]
             if len(got[1]) == len(big):
@@ -322,7 +322,7 @@ async def test_a_command_with_a_terminal_has_one_of_the_size_it_is_told(runtime:
     session = await runtime.exec("u1", "main", ["sh"], stdin=True, tty=True)
     await session.resize(101, 43)
     got = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while b"43 101" not in got:
             await session.write(b"tty; stty size\n")
             found = await session.read()
@@ -425,11 +425,11 @@ KILLED = """
 
 async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], stdout=subprocess.PIPE, check=False, timeout=30
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], stdout=subprocess.PIPE, check=False, timeout=60
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"runs\n")
     runc = await Runc.find(tmp_path / "runc")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await runc.list():
             await asyncio.sleep(0.02)
 
@@ -524,5 +524,5 @@ async def test_a_container_has_ended_also_where_runc_cannot_tidy_up_now(
     with monkeypatch.context() as patched:
         patched.setattr(Runc, "delete", fails)
         await runtime.start(sandbox(tmp_path), shell("exit 3"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await ended(runtime)).exit_code == 3

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -94,8 +95,7 @@ class Shell:
         self.environment = theirs | ours
         self._cluster: subprocess.Popen[str] | None = None
         self._beside: list[subprocess.Popen[bytes]] = []
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
 
     def run(self, command: str) -> str:
         command = command.replace(":8080", f":{self._port}")  # others run these tests at the same time

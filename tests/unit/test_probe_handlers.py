@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from dra_kubeletplugin.local.runtime.handlers import perform
 from dra_kubeletplugin.local.runtime.interface import Action, ContainerError, Occasion, Outcome, Verdict
+from tests.ports import refusing_port
 
 ADDRESS = "127.0.0.1"
 
@@ -80,12 +81,6 @@ async def serving(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[tupl
             writer.close()
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind((ADDRESS, 0))
-        return int(s.getsockname()[1])
-
-
 async def test_a_command_passes_or_fails_with_its_exit_code_and_tells_its_output() -> None:
     handler = {"exec": {"command": ["check"]}}
     assert await ask(handler, session=Session(b"fine", 0)) == Outcome(Verdict.PASS, "fine")
@@ -141,10 +136,11 @@ async def test_a_server_that_is_silent_talks_nonsense_or_is_not_there_fails() ->
         assert "context deadline exceeded" in found.text
     async with serving(lambda _: b"\x00\x01 nonsense\r\n\r\n") as (port, _):
         assert (await ask({"httpGet": {"port": port}})).verdict is Verdict.FAIL
-    port = free_port()
-    refused = f"dial tcp {ADDRESS}:{port}: connect: connection refused"
-    assert await ask({"httpGet": {"port": port}}) == Outcome(Verdict.FAIL, f'Get "http://{ADDRESS}:{port}/": {refused}')
-    assert await ask({"tcpSocket": {"port": port}}) == Outcome(Verdict.FAIL, refused)
+    with refusing_port(ADDRESS) as port:
+        refused = f"dial tcp {ADDRESS}:{port}: connect: connection refused"
+        found = await ask({"httpGet": {"port": port}})
+        assert found == Outcome(Verdict.FAIL, f'Get "http://{ADDRESS}:{port}/": {refused}')
+        assert await ask({"tcpSocket": {"port": port}}) == Outcome(Verdict.FAIL, refused)
 
 
 async def test_a_connection_is_enough_for_a_tcp_probe() -> None:
@@ -185,7 +181,8 @@ async def test_a_server_without_a_health_service_or_none_at_all_fails() -> None:
         assert found.text.startswith("error: this server does not implement the grpc health protocol")
     finally:
         await server.stop(None)
-    found = await ask({"grpc": {"port": free_port()}})
+    with refusing_port(ADDRESS) as port:
+        found = await ask({"grpc": {"port": port}})
     assert found.text.startswith('timeout: failed to connect service "127.0.0.1:')
     with socket.create_server((ADDRESS, 0)) as silent:
         assert "within 0.2s" in (await ask({"grpc": {"port": silent.getsockname()[1]}}, 0.2)).text

@@ -212,7 +212,7 @@ async def test_binding_conditions_that_nobody_makes_true_are_told_once_and_for_a
 ) -> None:
     waits = Device("waits", binding_conditions=["x.example.com/ok"], binding_failure_conditions=["x.example.com/no"])
     there = [Device("plain")]
-    async with scanning(tmp_path, lambda look: there) as (scan, _driver, _):
+    async with scanning(tmp_path, lambda look: there) as (scan, _, _):
         assert await scan.first_look(60)
         assert scan.note == ""
         there = [waits]
