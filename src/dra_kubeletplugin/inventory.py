@@ -150,6 +150,9 @@ class Inventory:
     def __iter__(self) -> Iterator[Device]:
         return (e.device for s in self._stocks.values() for e in s.entries.values())
 
+    def items(self) -> Iterator[tuple[DeviceKey, Device]]:
+        return ((DeviceKey(s.name, n), e.device) for s in self._stocks.values() for n, e in s.entries.items())
+
     def shown(self, pool: str, name: str) -> str:
         """A device's name as people and :meth:`Driver.health` know it."""
         return printable(name if pool == self.pool else f"{pool}/{name}")

@@ -48,9 +48,11 @@ class OddReports:
         names = {n for n in told if n.rpartition("/")[2] not in known}
         before = self._strangers if known == self._known else {}
         said = {n: before[n] for n in names if n in before}
+        # A name that the report has too cannot have been meant: a card that is not there any more is no other's typing error.
+        meant = set(known).difference(n.rpartition("/")[2] for n in told) if len(said) < len(names) else set()
         # To look for the nearest of thousands takes milliseconds.
         for i, n in enumerate(sorted(names.difference(said))):
             text = f"health() tells of {printable(n)}, which is no device of this node: it is ignored"
-            said[n] = text + (near(n.rpartition("/")[2], known) if i < _SOUGHT else "")
+            said[n] = text + (near(n.rpartition("/")[2], meant) if i < _SOUGHT else "")
         tell_some(log, logging.WARNING, "%s", sorted(set(said.values()).difference(self._strangers.values())))
         self._strangers, self._known = said, frozenset(known)

@@ -98,6 +98,7 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
         (["dev", "--nodes", "two"], "dra: --nodes: 'two' is no whole number; see dra dev --help"),
         (["new", "--kind"], "dra: --kind needs a value; see dra new --help"),
         (["schema", "a.py", "b.py"], "dra: 'b.py' is one word too many; see dra schema --help"),
+        (["explain", "pod/a", "--", "-o", "json"], "dra: '-o' is one word too many; see dra explain --help"),
         (["claims", "--yes"], "dra: --yes is of `dra claims forget UID` [DRA-E001]"),
         (["claims", "list", "uid"], "dra: a UID is of `dra claims forget UID` [DRA-E001]"),
         (["inspect", "--controller"], "dra: --controller is of a driver: give DRIVER too [DRA-E001]"),

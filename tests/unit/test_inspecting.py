@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +42,22 @@ def test_what_is_left_out_is_not_shown_as_if_it_were_published(
         '  b {"consumesCounters": [{"counterSet": "s", "counters": {"n": {"value": "1"}}}]}',
         "not published: a: counter set 's' has no counter 'm'",
     ]
+
+
+def test_a_function_has_all_its_devices_beside_it_partitions_and_those_of_other_pools_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = """[
+        Pool('node', [Device('half-0', {ID: '0000:00:01.0'}), Device('half-1', {ID: '0000:00:01.0'}, consumes_counters={'s': {'m': 1}})]),
+        Pool('node/ports', [Device('port', data=self.host.function('0000:00:01.0')), Device('other', {ID: '0000:00:02.0'})])]"""
+    driver = Path(written(tmp_path, pools))
+    driver.write_text("ID = 'resource.kubernetes.io/pciBusID'\n" + driver.read_text())
+    lines = "\n".join(inspected(capsys, str(driver)))
+    assert "published as half-0, node/ports/port; not published: it draws from counter set 's'" in lines
+    assert "published as node/ports/other" in lines
+    functions = json.loads("\n".join(inspected(capsys, str(driver), "-o", "json")))["functions"]
+    first = next(f for f in functions if f["address"] == "0000:00:01.0")
+    assert (first["published"], len(first["faults"])) == (["half-0", "node/ports/port"], 1)
 
 
 def test_the_controller_s_pools_can_be_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -316,6 +316,14 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
     assert 0 < len(sought) < 20
 
 
+def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
+    odd = OddReports()
+    odd.tell_strangers({"card-1", "card-2"}, {"card-1"})
+    assert odd.notes == ["health() tells of card-2, which is no device of this node: it is ignored"]
+    odd.tell_strangers({"card-l"}, {"card-1"})
+    assert odd.notes[0].endswith("did you mean 'card-1'?")
+
+
 async def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
     devices = {f"d{i}": Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)}
     sets = {f"card-{i}": CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)}

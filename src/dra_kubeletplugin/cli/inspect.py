@@ -12,13 +12,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from .. import wording
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
 from ..errors import DraError, DriverError, SettingsError, is_a
 from ..host import Host, PciFunction, described, recording
+from ..host.standard import PCI_BUS_ID
 from ..inventory import Inventory
 from ..lifespan import start_driver
 from ..resources.nodes import Where
@@ -206,17 +209,42 @@ def _pools(inventory: Inventory, node: str) -> tuple[InspectedPool, ...]:
     )
 
 
+@dataclass
+class _Devices:
+    """Of a PCI function: names of those that are published, and why others are not."""
+
+    published: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def note(self, style: Style) -> str:
+        said = [style.green(f"published as {wording.listed(self.published)}")] if self.published else []
+        return "; ".join([*said, *(style.red(f"not published: {fault}") for fault in self.faults)])
+
+
+def _by_function(inventory: Inventory) -> dict[str, _Devices]:
+    """By address. A device is of the function that is its ``data``, or that its standard attribute names, as a partition's does."""
+    out: dict[str, _Devices] = {}
+    for key, device in inventory.items():
+        of = device.data.address if is_a(device.data, PciFunction) else device.attributes.get(PCI_BUS_ID)
+        if not isinstance(of, str):
+            continue
+        found, name = out.setdefault(of, _Devices()), inventory.shown(*key)
+        if fault := inventory.left_out.get(name):
+            found.faults += [fault] if fault not in found.faults else []
+        else:
+            found.published.append(name)
+    return out
+
+
 def _functions(host: Host, inventory: Inventory | None) -> tuple[Function, ...]:
-    devices = {d.data.address: d.name for d in inventory or () if is_a(d.data, PciFunction)}
-    faults = inventory.left_out if inventory is not None else {}
+    devices = _by_function(inventory) if inventory is not None else {}
     out = []
     for fn in host.pci():
-        device = devices.get(fn.address, "")
-        fault = faults.get(device, "")
+        of = devices.get(fn.address, _Devices())
         out.append(Function(
             fn.address, f"{fn.vendor:04x}", f"{fn.device_id:04x}", f"{fn.class_code:06x}", fn.vendor_name, fn.device_name,
             fn.class_name, fn.driver, fn.numa_node, fn.iommu_group, fn.pcie_root, fn.physical_function,
-            "" if fault else device, fault,
+            tuple(of.published), tuple(of.faults),
         ))  # fmt: skip
     return tuple(out)
 
@@ -239,10 +267,4 @@ def without_log(*names: str) -> Iterator[None]:
 
 def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
     """What is published of PCI functions, by address."""
-    out: dict[str, str] = {}
-    for device in inventory:
-        if is_a(device.data, PciFunction):
-            fault = inventory.left_out.get(device.name)
-            shown = style.red(f"not published: {fault}") if fault else style.green(f"published as {device.name}")
-            out[device.data.address] = shown
-    return out
+    return {address: devices.note(style) for address, devices in _by_function(inventory).items()}

@@ -39,8 +39,10 @@ class Parser(argparse.ArgumentParser):
         if self.commands:
             return super().parse_known_args(command_first(words, self.commands, self), namespace)
         namespace, rest = super().parse_known_args(self._options_first(words), namespace)
-        if rest:
-            self.error(self._unknown(rest[0]))
+        if (
+            rest
+        ):  # known options stood first, and others are refused: these are words, also where they begin with a dash
+            self.error(f"{next((word for word in rest if word != '--'), '--')!r} is one word too many")
         return namespace, rest
 
     def _options_first(self, words: Sequence[str]) -> list[str]:
@@ -65,8 +67,6 @@ class Parser(argparse.ArgumentParser):
         return [*options, *(["--"] if dashed else []), *others]
 
     def _unknown(self, word: str) -> str:
-        if not _OPTION.fullmatch(word):
-            return f"{word!r} is one word too many"
         option = word.partition("=")[0]
         return f"there is no option {option}{near(option, self._option_string_actions)}"
 

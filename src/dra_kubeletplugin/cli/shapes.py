@@ -56,7 +56,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Function:
-    """A PCI function. Ids are hexadecimal; ``published`` is the name of its device, ``fault`` why it is not published."""
+    """A PCI function. Ids are hexadecimal; ``published`` are the names of its devices, ``faults`` why others are not published."""
 
     address: str
     vendor: str
@@ -70,8 +70,8 @@ class Function:
     iommu_group: int | None
     pcie_root: str | None
     physical_function: str | None
-    published: str = ""
-    fault: str = ""
+    published: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from .. import documents, manifests, opaque
 from ..cluster import naming
 from ..driver import Driver, Role, load_driver, make
 from ..driver.config_schema import json_schema
-from ..errors import SettingsError
+from ..errors import SettingsError, near
 from ..host import Host
 from ..local.apiserver import offline
 from ..manifests import Manifest
@@ -168,8 +168,13 @@ def schema(args: argparse.Namespace) -> int:
     if args.kind is None:
         chosen = chosen[:1]
     if not chosen:
-        known = ", ".join(k.KIND or k.__name__ for k in kinds)
-        raise SettingsError(f"--kind {args.kind}: none of {known}" if kinds else f"{args.driver} takes no parameters")
+        known = [name for k in kinds for name in (k.API_VERSION, k.KIND or k.__name__) if name]
+        listed = ", ".join(" ".join(filter(None, (k.API_VERSION, k.KIND or k.__name__))) for k in kinds)
+        raise SettingsError(
+            f"--kind {args.kind!r} is none of {listed}{near(args.kind, known)}"
+            if kinds
+            else f"{args.driver} takes no parameters"
+        )
     write(json_schema(chosen[0]), args.output)
     return Exit.WELL
 
