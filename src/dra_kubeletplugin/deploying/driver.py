@@ -8,10 +8,11 @@ import yaml
 
 from ..kubectl_yaml import Dumper
 from .kustomize import OPTIONS, PARAMETERS, kebab
-from .source import Source
+from .source import MADE, Source
 from .values import Values
 
-HEADER = "# Made by `dra deploy` from values.yaml: change that.\n"
+HEADER = f"# {MADE} from values.yaml: change that.\n"
+CLASSES = "deviceclass.yaml"
 
 
 def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
@@ -22,7 +23,7 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
     )
     if values.classes:
         yield (
-            "deviceclass.yaml",
+            CLASSES,
             HEADER
             + "---\n".join(
                 yaml.dump(
@@ -59,7 +60,7 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [f"{root}/base{at}", *(["deviceclass.yaml"] if values.classes else [])],
+        "resources": [f"{root}/base{at}", *([CLASSES] if values.classes else [])],
         "configMapGenerator": [
             {
                 "name": PARAMETERS,

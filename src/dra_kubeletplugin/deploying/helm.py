@@ -12,7 +12,7 @@ from ..kubectl_yaml import Dumper
 from ..local.apiserver.schemas.shapes import Form, ListShape, Shape, Struct, kind_shape
 from .judging import OPTION, REFUSED
 from .kustomize import HEADER
-from .source import PARAMETER, Manifest, Parameter, Source
+from .source import MADE, PARAMETER, Manifest, Parameter, Source
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
@@ -103,7 +103,7 @@ def _with_values(line: str, source: Source) -> str:
 
 
 def _helpers(source: Source) -> str:
-    out = ["{{- /* Made by `dra deploy`: a change here is lost. */}}"]
+    out = [f"{{{{- /* {MADE}: a change here is lost. */}}}}"]
     for p in source.parameters.values():
         out.append(f'{{{{- define "dra.{p.name}" }}}}{_value(p)}{{{{ end }}}}')
     return "\n".join(out) + "\n"
@@ -161,6 +161,7 @@ def _schema(source: Source) -> dict[str, object]:
     properties["global"] = {"type": "object"}  # Helm's own
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
+        "$comment": f"{MADE}: a change here is lost.",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,

@@ -12,10 +12,10 @@ import yaml
 from .. import kubectl_yaml
 from .patching import patch
 from .replacing import Place, places
-from .source import JSON, PARAMETER, Manifest, Source
+from .source import JSON, MADE, PARAMETER, Manifest, Source
 from .values import merged
 
-HEADER = "# Made by `dra deploy`: a change here is lost.\n"
+HEADER = f"# {MADE}: a change here is lost.\n"
 PARAMETERS = "parameters"
 OPTIONS = "${name}-options"
 

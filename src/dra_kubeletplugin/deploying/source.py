@@ -16,6 +16,8 @@ import yaml
 
 JSON = dict[str, Any]
 SOURCE = Path(__file__).parent / "source"
+MADE = "Made by `dra deploy`"
+"""Stands at the head of every file that is rendered: no other is ever replaced."""
 HELM = "helm"
 """A mark for lines that kustomize does otherwise."""
 PARAMETER = re.compile(r"\$\{(\w+)\}")

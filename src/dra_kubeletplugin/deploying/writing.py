@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,19 +14,18 @@ from .. import documents
 from .._version import __version__
 from ..documents import Document
 from . import driver, helm, judging, kustomize
-from .source import JSON, Source, SourceError
+from .source import JSON, MADE, Source, SourceError
 from .values import Values, merged, read
 
 KUSTOMIZE = "kustomize"
 """Folder beside a driver's kustomization with the base and the components that it lists."""
+_HEAD = 1000  # bytes of a file, in which its mark stands
 
 
 def write_shared(source: Source, folder: Path) -> None:
-    """``kustomize`` and ``helm``, whole, below ``folder``; what was in them before goes. Raises ``OSError``."""
+    """``kustomize`` and ``helm``, whole, below ``folder``. Raises as :func:`write_driver`."""
     rendered = {KUSTOMIZE: kustomize.files(source), "helm": helm.files(source, __version__)}
-    for form, files in rendered.items():
-        shutil.rmtree(folder / form, ignore_errors=True)
-        _write(folder / form, files)
+    _replace(folder, [(f"{form}/{path}", text) for form, files in rendered.items() for path, text in files])
 
 
 def write_driver(source: Source, values: Values, folder: Path, base: str = "") -> None:
@@ -32,12 +35,11 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
         base: where a folder ``kustomize`` of :func:`write_shared` is, as seen from ``folder``: a path or a URL. When empty, what the
             driver needs of it is written beside.
 
-    Raises ``OSError``.
+    What was rendered before is replaced, all of it or nothing. Raises ``OSError``, and :class:`SourceError` where something else
+    stands there.
     """
-    if not base:
-        shutil.rmtree(folder / KUSTOMIZE, ignore_errors=True)
-        _write(folder / KUSTOMIZE, _needed(source, values))
-    _write(folder, driver.files(source, values, base or KUSTOMIZE))
+    shared = [] if base else [(f"{KUSTOMIZE}/{path}", text) for path, text in _needed(source, values)]
+    _replace(folder, [*shared, *driver.files(source, values, base or KUSTOMIZE)], (driver.CLASSES,))
 
 
 def values_of(source: Source, paths: Sequence[Path], doubts: list[str] | None = None) -> Values:
@@ -85,8 +87,57 @@ def _needed(source: Source, values: Values) -> Iterator[tuple[str, str]]:
     return ((path, text) for path, text in kustomize.files(source) if path.rpartition("/")[0] in wanted)
 
 
-def _write(folder: Path, files: Iterable[tuple[str, str]]) -> None:
-    for name, text in files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def _replace(folder: Path, files: Iterable[tuple[str, str]], gone: Iterable[str] = ()) -> None:
+    """Writes ``files``, and takes away those of ``gone`` that are none of them. Their own folders are replaced as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".dra-deploy-") as aside:
+        fresh, old = Path(aside, "new"), Path(aside, "old")
+        for name, text in files:
+            path = fresh / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        old.mkdir()
+        names = {path.name for path in fresh.iterdir()}
+        if others := [path for name in sorted(names) for path in _not_ours(folder / name)]:
+            raise SourceError(
+                *(f"{path} was not made by `dra deploy`, and would be lost: move it away" for path in others)
+            )
+        with contextlib.ExitStack() as undo:
+            for name in sorted(names):
+                _exchange(fresh / name, folder / name, old / name, undo)
+            undo.pop_all()
+        for name in set(gone) - names:
+            if (folder / name).is_file() and not list(_not_ours(folder / name)):
+                (folder / name).unlink()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One at a time writes into a folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _not_ours(path: Path) -> Iterator[Path]:
+    """Files at or below ``path`` without our mark; a link is somebody's own."""
+    inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
+    for file in inner:
+        if file.is_symlink() or (file.is_file() and MADE not in file.read_bytes()[:_HEAD].decode(errors="replace")):
+            yield file
+
+
+def _exchange(fresh: Path, place: Path, old: Path, undo: contextlib.ExitStack) -> None:
+    """``fresh`` in the ``place`` of what is ``old`` then. A file is there at any moment."""
+    if place.is_dir():
+        place.rename(old)
+    elif place.exists():
+        shutil.copy2(place, old)
+    if old.exists():
+        undo.callback(old.replace, place)
+    fresh.replace(place)
+    undo.callback(shutil.rmtree if place.is_dir() else os.unlink, place)
