@@ -45,7 +45,8 @@ class Part:
 
 def parts(text: str) -> Iterator[Part]:
     """The documents of a text. Raises ``yaml.YAMLError``, after those before the fault."""
-    if (mark := too_deep(text)) is not None:
+    if (event := too_deep(text)) is not None:
+        mark: Any = event.start_mark  # libyaml has a type of its own with the same fields
         raise yaml.MarkedYAMLError(problem=f"nested too deeply, below {_DEEPEST} others", problem_mark=mark)
     loader = Loader(text)
     while loader.check_node():
@@ -71,7 +72,7 @@ def is_text(text: str) -> bool:
     return _plain(text)[0] == "str"
 
 
-def too_deep(text: str) -> yaml.Mark | None:
+def too_deep(text: str) -> yaml.Event | None:
     """Where a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
     marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)
     if text.count("[") + text.count("{") + marks <= _DEEPEST:
@@ -81,7 +82,7 @@ def too_deep(text: str) -> yaml.Mark | None:
         for event in yaml.parse(text, Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
-                return event.start_mark
+                return event
     except yaml.YAMLError:
         pass  # which is told when it is read
     return None

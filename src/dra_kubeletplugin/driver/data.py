@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -50,7 +50,7 @@ def _plain(value: object, path: str, depth: int) -> JSON:
         raise ValueError(f"{printable(path[:200])}... is nested deeper than {_DEPTH}")
     if is_a(value, dict):
         return {_key(k, path): _plain(v, f"{path}.{printable(k)}", depth - 1) for k, v in dict.items(value)}
-    items = tuple.__iter__(value) if is_a(value, tuple) else list.__iter__(value)
+    items = tuple.__iter__(value) if is_a(value, tuple) else list.__iter__(cast("list[object]", value))
     return [_plain(v, f"{path}[{i}]", depth - 1) for i, v in enumerate(items)]
 
 
