@@ -159,7 +159,7 @@ def _of_yaml(chunk: str, line: int) -> Iterator[Part]:
     try:
         part = next(found, None)
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise _told(chunk, line, e) from None
+        raise told(chunk, e, line) from None
     if part is None:
         return
     node = part.node
@@ -196,7 +196,8 @@ def _at(text: str, index: int, said: str, line: int = 0) -> Fault:
     return Fault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), said)
 
 
-def _told(chunk: str, line: int, e: Exception) -> Fault:
+def told(chunk: str, e: Exception, line: int = 0) -> Fault:
+    """A reader's exception in words for whoever wrote the text; its first line is ``line``, from 0."""
     if isinstance(e, yaml.reader.ReaderError):
         index = len(chunk.encode(errors="surrogatepass")[: e.position].decode(errors="ignore"))
         code = e.character if isinstance(e.character, int) else ord(e.character)

@@ -45,15 +45,21 @@ class Part:
 
 def parts(text: str) -> Iterator[Part]:
     """The documents of a text. Raises ``yaml.YAMLError``, after those before the fault."""
-    if (event := too_deep(text)) is not None:
-        mark: Any = event.start_mark  # libyaml has a type of its own with the same fields
+    for node, loader in composed(text):
+        twice = list(_twice(node, set()))  # before keys that are merged stand among the others
+        yield Part(node, loader.construct_document(node), twice)
+
+
+def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
+    """The documents of a text, before anything is made of them. Raises as :func:`parts`."""
+    if (deep := _too_deep(text)) is not None:
+        mark: Any = deep.start_mark  # libyaml has a type of its own with the same fields
         raise yaml.MarkedYAMLError(problem=f"nested too deeply, below {_DEEPEST} others", problem_mark=mark)
     loader = Loader(text)
     while loader.check_node():
         node = loader.get_node()
         _check_aliases(node)
-        twice = list(_twice(node, set()))  # before keys that are merged stand among the others
-        yield Part(node, loader.construct_document(node), twice)
+        yield node, loader
 
 
 class Dumper(yaml.SafeDumper):
@@ -72,7 +78,7 @@ def is_text(text: str) -> bool:
     return _plain(text)[0] == "str"
 
 
-def too_deep(text: str) -> yaml.Event | None:
+def _too_deep(text: str) -> yaml.Event | None:
     """Where a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
     marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)
     if text.count("[") + text.count("{") + marks <= _DEEPEST:

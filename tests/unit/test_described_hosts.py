@@ -19,6 +19,7 @@ from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import described, description, recording
 from dra_kubeletplugin.host.parts import Function, Machine
+from dra_kubeletplugin.local.dev.hosts import HostError, NodeHost
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
@@ -172,6 +173,9 @@ def test_a_host_that_is_described_wrongly_is_told_fault_by_fault(
 # --- what is wrong ------------------------------------------------------------------------------
 
 HEAD = 'functions:\n- address: "0000:17:00.0"\n  vendor: 0x10ee\n  device: 0x5000\n'
+BOMB = "- &a [1, 2]\n" + "".join(
+    f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
 WRONG = {
     "a key that is misspelt": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key; did you mean `vendor`?"),
     "a key at the top": (HEAD + "function: []\n", ":5: function: unknown key; did you mean `functions`?"),
@@ -203,8 +207,10 @@ WRONG = {
     "a key twice": (HEAD + "  vendor: 1\n", ":5: key 'vendor' is there twice"),
     "no list": ("functions: {}\n", ":1: functions: {} is no list"),
     "nothing": ("", ": None is no mapping of keys"),
-    "no YAML": ("functions: [\n", ":2 is no YAML: "),
-    "no YAML at all": ("\t", ":1 is no YAML: "),
+    "no YAML": ("functions: [\n", ":2:1: no YAML: nothing where a value belongs"),
+    "no YAML at all": ("\t", ":1:1: no YAML: a tab: YAML is indented with spaces"),
+    "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: all stands in one"),
+    "aliases without end": (BOMB, ":1:1: no YAML: aliases make 1362025156 values of 13: write out what is meant"),
 }  # fmt: skip
 
 
@@ -237,6 +243,14 @@ def test_what_is_wrong_is_told_with_the_file_and_its_line(tmp_path: Path, what: 
     file.write_text(content)
     with pytest.raises(SettingsError, match=re.escape(f"{file}{told}")):
         described.load(file)
+
+
+def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> None:
+    host = NodeHost.build(tmp_path, "virtual-machine")
+    assert host.plug("address: 0000:19:00.0\nvendor: 0x10ee\ndevice: 1\n") == "0000:19:00.0"
+    assert "0000:19:00.0" in host.addresses
+    with pytest.raises(HostError, match="the function's description:2: key 'vendor' is there twice"):
+        host.plug("vendor: 1\nvendor: 2\n")
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
                                            ":4:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed")),
 }  # fmt: skip
 
-# What a server would refuse: `dra explain` answers nevertheless, as it may be there.
+# What a server would refuse: `dra explain` and `dra simulate` warn of it, as a cluster may have it.
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "a key twice": (f"{MAP}---\n{CLAIM}kind: ResourceClaim\n", (
         ":15: ResourceClaim c: the key 'kind' stands here again, first in line 6: one of them is lost",)),

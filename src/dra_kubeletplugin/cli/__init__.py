@@ -289,7 +289,11 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
     )
     dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
     dev.add_argument(
-        "--apply", metavar="FILE", action="append", default=[], help="apply this YAML file at start; may be repeated"
+        "--apply",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="apply this file, or those in a folder, at start; may be repeated",
     )
     dev.add_argument(
         "--controller", action="store_true", help="run the drivers' controllers too, as `dra controller` does"

@@ -18,7 +18,7 @@ from .options import refuse
 from .output import columns, put
 from .progress import Progress
 from .style import Style
-from .written import asked
+from .written import from_files
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _listed(found: Sequence[Explanation]) -> Iterator[str]:
 
 
 def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
-    return Snapshot.of(asked(args.files)), args.namespace or "default"
+    return Snapshot.of(from_files(args.files)), args.namespace or "default"
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:

@@ -20,7 +20,7 @@ from .options import given, refuse
 from .output import columns, put
 from .progress import Progress
 from .style import Style
-from .written import to_apply
+from .written import from_files
 
 _NODES = 3
 
@@ -30,7 +30,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         raise SettingsError("--host and --driver go together: described hosts, and the driver whose devices they have")
     if args.hosts and (args.kubeconfig or args.context):
         raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")
-    manifests = to_apply(args.files)
+    manifests = from_files(args.files)
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is of described hosts: give --host and --driver too")
     with Progress() as progress:

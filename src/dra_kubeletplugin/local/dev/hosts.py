@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...errors import SettingsError
-from ...host import Host, described
-from ...kubectl_yaml import too_deep
+from ...host import Host, described, yaml_lines
 
 
 class HostError(ValueError):
@@ -97,12 +94,10 @@ class NodeHost:
 
 
 def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
-    if too_deep(text):
-        raise HostError("the function's description is nested too deeply")
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise HostError(f"the function's description is no YAML: {e}") from None
+        found, _ = yaml_lines.parse(text, "the function's description")
+    except SettingsError as e:
+        raise HostError(str(e)) from None
     if isinstance(found, dict) and "address" in found:
         return found
     away = (
