@@ -12,7 +12,6 @@ The tree::
     ├── NotReadyError            a plugin that was waited for does not serve
     ├── LeaseLostError           a controller leads no more
     ├── QuestionError            a question about a cluster that cannot be answered
-    ├── ManifestError            files that cannot be read, or hold no objects; all their faults at once
     ├── RecordsError             the claim records cannot be read or written
     │   ├── RecordsBusyError
     │   └── RecordsNewerError
@@ -120,6 +119,7 @@ class DraError(Exception):
     code: ClassVar[str] = "DRA-E000"
     reason: ClassVar[str] = "INTERNAL"
     help: ClassVar[str] = "A fault inside the framework; report it with the log lines around this text."
+    faults: tuple[str, ...] = ()  # a sentence for each, where several things are wrong
     operation: str = ""  # of the work that raised it, under which its log lines are found
 
     @property
@@ -447,15 +447,3 @@ class QuestionError(DraError):
     code = "DRA-E150"
     reason = "QUESTION"
     help = "The message says what was asked for, and what there is instead."
-
-
-class ManifestError(DraError):
-    """Files of manifests that cannot be read, or have something else in them; ``faults`` has a sentence with file and line for each."""
-
-    code = "DRA-E151"
-    reason = "MANIFEST"
-    help = "Correct each line that is named, and ask again; `dra validate` judges what stands within the objects too."
-
-    def __init__(self, *faults: str) -> None:
-        self.faults = faults
-        super().__init__("; ".join(faults))

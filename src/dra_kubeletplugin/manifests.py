@@ -13,10 +13,18 @@ from typing import Any
 
 from . import documents
 from .documents import Document
-from .errors import ManifestError, near, printable
+from .errors import QuestionError, near, printable
 
 JSON = dict[str, Any]
 _KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"
+
+
+class ManifestError(QuestionError):
+    """Files that cannot be read, or have something else in them; ``faults`` has a sentence with file and line for each."""
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))
 
 
 @dataclass(frozen=True)

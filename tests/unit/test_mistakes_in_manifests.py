@@ -9,7 +9,7 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cluster import from_files
-from dra_kubeletplugin.errors import ManifestError
+from dra_kubeletplugin.manifests import ManifestError
 
 COMMANDS = {
     "validate": ["validate"],

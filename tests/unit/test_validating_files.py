@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import documents
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cluster.files import from_files
-from dra_kubeletplugin.errors import ManifestError
 from dra_kubeletplugin.local.apiserver import offline, structure
 from dra_kubeletplugin.local.apiserver.schemas import shapes
+from dra_kubeletplugin.manifests import ManifestError
 
 JSON = dict[str, Any]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-from ..errors import DraError, ManifestError, SettingsError, printable
+from ..errors import DraError, printable
 from ..interruption import Interrupted
 from .exits import Exit
 
@@ -49,8 +49,7 @@ def ended(command: Callable[[], int]) -> int:
 
 def report(e: DraError) -> int:
     """Says on standard error what is wrong, one sentence a fault."""
-    faults = e.faults if isinstance(e, SettingsError | ManifestError) else (e.message,)
-    for fault in faults:
+    for fault in e.faults or (e.message,):
         _tell(f"dra: {fault} [{e.code}]")
     return Exit.WRONG
 

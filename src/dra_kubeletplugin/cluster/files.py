@@ -12,7 +12,7 @@ JSON = dict[str, Any]
 def from_files(paths: Iterable[Path]) -> list[JSON]:
     """All objects of all files; of a folder, of the files in it that end in .yaml, .yml or .json.
 
-    Raises :class:`ManifestError` with everything that is wrong, each with file and line.
+    Raises :class:`QuestionError`, whose ``faults`` have a sentence for everything that is wrong, with file and line.
     """
     from .. import manifests  # with YAML, which a question about a cluster does without
 

@@ -63,7 +63,7 @@ class AsyncApi:
         return await client.call("PATCH", path, body, query=query, content_type=_APPLY)
 
     async def apply_file(self, path: Path | str) -> list[JSON]:
-        """Every object of a file, of YAML or JSON. Raises as :meth:`apply`, and :class:`ManifestError` with each mistake's line."""
+        """Every object of a file, of YAML or JSON. Raises as :meth:`apply`, and :class:`QuestionError` with each mistake's line."""
         return await self.apply(*(m.value for m in objects([Path(path)])))
 
     async def get(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> JSON | None:

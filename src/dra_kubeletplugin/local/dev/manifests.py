@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ... import manifests
-from ...errors import ApiError, ManifestError
-from ...manifests import Manifest
+from ...errors import ApiError
+from ...manifests import Manifest, ManifestError
 from ...resources.releases import Features
 from ..apiserver import offline
 from ..cluster import LocalCluster
