@@ -146,3 +146,10 @@ def test_what_is_kustomizes_own_is_told(command: str, tmp_path: Path, capsys: py
     path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
     _, (told,) = said(command, path, capsys)
     assert told.endswith("it is kustomize's own: give what `kubectl kustomize` makes of it")
+
+
+def test_what_a_server_has_judged_is_not_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be a newer one than is known here."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MAP.replace("name: m", "name: m, uid: u") + "fieldOfTomorrow: 1\n")
+    assert said("explain", path, capsys) == (0, [])

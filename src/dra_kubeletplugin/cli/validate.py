@@ -96,14 +96,10 @@ def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
     if judged.manifest.of_kustomize:
         judged.warn(f"not judged: {judged.manifest.faults[0]}")
         return
-    try:
-        judged.faults += offline.told(judged.manifest)
-    except offline.UnknownKind as e:
-        judged.faults += judged.manifest.document.faults
-        if e.fault:
-            judged.fault(e.fault)
-        else:
-            judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
+    told, known = offline.told(judged.manifest)
+    judged.faults += told
+    if not known:
+        judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
     if judged.manifest.faults:
         return
     if value["apiVersion"].startswith(_GROUP):

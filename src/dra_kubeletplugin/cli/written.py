@@ -28,8 +28,5 @@ def _doubts(written: list[Manifest]) -> Iterator[str]:
     from ..local.apiserver import offline  # only for what somebody wrote
 
     for manifest in written:
-        try:
-            told = offline.told(manifest)
-        except offline.UnknownKind as e:
-            told = [*manifest.document.faults, *([manifest.told(e.fault)] if e.fault else ())]
+        told, _ = offline.told(manifest)
         yield from map(manifest.sentence, told)

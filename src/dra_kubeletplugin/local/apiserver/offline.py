@@ -47,10 +47,14 @@ class UnknownKind(LookupError):
         self.fault = fault
 
 
-def told(manifest: Manifest, features: Features | None = None) -> list[tuple[str, str]]:
-    """What is wrong with one of a file: place and sentence each. Raises as :func:`faults`."""
-    found = manifest.faults or faults(manifest.value, features)
-    return [*manifest.document.faults, *map(manifest.told, found)]
+def told(manifest: Manifest, features: Features | None = None) -> tuple[list[tuple[str, str]], bool]:
+    """What is wrong with one of a file, place and sentence each; and whether its kind is known, or misspelled, as :func:`faults`."""
+    known = True
+    try:
+        found = manifest.faults or faults(manifest.value, features)
+    except UnknownKind as e:
+        found, known = [e.fault] if e.fault else [], bool(e.fault)
+    return [*manifest.document.faults, *map(manifest.told, found)], known
 
 
 def faults(document: JSON, features: Features | None = None) -> list[str]:

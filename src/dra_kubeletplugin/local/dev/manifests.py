@@ -25,12 +25,10 @@ def read(paths: list[Path], features: Features) -> list[Manifest]:
     except OSError as e:
         raise ManifestError(f"{_OPTION}{e.filename}: {e.strerror or e}") from None
     for manifest in found:
-        try:
-            told = offline.told(manifest, features)
-        except offline.UnknownKind as e:
+        told, known = offline.told(manifest, features)
+        if not known:
             value = manifest.value
-            unserved = f"{value['apiVersion']} {value['kind']} is not served by the local cluster"
-            told = [manifest.told(e.fault or unserved)]
+            told.append(manifest.told(f"{value['apiVersion']} {value['kind']} is not served by the local cluster"))
         faults += map(manifest.sentence, told)
     if faults:
         raise ManifestError(*(f"{_OPTION}{text}" for text in faults))
