@@ -474,6 +474,8 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"pods": {"plugin": {"toleration": []}}}, "additional properties 'toleration' not allowed"),
         ({"pods": {"plugin": {"resources": {"limit": {}}}}}, "additional properties 'limit' not allowed"),
         ({"pods": {"plugin": {"nodeSelector": {"a": True}}}}, "want null or string"),
+        ({"pods": {"all": {"labels": {"app.kubernetes.io/name": "x"}}}}, "app.kubernetes.io/name"),
+        ({"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}}, "/pods/all/env/1/name"),
         (
             {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
             "the place of nodeLabel's",

@@ -12,9 +12,9 @@ from ..kubectl_yaml import Dumper
 from ..local.apiserver.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, kind_shape
 from .fields import ALL, CONTAINER, FIELDS, METADATA, PODS, SPEC
 from .judging import OPTION, REFUSED
-from .judging_pods import TAKES_NODE_LABEL
+from .judging_pods import OWN_LABEL, TAKES_NODE_LABEL
 from .kustomize import HEADER
-from .source import MADE, PARAMETER, Manifest, Parameter, Source
+from .source import JSON, MADE, PARAMETER, Manifest, Parameter, Source
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
@@ -212,11 +212,11 @@ def _schema(source: Source) -> dict[str, object]:
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
-        "definitions": {"pod": _pod()},
+        "definitions": {"pod": _pod(source)},
     }
 
 
-def _pod() -> dict[str, object]:
+def _pod(source: Source) -> JSON:
     """The fields that a pod may be given; an API server judges what is deep in them."""
     pod = kind_shape("", "v1", "Pod")
     assert isinstance(pod, Struct)
@@ -226,10 +226,13 @@ def _pod() -> dict[str, object]:
     assert isinstance(containers, ListShape) and isinstance(containers.item.shape, Struct)
     owners = {METADATA: meta, SPEC: spec, CONTAINER: containers.item.shape}
     fields = {name: _of_shape(owners[f.of].fields[name].shape, 3) for name, f in FIELDS.items()}
+    fields["labels"]["propertyNames"] = {"not": {"const": OWN_LABEL}}
+    named: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
+    fields["env"] = {"allOf": [fields["env"], {"items": named}]}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
 
 
-def _of_shape(shape: Shape, depth: int = 20) -> dict[str, object]:
+def _of_shape(shape: Shape, depth: int = 20) -> JSON:
     """A type of Kubernetes, as JSON Schema has it: what Helm can tell before an API server does."""
     if not depth:
         return {}

@@ -88,9 +88,7 @@ def doubts(given: JSON) -> Iterator[str]:
     for name in given.get("options") or {}:
         if name not in known and (meant := near(str(name), known, _CLOSE)):
             yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
-    on = {
-        name for name, wanted in (given.get("features") or {}).items() if wanted
-    }  # none of those is on unless it is said
+    on = {name for name, wanted in (given.get("features") or {}).items() if wanted}  # neither pod is there by default
     yield from judging_pods.doubts(given.get("pods") or {}, on)
     driver = str(given["driverName"])
     for name, spec in (given.get("deviceClasses") or {}).items():

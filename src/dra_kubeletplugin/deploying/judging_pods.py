@@ -14,7 +14,7 @@ from .source import JSON, PARAMETER, Source
 
 _KNOWN = (fields.ALL, *fields.PODS.values())
 TAKES_NODE_LABEL = "it would take the place of nodeLabel's: write that label into it, or leave nodeLabel off"
-_OWN_LABEL = "app.kubernetes.io/name"
+OWN_LABEL = "app.kubernetes.io/name"
 # Where the fault is: in metadata, in the only container, or in the spec; the name of the field, and an index into it.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
@@ -56,8 +56,8 @@ def _said_by(good: Mapping[str, fields.Given], pod: str, name: str) -> str:
 def _taken(source: Source, pod: str, own: fields.Given) -> Iterator[str]:
     """What the manifests need for themselves, and an API server would not miss."""
     labels, env = own.get("labels"), own.get("env")
-    if isinstance(labels, dict) and _OWN_LABEL in labels:
-        yield f"pods.{pod}.labels.{_OWN_LABEL}: by it a driver's pods are found: choose another"
+    if isinstance(labels, dict) and OWN_LABEL in labels:
+        yield f"pods.{pod}.labels.{OWN_LABEL}: by it a driver's pods are found: choose another"
     for i, variable in enumerate(env if isinstance(env, list) else ()):
         if isinstance(variable, dict) and variable.get("name") in source.variables:
             yield f"pods.{pod}.env[{i}].name: {variable['name']} is set by the manifests themselves"
