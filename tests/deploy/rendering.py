@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dra_kubeletplugin.deploying import driver
+from dra_kubeletplugin.deploying import driver, fields
 from dra_kubeletplugin.deploying.source import PARAMETER, load
 from dra_kubeletplugin.deploying.values import Values, merged, read
 from dra_kubeletplugin.local.apiserver import certificate
@@ -58,11 +58,16 @@ def with_features(*names: str, **more: Any) -> JSON:
 def plain(given: JSON) -> list[JSON]:
     """The source with text in place of parameters: what both forms must come to. Namespaced objects first."""
     values = read(SOURCE, given)
-    out = [
-        yaml.safe_load(_filled(m.with_features(values.features), values))
-        for m in SOURCE.all
+    wanted = [
+        (file, m)
+        for file, manifests in SOURCE.manifests.items()
+        for m in manifests
         if not m.feature or m.feature in values.features
     ]
+    out = [yaml.safe_load(_filled(m.with_features(values.features), values)) for _, m in wanted]
+    for (file, _), made in zip(wanted, out, strict=True):
+        if made["kind"] in {"DaemonSet", "Deployment"}:
+            made["spec"]["template"] = fields.template_with(made["spec"]["template"], values.pods[file])
     name = values.parameters["name"]
     labels = {"app.kubernetes.io/name": name}
     head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}
@@ -115,16 +120,22 @@ def documents(text: str) -> list[JSON]:
 def by_id(manifests: list[JSON]) -> dict[tuple[str, str, str], JSON]:
     """By kind, namespace and name; a name with a hash of its content without it, and what only tells of that not at all.
 
-    Variables that a patch adds stand first, and none refers to another: their order is made one.
+    Items that a patch adds stand first, and none refers to another: their order is made one.
     """
     found = {}
     for manifest in manifests:
         options = _options_name(manifests)
         clean = yaml.safe_load(yaml.safe_dump(manifest).replace(options, options.partition("-options")[0] + "-options"))
         if clean["kind"] in {"DaemonSet", "Deployment"}:
-            clean["spec"]["template"]["metadata"].pop("annotations", None)
-            for inner in clean["spec"]["template"]["spec"]["containers"]:
-                inner["env"].sort(key=lambda e: e["name"])
+            template = clean["spec"]["template"]
+            notes = template["metadata"].pop("annotations", {})
+            if notes := {name: text for name, text in notes.items() if name != "checksum/options"}:
+                template["metadata"]["annotations"] = notes
+            for items in (
+                template["spec"]["volumes"],
+                *(c[k] for c in template["spec"]["containers"] for k in ("env", "volumeMounts")),
+            ):
+                items.sort(key=lambda item: item["name"] + item.get("mountPath", ""))
         if clean["kind"] == "ConfigMap":
             clean.setdefault("data", {})
         meta = clean["metadata"]

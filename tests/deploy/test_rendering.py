@@ -38,6 +38,41 @@ from .rendering import (
 )
 
 FEATURES = tuple(SOURCE.features)
+FIELDS: JSON = {
+    "annotations": {"example.com/note": "a: b", "number": "1"},
+    "labels": {"team": "devices"},
+    "nodeSelector": {"example.com/npu": "true"},
+    "tolerations": [{"key": "npu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3000000}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "no"]}]}]
+            }
+        }
+    },
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"a": "b"}},
+        }
+    ],
+    "priorityClassName": "high",
+    "imagePullSecrets": [{"name": "other"}],
+    "volumes": [
+        {"name": "firmware", "hostPath": {"path": "/lib/firmware", "type": "Directory"}},
+        {"name": "secret", "secret": {"secretName": "s", "defaultMode": 256}},
+    ],
+    "imagePullPolicy": "Always",
+    "resources": {"limits": {"memory": "512Mi"}, "requests": {"cpu": "100m", "memory": "512Mi"}},
+    "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}],
+    "volumeMounts": [
+        {"name": "firmware", "mountPath": "/lib/firmware", "readOnly": True},
+        {"name": "secret", "mountPath": "/s"},
+    ],
+}
+"""A value for each field of pods."""
 WANTED: dict[str, JSON] = {
     "nothing": with_features(),
     "odd-options": with_features(
@@ -60,6 +95,29 @@ WANTED: dict[str, JSON] = {
         webhookFailurePolicy="Fail",
         seLinuxType="npu_t",
         resourceAPI="v1beta1",
+    ),
+    "every-field-of-every-pod": with_features(
+        *(f for f in ALL if f != "nodeLabel"),
+        pods={
+            "all": {
+                **FIELDS,
+                "imagePullSecrets": [{"name": "registry"}],
+                "env": [{"name": "HTTPS_PROXY", "value": "http://p:3128"}],
+            },
+            "plugin": {"tolerations": [], "env": [{"name": "SIZE", "value": "1.5"}], "labels": {"on": "true"}},
+            "controller": {
+                "affinity": {},
+                "priorityClassName": "",
+                "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+            },
+            "webhook": {"resources": None, "volumes": [], "volumeMounts": []},
+        },
+    ),
+    "a-field-of-one-pod": with_features(
+        "probes", "controller", pods={"controller": {"resources": {"limits": {"memory": "1Gi"}}}}
+    ),
+    "fields-in-place-of-a-feature-s": with_features(
+        pods={"plugin": {"affinity": FIELDS["affinity"]}, "webhook": {"env": []}}
     ),
     **{name: values_of(name) for name in DRIVERS},
 }
@@ -230,6 +288,51 @@ def test_no_overlay_patches_by_place() -> None:
         ({"name": "true"}, "name: 'true' is no text to kustomize"),
         ({"logLevel": 5}, "logLevel: 5 is no text"),
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
+        ({"pods": ["plugin"]}, "pods: a list in place of names with values"),
+        ({"pods": {"node": {}}}, "pods.node: no such pod; there are all, plugin, controller, webhook"),
+        ({"pods": {"pluginn": {}}}, "pods.pluginn: no such pod, did you mean 'plugin'?"),
+        ({"pods": {"plugin": "x"}}, "pods.plugin: no fields with values"),
+        (
+            {"pods": {"plugin": {"toleration": []}}},
+            "pods.plugin.toleration: no such field, did you mean 'tolerations'?",
+        ),
+        ({"pods": {"plugin": {"x": 1}}}, "pods.plugin.x: no such field; there are annotations, labels, nodeSelector,"),
+        (
+            {"pods": {"plugin": {"resources": {"limit": {}}}}},
+            "pods.plugin.resources.limit: unknown field, did you mean 'limits'?",
+        ),
+        (
+            {"pods": {"all": {"resources": {"limits": {"memory": "64Mib"}}}}},
+            "pods.all.resources.limits.memory: '64Mib' is no quantity",
+        ),
+        (
+            {"pods": {"webhook": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}}},
+            'pods.webhook.resources.requests: Invalid value: "2": must be less than or equal to cpu limit of 1',
+        ),
+        (
+            {"pods": {"controller": {"nodeSelector": {"a": True}}}},
+            "pods.controller.nodeSelector.a: true in place of text",
+        ),
+        ({"pods": {"plugin": {"tolerations": {"a": 1}}}}, "pods.plugin.tolerations: "),
+        ({"pods": {"plugin": {"tolerations": ""}}}, "pods.plugin.tolerations: "),
+        ({"pods": {"plugin": {"tolerations": [{"operator": "Exist"}]}}}, "did you mean 'Exists'?"),
+        ({"pods": {"plugin": {"labels": {"a b": ""}}}}, 'pods.plugin.labels: Invalid value: "a b"'),
+        ({"pods": {"plugin": {"labels": {"app.kubernetes.io/name": "x"}}}}, "by it a driver's pods are found"),
+        (
+            {"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}},
+            "pods.all.env[1].name: NODE_NAME is set by the manifests",
+        ),
+        ({"pods": {"plugin": {"env": [{"name": "X", "value": 1}]}}}, "pods.plugin.env[0].value: 1 in place of text"),
+        ({"pods": {"plugin": {"volumes": [{"name": "tmp"}]}}}, 'pods.plugin.volumes[0].name: Duplicate value: "tmp"'),
+        (
+            {"pods": {"plugin": {"volumeMounts": [{"name": "fw", "mountPath": "/fw"}]}}},
+            'pods.plugin.volumeMounts[0].name: Not found: "fw"',
+        ),
+        ({"pods": {"plugin": {"imagePullPolicy": "always"}}}, "did you mean 'Always'?"),
+        (
+            {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
+            "pods.all.affinity: it would take the place of nodeLabel's",
+        ),
     ],
 )
 def test_wrong_values_are_told_in_a_sentence(
@@ -282,6 +385,29 @@ def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_o
     assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
 
 
+def test_fields_of_a_pod_that_there_is_not_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pods = {"controller": {"priorityClassName": "high"}, "webhook": {}, "plugin": {"priorityClassName": "high"}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"pods": pods}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "pods.controller: features.controller is off, so there is no such pod" in said
+    assert "pods.webhook" not in said and "pods.plugin" not in said
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_typo_in_a_field_of_a_pod_names_the_one_that_was_meant(data: st.DataObject) -> None:
+    word, pod = (
+        data.draw(st.sampled_from([*FIELDS])),
+        data.draw(st.sampled_from(["all", "plugin", "controller", "webhook"])),
+    )
+    at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
+    typo = data.draw(st.sampled_from([word[:at] + word[at + 1 :], word[:at] + letter + word[at:]]))
+    assume(typo not in FIELDS)
+    (said,) = faults(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
+    assert said == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
+
+
 def test_a_class_that_selects_a_driver_of_nearly_this_name_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,7 +439,7 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
     known = (
         SOURCE.features
         if word in SOURCE.features
-        else {**SOURCE.parameters, "features": 1, "options": 1, "deviceClasses": 1}
+        else {**SOURCE.parameters, "features": 1, "options": 1, "deviceClasses": 1, "pods": 1}
     )
     assume(typo not in known)
     given = with_features(*ALL)
@@ -344,6 +470,16 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
         ({"options": {"COUNT": 8}}, "string"),
         ({"options": {"NODE_NAME": "n"}}, "NODE_NAME"),
+        ({"pods": {"node": {}}}, "additional properties 'node' not allowed"),
+        ({"pods": {"plugin": {"toleration": []}}}, "additional properties 'toleration' not allowed"),
+        ({"pods": {"plugin": {"resources": {"limit": {}}}}}, "additional properties 'limit' not allowed"),
+        ({"pods": {"plugin": {"nodeSelector": {"a": True}}}}, "want null or string"),
+        ({"pods": {"all": {"labels": {"app.kubernetes.io/name": "x"}}}}, "app.kubernetes.io/name"),
+        ({"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}}, "/pods/all/env/1/name"),
+        (
+            {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
+            "the place of nodeLabel's",
+        ),
     ],
 )
 def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -> None:
@@ -377,6 +513,23 @@ def test_a_mark_covers_a_line_and_what_is_indented_below_it_or_its_list() -> Non
     manifest = Manifest(text, "")
     assert manifest.with_features(frozenset()) == "a: 1\n# stays\nd: 2\n"
     assert manifest.with_features(frozenset({"on"})) == "a: 1\nports:\n- x\n- y\nb:\n  c: 1\n# stays\n"
+
+
+def test_a_field_s_mark_covers_what_stands_there_or_is_a_place_for_what_is_given() -> None:
+    text = "a: 1 #? x #= one\n  b: 2\n#= two\nc:\n- d\n#+ three\ne: 3\n"
+    manifest = Manifest(text, "")
+    assert manifest.with_features(frozenset({"x"})) == "a: 1\n  b: 2\nc:\n- d\ne: 3\n"
+    steps = [(step, line) for step, line in manifest.as_template()]
+    assert [step for step, _ in steps if step] == [
+        "given one",
+        "if x",
+        "end",
+        "else one",
+        "end",
+        "set two",
+        "add three",
+    ]
+    assert [line for step, line in steps if not step] == ["a: 1", "  b: 2", "c:", "- d", "e: 3"]
 
 
 def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import yaml
 
 from ..kubectl_yaml import Dumper
+from . import fields
 from .kustomize import OPTIONS, PARAMETERS, kebab
 from .source import MADE, Source
 from .values import Values
@@ -73,5 +74,18 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
                 "literals": [f"{name}={value}" for name, value in values.options.items()],
             },
         ],
+        **({"patches": patches} if (patches := list(_patches(source, values))) else {}),
         "components": [f"{root}/components/{name}{at}" for name in components(source, values)],
     }
+
+
+def _patches(source: Source, values: Values) -> Iterator[dict[str, object]]:
+    """Fields of the pods; a kustomization's own patches come after its components."""
+    for file, manifest in fields.workloads(source):
+        if (given := values.pods[file]) and manifest.feature in {"", *values.features}:
+            found = yaml.safe_load(manifest.with_features(values.features))
+            name = found["metadata"]["name"].replace("${name}", values.parameters["name"])
+            head = {"apiVersion": found["apiVersion"], "kind": manifest.kind, "metadata": {"name": name}}
+            change = head | fields.patch(found["spec"]["template"], given)
+            text = yaml.dump(change, Dumper=Dumper, sort_keys=False, width=140)
+            yield {"target": {"kind": manifest.kind, "name": name}, "patch": text}

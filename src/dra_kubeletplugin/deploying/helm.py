@@ -9,13 +9,22 @@ from collections.abc import Iterator
 import yaml
 
 from ..kubectl_yaml import Dumper
-from ..local.apiserver.schemas.shapes import Form, ListShape, Shape, Struct, kind_shape
+from ..local.apiserver.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, kind_shape
+from .fields import ALL, CONTAINER, FIELDS, METADATA, PODS, SPEC
 from .judging import OPTION, REFUSED
+from .judging_pods import OWN_LABEL, TAKES_NODE_LABEL
 from .kustomize import HEADER
-from .source import MADE, PARAMETER, Manifest, Parameter, Source
+from .source import JSON, MADE, PARAMETER, Manifest, Parameter, Source
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
+_FIELD = """{{- define "dra.field" }}
+{{- $pods := default dict (index . 0).Values.pods }}
+{{- $given := index (default dict (index $pods (index . 1))) (index . 2) }}
+{{- if kindIs "invalid" $given }}{{ $given = index (default dict $pods.all) (index . 2) }}{{ end }}
+{{- if not (kindIs "invalid" $given) }}{{ toJson $given }}{{ end }}
+{{- end }}
+"""
 _OPTIONS = """apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -55,7 +64,7 @@ def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
     yield f"{CHART}/values.schema.json", json.dumps(_schema(source), indent=2) + "\n"
     yield f"{CHART}/templates/_helpers.tpl", _helpers(source)
     for name, manifests in source.manifests.items():
-        shown = "".join(_template(m, source) for m in manifests if m.feature != "namespace")
+        shown = "".join(_template(m, source, PODS[name]) for m in manifests if m.feature != "namespace")
         yield f"{CHART}/templates/{name}.yaml", HEADER + (_refused() if name == "node" else "") + shown
     yield f"{CHART}/templates/options.yaml", HEADER + _OPTIONS
     yield f"{CHART}/templates/deviceclasses.yaml", HEADER + _CLASSES
@@ -72,10 +81,12 @@ def _refused() -> str:
     for together, why in REFUSED:
         asked = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
         out += f'{{{{- if and {" ".join(asked)} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
-    return out
+    why = f"pods.{PODS['node']}.affinity: {TAKES_NODE_LABEL}"
+    given = f"and .Values.features.nodeLabel ({_field(PODS['node'], 'affinity')})"
+    return f'{out}{{{{- if {given} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
 
 
-def _template(manifest: Manifest, source: Source) -> str:
+def _template(manifest: Manifest, source: Source, pod: str) -> str:
     lines = ["---"]
     for step, line in manifest.as_template():
         word, _, feature = step.partition(" ")
@@ -86,11 +97,33 @@ def _template(manifest: Manifest, source: Source) -> str:
                 lines.append(f"{{{{- if not .Values.features.{feature} }}}}")
             case "end":
                 lines.append("{{- end }}")
+            case "given":
+                lines += [f"{{{{- $given := {_field(pod, feature)} }}}}", "{{- if not $given }}"]
+            case "else":
+                lines += ["{{- else }}", f"{line.partition(':')[0]}: {{{{ $given }}}}"]
+            case "set":
+                lines += [f"{{{{- with {_field(pod, feature)} }}}}", f"{line}{feature}: {{{{ . }}}}", "{{- end }}"]
+            case "add":
+                lines += _added(line, feature, _field(pod, feature))
             case _:
                 lines.append(_with_values(line, source))
     if manifest.feature:
         lines = [f"{{{{- if .Values.features.{manifest.feature} }}}}", *lines, "{{- end }}"]
     return "\n".join(lines) + "\n"
+
+
+def _field(pod: str, name: str) -> str:
+    """What is given of a pod's field: JSON, or nothing."""
+    return f'include "dra.field" (list $ "{pod}" "{name}")'
+
+
+def _added(indent: str, name: str, given: str) -> list[str]:
+    if FIELDS[name].of == METADATA:
+        each = f'range $key, $value := fromJson ({given} | default "{{}}")'
+        item = "{{ toJson $key }}: {{ toJson $value }}"
+    else:
+        each, item = f'range fromJsonArray ({given} | default "[]")', "- {{ toJson . }}"
+    return [f"{{{{- {each} }}}}", f"{indent}{item}", "{{- end }}"]
 
 
 def _with_values(line: str, source: Source) -> str:
@@ -106,7 +139,7 @@ def _helpers(source: Source) -> str:
     out = [f"{{{{- /* {MADE}: a change here is lost. */}}}}"]
     for p in source.parameters.values():
         out.append(f'{{{{- define "dra.{p.name}" }}}}{_value(p)}{{{{ end }}}}')
-    return "\n".join(out) + "\n"
+    return "\n".join(out) + "\n" + _FIELD
 
 
 def _value(p: Parameter) -> str:
@@ -135,6 +168,15 @@ def _values(source: Source) -> str:
         "options: {}",
     ]
     out += ["# Specs of DeviceClasses, by name.", "deviceClasses: {}"]
+    out += [
+        "# Fields of pods, as Kubernetes has them. In place of what the templates have:",
+        f"# {', '.join(name for name, field in FIELDS.items() if not field.adds)};",
+        f"# beside it: {', '.join(name for name, field in FIELDS.items() if field.adds)}.",
+        "pods:",
+        "  # Of those that do not say it themselves.",
+        "  all: {}",
+        *(f"  {pod}: {{}}" for pod in PODS.values()),
+    ]
     return "\n".join(out) + "\n"
 
 
@@ -158,6 +200,11 @@ def _schema(source: Source) -> dict[str, object]:
         _of_shape(shape.fields["spec"].shape) if (shape := kind_shape("resource.k8s.io", "v1", "DeviceClass")) else {}
     )
     properties["deviceClasses"] = {"type": "object", "additionalProperties": spec | {"type": "object"}}
+    properties["pods"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS.values())},
+    }
     properties["global"] = {"type": "object"}  # Helm's own
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
@@ -165,14 +212,35 @@ def _schema(source: Source) -> dict[str, object]:
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
+        "definitions": {"pod": _pod(source)},
     }
 
 
-def _of_shape(shape: Shape) -> dict[str, object]:
+def _pod(source: Source) -> JSON:
+    """The fields that a pod may be given; an API server judges what is deep in them."""
+    pod = kind_shape("", "v1", "Pod")
+    assert isinstance(pod, Struct)
+    meta, spec = (pod.fields[name].shape for name in (METADATA, SPEC))
+    assert isinstance(meta, Struct) and isinstance(spec, Struct)
+    containers = spec.fields["containers"].shape
+    assert isinstance(containers, ListShape) and isinstance(containers.item.shape, Struct)
+    owners = {METADATA: meta, SPEC: spec, CONTAINER: containers.item.shape}
+    fields = {name: _of_shape(owners[f.of].fields[name].shape, 3) for name, f in FIELDS.items()}
+    fields["labels"]["propertyNames"] = {"not": {"const": OWN_LABEL}}
+    named: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
+    fields["env"] = {"allOf": [fields["env"], {"items": named}]}
+    return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
+
+
+def _of_shape(shape: Shape, depth: int = 20) -> JSON:
     """A type of Kubernetes, as JSON Schema has it: what Helm can tell before an API server does."""
+    if not depth:
+        return {}
+    if isinstance(shape, MapShape):
+        return {"type": ["object", "null"], "additionalProperties": _of_shape(shape.value.shape, depth - 1)}
     if isinstance(shape, Struct):
-        fields = {name: _of_shape(field.shape) for name, field in shape.fields.items()}
+        fields = {name: _of_shape(field.shape, depth - 1) for name, field in shape.fields.items()}
         return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
     if isinstance(shape, ListShape):
-        return {"type": ["array", "null"], "items": _of_shape(shape.item.shape)}
+        return {"type": ["array", "null"], "items": _of_shape(shape.item.shape, depth - 1)}
     return {"type": ["string", "null"]} if shape is Form.STRING else {}

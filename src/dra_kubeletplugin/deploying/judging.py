@@ -7,14 +7,14 @@ import binascii
 import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import fields
 from typing import Any
 
 from ..errors import SettingsError, near, printable
 from ..settings import ControllerSettings, Settings, WebhookSettings, load
+from . import judging_pods
 from .source import JSON, Parameter, Source
 
-OTHERS = ("features", "options", "deviceClasses")
+OTHERS = ("features", "options", "deviceClasses", "pods")
 OPTION = "[A-Za-z_][A-Za-z0-9_]*"
 _OTHER_TYPES = re.compile(
     r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
@@ -78,15 +78,18 @@ def faults(source: Source, given: JSON) -> Iterator[str]:
     yield from _option_faults(source, given.get("options") or {})
     for name, spec in (given.get("deviceClasses") or {}).items():
         yield from _class_faults(str(name), spec, str(given.get("resourceAPI") or "v1"))
+    yield from judging_pods.faults(source, given.get("pods") or {}, on)
     yield from (why for together, why in REFUSED if _hold(together, on))
 
 
 def doubts(given: JSON) -> Iterator[str]:
     """What may be right and is likely not, in values without faults."""
-    known = {f.metadata["env"] for role in _ROLES for f in fields(role)}
+    known = {f.metadata["env"] for role in _ROLES for f in role.options()}
     for name in given.get("options") or {}:
         if name not in known and (meant := near(str(name), known, _CLOSE)):
             yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
+    on = {name for name, wanted in (given.get("features") or {}).items() if wanted}  # neither pod is there by default
+    yield from judging_pods.doubts(given.get("pods") or {}, on)
     driver = str(given["driverName"])
     for name, spec in (given.get("deviceClasses") or {}).items():
         for i, selector in enumerate(spec.get("selectors") or ()):
@@ -118,7 +121,7 @@ def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
         settings = load({}, {name: value}, role)
     except SettingsError as e:
         return [f"options.{name}: {fault.removeprefix(name).strip()}" for fault in e.faults]
-    timed = any(f.metadata["env"] == name and "least" in f.metadata for f in fields(role))
+    timed = any(f.metadata["env"] == name and "least" in f.metadata for f in role.options())
     return [f"options.{name}: {fault}" for fault in settings.common_faults() if timed and f"({name})" in fault]
 
 

@@ -2,6 +2,9 @@
 
 ``#? feature`` at the end of a line says that it, and what is indented below it, is there only with that feature; ``#? !feature``
 without. On the ``apiVersion`` of a manifest it is said of the whole.
+
+``#= field`` at the end of a line says that the value of this name (:mod:`.fields`) takes the place of the line and what belongs to
+it; alone, that it stands there once it is given. ``#+ field``, alone: what is given comes beside what stands above.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ HELM = "helm"
 """A mark for lines that kustomize does otherwise."""
 PARAMETER = re.compile(r"\$\{(\w+)\}")
 _MARK = re.compile(r" #\? (!?)(\w+)$")
+_FIELD = re.compile(r" #= (\w+)$")
+_ALONE = re.compile(r"( *)#([=+]) (\w+)")
 
 
 class SourceError(Exception):
@@ -80,16 +85,22 @@ class Manifest:
     feature: str
 
     @property
+    def kind(self) -> str:
+        found = re.search(r"^kind: (\w+)$", self.text, re.MULTILINE)
+        assert found, self.text
+        return found[1]
+
+    @property
     def features(self) -> Set[str]:
         """Those that only parts of it are for."""
-        marks = (_MARK.search(line) for line in self.text.splitlines())
+        marks = (_MARK.search(_FIELD.sub("", line)) for line in self.text.splitlines())
         return {m[2] for m in marks if m} - {self.feature, HELM}
 
     def with_features(self, on: Set[str]) -> str:
         """Its text with those features and no others."""
         kept: list[str] = []
         skipped = ""  # the line that is left out, with what belongs to it
-        for line in self.text.splitlines():
+        for line in (_FIELD.sub("", line) for line in self.text.splitlines() if not _ALONE.fullmatch(line)):
             if skipped and _belongs(line, skipped):
                 continue
             mark = _MARK.search(line)
@@ -100,18 +111,35 @@ class Manifest:
         return "\n".join(kept) + "\n"
 
     def as_template(self) -> Iterator[tuple[str, str]]:
-        """Its lines, each with ``if FEATURE``, ``unless FEATURE`` or ``end`` in front of it where a part begins or has ended."""
-        open_lines: list[str] = []
-        for line in self.text.splitlines():
-            while open_lines and not _belongs(line, open_lines[-1]):
-                open_lines.pop()
-                yield "end", ""
+        """Its lines, each with a step in front of it where a part begins or has ended: ``if FEATURE``, ``unless FEATURE``, ``end``.
+
+        Of fields: ``given FIELD``, then what stands there where it is not, and ``else FIELD`` with the line; ``set FIELD`` and
+        ``add FIELD`` with the indentation.
+        """
+        parts: list[tuple[str, str]] = []  # those that are open: the first line, and the field where one is given
+        for marked in self.text.splitlines():
+            alone = _ALONE.fullmatch(marked)
+            line = marked if alone else _FIELD.sub("", marked)
+            while parts and not _belongs(line, parts[-1][0]):
+                yield from _ended(*parts.pop())
+            if alone:
+                yield f"{'set' if alone[2] == '=' else 'add'} {alone[3]}", alone[1]
+                continue
+            if field := _FIELD.search(marked):
+                parts.append((line, field[1]))
+                yield f"given {field[1]}", ""
             if (mark := _MARK.search(line)) and mark[2] not in {self.feature, HELM}:
-                open_lines.append(line)
+                parts.append((line, ""))
                 yield ("unless " if mark[1] else "if ") + mark[2], ""
             yield "", _MARK.sub("", line)
-        for _ in open_lines:
-            yield "end", ""
+        while parts:
+            yield from _ended(*parts.pop())
+
+
+def _ended(line: str, field: str) -> Iterator[tuple[str, str]]:
+    if field:
+        yield f"else {field}", line
+    yield "end", ""
 
 
 def _belongs(line: str, opener: str) -> bool:

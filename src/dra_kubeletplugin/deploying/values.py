@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import fields
 from .judging import faults
 from .source import JSON, Source, SourceError
 
 
 @dataclass(frozen=True)
 class Values:
-    """``options`` are environment variables of the driver; ``classes`` the specs of DeviceClasses by name."""
+    """``options`` are environment variables of the driver; ``classes`` the specs of DeviceClasses by name; ``pods`` fields of the
+    pods by the file of the source."""
 
     parameters: Mapping[str, str | int]
     features: frozenset[str]
     options: Mapping[str, str]
     classes: Mapping[str, JSON]
+    pods: Mapping[str, fields.Given]
 
 
 def merged(below: JSON, above: JSON) -> JSON:
@@ -40,4 +43,5 @@ def read(source: Source, given: JSON) -> Values:
         on,
         given.get("options") or {},
         given.get("deviceClasses") or {},
+        fields.of_pods(given.get("pods") or {}),
     )

@@ -15,3 +15,9 @@
 {{- define "dra.webhookReplicas" }}{{ .Values.webhookReplicas }}{{ end }}
 {{- define "dra.webhookFailurePolicy" }}{{ .Values.webhookFailurePolicy }}{{ end }}
 {{- define "dra.webhookCABundle" }}{{ required "webhookCABundle: With the feature webhookCABundle: who signed the webhook's certificate, PEM in base64." .Values.webhookCABundle }}{{ end }}
+{{- define "dra.field" }}
+{{- $pods := default dict (index . 0).Values.pods }}
+{{- $given := index (default dict (index $pods (index . 1))) (index . 2) }}
+{{- if kindIs "invalid" $given }}{{ $given = index (default dict $pods.all) (index . 2) }}{{ end }}
+{{- if not (kindIs "invalid" $given) }}{{ toJson $given }}{{ end }}
+{{- end }}
