@@ -119,7 +119,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     assert (says in caplog.text) is not slow
     assert ("undoing what a crash left takes long; it goes on" in caplog.text) is slow
     go_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while says not in caplog.text:
             await asyncio.sleep(0.001)
     await one.close()

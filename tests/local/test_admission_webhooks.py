@@ -291,7 +291,7 @@ async def test_an_object_that_changed_while_a_webhook_thought_is_judged_again(cu
     hook.gate.clear()
     merge = {"Content-Type": "application/merge-patch+json"}
     slow = asyncio.create_task(curl("PATCH", f"{MAPS}/m", {"data": {"slow": "1"}}, headers=merge))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not hook.seen:
             await asyncio.sleep(0)
     storage = curl.server.storage
@@ -310,7 +310,7 @@ async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(
     await validating(curl, hook)
     hook.gate.clear()
     slow = asyncio.create_task(curl("PUT", f"{MAPS}/m", {**made, "data": {"slow": "1"}}))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not hook.seen:
             await asyncio.sleep(0)
     curl.server.storage.put("configmaps", {**curl.server.storage.list("configmaps")[0], "data": {"quick": "1"}})

@@ -504,7 +504,7 @@ async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: Curl) 
         await client.call("POST", f"{CORE}/pods/mine/binding", {"target": {"name": "n1"}})
         await client.patch(PODS, "mine", {"metadata": {"labels": {"a": "b"}}}, "default")
         await client.delete(PODS, "mine", "default", grace=0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(seen) < 3:
                 await asyncio.sleep(0.005)
         task.cancel()

@@ -162,7 +162,7 @@ async def created(client: KubeClient, name: str) -> None:
 
 
 async def until(check: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not check():
             await asyncio.sleep(0.01)
 

@@ -180,9 +180,11 @@ def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: Dev) -> None:
 def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
     dev.verb("cut-watch")
     dev.verb("drop-fields", "taints")
-    dev.verb("conflict", "3")
+    dev.verb("conflict", "1000")
     dev.verb("slow", "0.01")
-    assert dev.verb("status")["faults"] == {"droppedFields": ["taints"], "conflicts": 3, "slow": 0.01}
+    faults = dev.verb("status")["faults"]
+    assert 900 < faults.pop("conflicts") <= 1000, "who writes meanwhile, a kubelet its lease say, has met some"
+    assert faults == {"droppedFields": ["taints"], "slow": 0.01}
     dev.verb("drop-fields")
     dev.verb("conflict", "0")
     dev.verb("slow", "0")

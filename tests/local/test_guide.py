@@ -83,7 +83,7 @@ async def test_a_card_s_addresses_reach_its_container_and_its_link_the_kubelet(t
         assert (told.generation, told.network and told.network.ips) == (2, ("10.0.0.2/24",))
         assert told.attributes == {"speed": 100, "queues": 8}
         await asyncio.to_thread(driver.link, device, False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while node.plugin.inventory.healthy(device):
                 await asyncio.sleep(0.01)
 

@@ -73,7 +73,7 @@ async def test_a_plugin_that_comes_back_is_reached_at_once(folder: Path) -> None
         await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=5)
     with pytest.raises(grpc.aio.AioRpcError):
         await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=5)
-    async with served(path), asyncio.timeout(5):
+    async with served(path), asyncio.timeout(30):
         new = dial(path)
         assert (await pb_grpc.RegistrationStub(new).GetInfo(pb.InfoRequest())).name == NAME
         await new.close()

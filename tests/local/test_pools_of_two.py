@@ -120,6 +120,6 @@ async def test_an_instance_that_has_stepped_back_is_ready_although_a_pool_cannot
     await new.update(pools)
     async with api() as server, publishing(server, new) as newer:
         await newer.current()
-        async with publishing(server, old, lambda: False) as older, asyncio.timeout(10):
+        async with publishing(server, old, lambda: False) as older, asyncio.timeout(30):
             await older.current()
             assert not older.not_ready()

@@ -189,7 +189,7 @@ async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_
     monkeypatch.setattr(client, "get", get)
     informers._copies[PODS]._take(pod, gone=False)
     informers._copies[CLAIMS]._take({"metadata": meta, "spec": {}}, gone=False)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         work = tasks.create_task(collector.queue.work(once, collector._failed))
         await judged.wait()
         assert not deleted.is_set()

@@ -141,7 +141,7 @@ async def test_others_have_their_turn_after_each_256_devices(devices: int, turns
 
 async def test_the_stream_tells_all_again_after_each_report_and_after_each_heartbeat() -> None:
     devices = Devices(("d", DeviceHealth(True)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         quiet = health(devices, 60).stream(v1.NodeWatchResourcesResponse)
         await anext(quiet)
         again = asyncio.ensure_future(anext(quiet))

@@ -69,11 +69,11 @@ async def kept(s: UnixServer) -> AsyncIterator[UnixServer]:
 
 async def name_at(path: Path) -> str:
     async with dial(path) as channel:
-        info = await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=5)
+        info = await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=30)
         return str(info.name)
 
 
-async def until(check: Callable[[], bool], timeout: float = 5) -> None:
+async def until(check: Callable[[], bool], timeout: float = 30) -> None:
     async with asyncio.timeout(timeout):
         while not check():
             await asyncio.sleep(0.02)
@@ -202,7 +202,7 @@ async def test_a_removed_socket_is_told_and_comes_back_while_a_call_goes_on(tmp_
     path, slow, told = tmp_path / "x.sock", Slow(), []
     s = UnixServer(path, INSTANCE, [slow.add_to], lost=lambda: told.append(path.exists()))
     async with kept(s), dial(path) as channel:
-        call = asyncio.ensure_future(pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=10))
+        call = asyncio.ensure_future(pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=30))
         await slow.called.wait()
         before = s.inode
         path.unlink()

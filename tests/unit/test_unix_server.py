@@ -77,7 +77,7 @@ async def kept(path: Path, **options: Any) -> AsyncIterator[UnixServer]:
 
 
 async def until(check: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not check():
             await asyncio.sleep(0.001)
 

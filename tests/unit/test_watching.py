@@ -77,7 +77,7 @@ async def test_a_slow_reader_whose_connection_is_cut_sees_everything(
     there = {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in storage.list(reader.target.kind.storage)}
     wish = watching.Wish(reader.version, False, False, True, None, 60.0)
     lines = watching.events(storage, reader.target, lambda _: True, wish)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while reader.version < storage.version:
             for line in msgspec.json.Decoder().decode_lines(await anext(lines)):
                 reader.take(line)

@@ -92,7 +92,7 @@ async def test_what_breaks_the_protocol_is_answered_with_its_code(data: bytes, c
 def test_no_bytes_break_the_reader(data: bytes) -> None:
     async def read() -> None:
         socket, _ = opened(data)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await socket.receive() is not None:
                 pass
 
