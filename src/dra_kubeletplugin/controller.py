@@ -68,6 +68,7 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = Elector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
+        self.inventory.asked_again = driver.answers_pools
         self.reports = StatusReports(self.client, name, f"{name}/controller", self.metrics)
         conditions = StatusReports(self.client, name, f"{name}/binding", self.metrics)
         self.records = Records(self.client, settings.namespace, name)

@@ -15,6 +15,7 @@ import msgspec
 from .diagnosis import DeviceHealth, Diagnosis, HealthPolicy, checked_report
 from .driver import Health, Role
 from .errors import DriverError, printable
+from .left_out import LeftOutLog
 from .observe.log import tell_some
 from .odd_reports import OddReports
 from .publishable import answered, decoded, taint_fault
@@ -84,10 +85,14 @@ class Inventory:
         """Grows with whatever changes :meth:`contents`."""
         self.health_version = 0
         """Grows with every health report and every change of the devices."""
+        self._left_out_log = LeftOutLog()
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
         self.odd = OddReports()
         """What of the driver's last report of health was not taken as it was said."""
+        self.asked_again = False
+        """Whether the driver is asked for its pools when gates turn out to be off: what is left out until then is no news."""
+        self.answer_follows = False  # gates were found off, and the driver has not answered since
         self.taken: Mapping[str, str] = {}
         """Pools that another publishes, each with the reason: of one pool two must never publish."""
         self._policy = policy
@@ -234,8 +239,9 @@ class Inventory:
         self.known = True
         self._stocks = stocks
         self._diagnoses = {k: d for k, d in self._diagnoses.items() if self._entry(k)}
+        awaited, self.answer_follows = self.answer_follows, False
         self._leave_out()
-        if changed:
+        if changed or awaited:
             await self._tell(published=True)
         return changed
 
@@ -266,6 +272,7 @@ class Inventory:
         if off != self.gates_off:
             await self._warm(self._stocks, off)
             self.gates_off = off
+            self.answer_follows = self.asked_again
             self._leave_out()
             await self._tell(published=True)
 
@@ -289,10 +296,9 @@ class Inventory:
                 faults |= stock.withheld(self._taints(stock), self.gates_off)
             for name, fault in faults.items():
                 out[self.shown(stock.name, name) if name else f"pool {printable(stock.name)}"] = fault
-        news = [(name, fault) for name, fault in out.items() if self.left_out.get(name) != fault]
-        tell_some(log, logging.ERROR, "%s", news, lambda n: f"{n[0]} is not published: {n[1]}")
-        tell_some(log, logging.INFO, "%s is left out no longer", [n for n in self.left_out if n not in out])
         self.left_out = out
+        if not self.answer_follows:
+            self._left_out_log.tell(out)
 
     def lessened(self) -> list[str]:
         """A sentence for each kind of field that devices are published without, with one of them."""

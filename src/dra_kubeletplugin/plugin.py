@@ -77,6 +77,7 @@ class Plugin:
         )
         look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
         self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, look_timeout, full=full)
+        self.inventory.asked_again = driver.answers_pools
         self.health = HealthWatch(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
         self.events = Events(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = ProcessLock(settings.plugin_dir / "processes")

@@ -273,6 +273,53 @@ async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate
         await until(lambda: not node.plugin.inventory.left_out)
 
 
+class SplitAndOdd(Split):
+    odd = False
+
+    def pools(self) -> list[Pool]:
+        odd = [Device("odd", consumes_counters={"nowhere": {"c": 1}})] if self.odd else []
+        return [*super().pools(), Pool(f"{self.settings.node_name}/odd", odd)]
+
+
+async def test_what_a_driver_answers_otherwise_once_it_knows_the_gates_is_no_fault_of_its(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only the answer to the gates is judged: an operator is not told of devices that are given up a moment later."""
+    async with node_with(SplitAndOdd) as node:
+        name = node.cluster.node.name
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        await until(lambda: not node.plugin.inventory.left_out)
+        assert "is not published" not in caplog.text
+        node.driver.odd = True
+        node.driver.changed()
+        await until(lambda: node.cluster.events(name) != [])
+        assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events come in order"
+
+
+class Stubborn(Driver):
+    """Of partitions only, whatever the server knows."""
+
+    name = "stubborn.example.com"
+
+    def pools(self) -> list[Pool]:
+        parts = [Device("part", consumes_counters={"gpu": {"slices": 1}})]
+        return [Pool(self.settings.node_name, parts, [CounterSet("gpu", {"slices": 2})])]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+
+
+async def test_what_a_driver_answers_all_the_same_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with node_with(Stubborn) as node:
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await until(lambda: node.cluster.events(node.cluster.node.name) != [])
+        assert "part is not published: the API server's feature gate DRAPartitionableDevices is off" in caplog.text
+        assert any(line.startswith("part is not published") for line in await node.plugin.notes())
+
+
 class Odds(Driver):
     name = "odds.example.com"
     bad = True

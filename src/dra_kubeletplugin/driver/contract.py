@@ -52,8 +52,8 @@ class Health:
     Args:
         healthy: None where it is not known.
         message: shown in the pod's status, for a healthy device too; cut at 1,024 bytes of UTF-8, which is what the kubelet keeps.
-        taint: of this fault, in place of :attr:`Driver.unhealthy_taint`: ``NoExecute`` evicts the pods that use the device,
-            ``None`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
+        taint: of this fault; left out, it is :attr:`Driver.unhealthy_taint`. The effect ``"NoExecute"`` evicts the pods that use
+            the device, ``"None"`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
         measured: when, in unix seconds, for a report that is not made while ``health`` is called, such as a monitor's last one:
             told as if it were of now, it would hide that the monitor hangs. Left out, it is when ``health`` was called.
         timeout: seconds after which the device counts as unknown, unless it was measured again; above ``HEALTH_INTERVAL``. Left

@@ -28,7 +28,7 @@ class Notices:
         """Never returns; no fault from outside ends it."""
         while True:
             seen = self._inventory.version
-            whole = await self._tell(list(self._texts()))
+            whole = self._inventory.answer_follows or await self._tell(list(self._texts()))
             wait = _AGAIN if whole else _RETRY
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait * random.uniform(0.8, 1.0)):
