@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from typing import Any
 
-from ..errors import SettingsError, near, printable
+from ..errors import SettingsError, printable
 from ..settings import ControllerSettings, Settings, WebhookSettings, load
+from ..wording import near
 from .source import JSON, Parameter, Source
 
 OTHERS = ("features", "options", "deviceClasses")
