@@ -28,13 +28,11 @@ next (counts of tries, times, addresses of objects), because each new text is a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import ClassVar, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 1024
-_LONGEST_NAME = 512  # that is looked for: whatever is longer is no misspelt one
 _LONGEST = 65_536  # characters of a foreign text that are looked at; nothing shows more
 _MEMBERS = 3  # of a group of exceptions that are described,
 _DEPTH = 3  # and groups within it
@@ -72,16 +70,6 @@ def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     if len(raw) <= limit:
         return line
     return raw[: max(limit - 3, 0)].decode(errors="ignore") + "..."
-
-
-def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """``, did you mean 'x'?``, of the ``known`` names; or nothing."""
-    if len(name) > _LONGEST_NAME:
-        return ""
-    import difflib  # for a mistake alone
-
-    found = difflib.get_close_matches(name, list(known), 1, cutoff)
-    return f", did you mean {found[0]!r}?" if found else ""
 
 
 def _described(e: BaseException, depth: int) -> str:

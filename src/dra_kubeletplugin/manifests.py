@@ -13,7 +13,8 @@ from typing import Any
 
 from . import documents
 from .documents import Document
-from .errors import QuestionError, near, printable
+from .errors import QuestionError, printable
+from .wording import near
 
 JSON = dict[str, Any]
 _KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"

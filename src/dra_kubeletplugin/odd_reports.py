@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from .driver import Health
-from .errors import near, printable
+from .errors import printable
 from .observe.log import tell_some
 from .publishable import taint_fault
+from .wording import near
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from .driver.mistakes import instead
-from .errors import DraError, DriverError, describe, is_a, near, printable
+from .errors import DraError, DriverError, describe, is_a, printable
 from .resources.gates import Gate, gates_of
 from .resources.nodes import Nodes, Where
 from .resources.pools import MAX_DEVICES, Pool
 from .resources.rules import pool_name
 from .resources.slice_rules import MAX_TAINTS, max_devices, slice_options
 from .resources.types import CounterSet, Device, Taint, counter_set_faults, device_faults
+from .wording import near
 
 MAX_POOLS = 4096
 _NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")

@@ -53,8 +53,7 @@ class Webhook:
     async def running(self) -> AsyncIterator[Webhook]:
         """Raises :class:`SettingsError` where certificate, key or address cannot be used."""
         self.settings.check()
-        context = self.certificate.load()
-        server = HttpServer(self._answer, self.settings.address, context, LIMITS)
+        server = HttpServer(self._answer, self.settings.address, self.certificate.load(), LIMITS)
         try:
             self.url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
@@ -63,11 +62,15 @@ class Webhook:
         async with contextlib.AsyncExitStack() as stack:
             bounded(stack, "closing the webhook", server.close)
             async with asyncio.TaskGroup() as tasks:
-                reload = tasks.create_task(self.certificate.keep(self._look), name="certificate")
+                reload = tasks.create_task(self._keep_certificate(server), name="certificate")
                 try:
                     yield self
                 finally:
                     reload.cancel()
+
+    async def _keep_certificate(self, server: HttpServer) -> None:
+        async for context in self.certificate.renewed(self._look):
+            server.tls = context
 
     async def _answer(self, request: Request) -> Response:
         match request.path:
@@ -139,24 +142,23 @@ def _with_parameters(raw: msgspec.Raw, depth: int = 4) -> object:
 
 
 class Certificate:
-    """A certificate and its key in files that somebody renews: cert-manager, a Secret. Connections made afterwards get the new one."""
+    """A certificate and its key in files that somebody renews: cert-manager, a Secret."""
 
     def __init__(self, cert: Path, key: Path) -> None:
         self._cert, self._key = cert, key
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._seen: object = None
         self.fault = ""
 
     def load(self) -> ssl.SSLContext:
         """Raises :class:`SettingsError` where the files are no certificate with its key."""
         seen = self._stamp()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # another each time: what does not fit spoils nothing
         try:
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):  # what does not fit spoils nothing
-                context.load_cert_chain(self._cert, self._key, password="")  # else a terminal is asked for one
+            context.load_cert_chain(self._cert, self._key, password="")  # else a terminal is asked for one
         except (OSError, ssl.SSLError, ValueError):
             raise SettingsError(*self._faults()) from None
         self._seen = seen
-        return self._context
+        return context
 
     def _shown(self) -> str:
         return f"--tls-cert (TLS_CERT) {self._cert} with --tls-key (TLS_KEY) {self._key}"
@@ -189,18 +191,19 @@ class Certificate:
         except OSError as e:
             return str(e)
 
-    async def keep(self, every: float) -> None:
+    async def renewed(self, every: float) -> AsyncIterator[ssl.SSLContext]:
         """Looks at the files for ever; what cannot be read yet (one of two is written) is tried again, and told once."""
         while True:
             await asyncio.sleep(every)
             if self._stamp() == self._seen:
                 continue
             try:
-                self.load()
+                context = self.load()
             except SettingsError as e:
                 if self.fault != e.message:
                     log.error("the certificate of before is kept: %s", e.message)
                 self.fault = e.message
             else:
+                yield context
                 self.fault = ""
                 log.info("the certificate was read again")

@@ -200,6 +200,27 @@ async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path:
         assert (await post(webhook.url, ca, b""))[0] == 400
 
 
+async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ssl.SSLContext.load_cert_chain
+    async with serving(tmp_path, look=0.01) as (webhook, ca):
+        (second, key), (third, _) = (certificate.make(["127.0.0.1"]) for _ in range(2))
+
+        def and_changed(self: ssl.SSLContext, *args: Any, **options: Any) -> None:
+            read(self, *args, **options)
+            ca.write_text(third)  # its key is not there yet
+
+        (tmp_path / "second.crt").write_text(second)
+        with monkeypatch.context() as patched:
+            patched.setattr(ssl.SSLContext, "load_cert_chain", and_changed)
+            ca.write_text(second)
+            (tmp_path / "server.key").write_text(key)
+            while not webhook.certificate.fault:
+                await asyncio.sleep(0.005)
+        assert (await post(webhook.url, tmp_path / "second.crt", b""))[0] == 400
+
+
 async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
     settings = WebhookSettings(driver_name=DRIVER, tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
     with pytest.raises(SettingsError) as e:

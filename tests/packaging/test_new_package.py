@@ -147,6 +147,8 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["off", "--kind", "sdk"], "NAME 'off' means something else in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is no text in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is no text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is no text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is no text in YAML"),
         (["acme"], "--kind is needed where nobody can be asked"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is no PCI vendor"),

@@ -170,6 +170,39 @@ def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -
     assert steps == ["whole", "unwound"]
 
 
+SCRIPT = """
+from dra_kubeletplugin import Driver, run
+
+class Own(Driver):
+    DOC
+    name = "own.example.com"
+
+    def devices(self):
+        return []
+
+    def prepare(self, claim):
+        return []
+
+run(Own)
+"""
+
+
+@pytest.mark.parametrize("doc", ['""" """', '"""Its own words."""', "pass"])
+@pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, doc: str, redirected: str) -> None:
+    (tmp_path / "own.py").write_text(SCRIPT.replace("DOC", doc))
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" own.py --help {redirected}', sys.executable],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (Exit.WRONG, "")
+    assert re.fullmatch(r"dra: the output cannot be written: .+\n", done.stderr)
+    shown = subprocess.run(
+        [sys.executable, "own.py", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ("Its own words." if "own" in doc else "Own") in shown.stdout
+
+
 def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     with inherited(SIGNALS):
         return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -150,6 +150,25 @@ async def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
         assert not await closed(connections[1][0], 0.1)
 
 
+async def test_a_close_that_is_cancelled_leaves_no_address_taken_and_nobody_waiting() -> None:
+    """As a stop of bounded time does it: after each of its steps."""
+    for steps in range(5):
+        server = HttpServer(lambda request: asyncio.sleep(0, Response(200)))
+        port = int((await server.start()).rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        closing = asyncio.create_task(server.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        if steps:  # it has begun
+            assert await closed(reader), steps
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.abort()
+        await server.close()
+
+
 async def test_a_request_at_work_is_not_ended_for_a_new_client() -> None:
     hold = Held()
     async with serving(Limits(connections=1), hold=hold) as port:

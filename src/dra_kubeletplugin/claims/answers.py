@@ -12,8 +12,9 @@ from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..driver.mistakes import instead
-from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, near, printable
+from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, printable
 from ..host import Host
+from ..wording import near
 from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]

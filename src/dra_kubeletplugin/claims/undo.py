@@ -16,7 +16,8 @@ from ..driver import Driver, PreparedClaim
 from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
 from ..driver.data import plain_json
-from ..errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError, describe, near, printable
+from ..errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError, describe, printable
+from ..wording import near
 
 log = logging.getLogger(__name__)
 Step = Mapping[str, Any]  # as it is on record: {"step": name, "data": {...}}

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..errors import DraError
 from ..settings import ControllerSettings, WebhookSettings
 from . import verbs
-from .ending import ended, report
+from .ending import ended
 from .exits import Exit, epilog
 from .options import add_settings, given
 from .output import add_output
@@ -396,12 +395,10 @@ def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
     """``dra run`` for a class at hand; options from the command line and the environment."""
     from .run import run
 
-    out = Parser(description=(driver.__doc__ or driver.__name__).strip().splitlines()[0])
+    said = (driver.__doc__ or "").strip() or driver.__name__
+    out = Parser(description=said.splitlines()[0])
     add_settings(out)
-    try:
-        run(driver, given(out.parse_args(argv)))
-    except DraError as e:
-        return report(e)
+    return ended(lambda: run(driver, given(out.parse_args(argv))))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..driver import Driver, load_driver
-from ..errors import SettingsError, near
+from ..errors import SettingsError
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
 from ..manifests import Manifest, ManifestError
 from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from ..settings import ControllerSettings, Settings, load
+from ..wording import near
 from . import DEV_PLACES, dev_driver
 from .options import given
 from .verbs import VERBS

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
-from ..errors import near
+from ..wording import near
 from .exits import Exit
 
 _OPTION = re.compile(r"--.+|-[a-zA-Z].*", re.DOTALL)

@@ -16,9 +16,10 @@ from dataclasses import fields
 from typing import NoReturn, Protocol, TypeVar
 
 from ..driver.loose import listen
-from ..errors import DraError, describe, near, printable
+from ..errors import DraError, describe, printable
 from ..observe.log import configure
 from ..settings import Settings
+from ..wording import near
 from .ending import report
 from .exits import Exit
 from .stopping import Stop

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..cel.mentions import mentions
-from ..errors import near
+from ..wording import near
 
 JSON = Mapping[str, Any]
 _REFERENCES = {

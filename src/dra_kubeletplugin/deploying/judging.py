@@ -9,8 +9,9 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from ..errors import SettingsError, near, printable
+from ..errors import SettingsError, printable
 from ..settings import ControllerSettings, Settings, WebhookSettings, load
+from ..wording import near
 from . import judging_pods
 from .source import JSON, Parameter, Source
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import near
+from ..wording import near
 from . import fields
 from .source import JSON, PARAMETER, Source
 

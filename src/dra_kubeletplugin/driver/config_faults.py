@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import near
+from ..wording import near
 from .config import Config
 
 _MOST = 12  # fields that are told where none is near

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import Any
 
-from ..errors import is_a, near, printable
+from ..errors import is_a, printable
+from ..wording import near
 
 _PACKAGE = __name__.partition(".")[0]
 _CALL = re.compile(

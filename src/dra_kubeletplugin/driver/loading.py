@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard, TypeVar
 
-from ..errors import DriverError, is_a, near
+from ..errors import DriverError, is_a
+from ..wording import near
 from .contract import Driver
 from .making import called
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, TypeVar, get_origin
 
 import msgspec
 
-from ..errors import DraError, DriverError, DriverFailedError, is_a, near, printable
+from ..errors import DraError, DriverError, DriverFailedError, is_a, printable
 from ..resources.types import Taint
+from ..wording import near
 from .config import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
 from .mistakes import explained, located, looking_at, place

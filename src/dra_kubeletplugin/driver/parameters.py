@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import ConfigError, DraError, DriverFailedError, near, printable
+from ..errors import ConfigError, DraError, DriverFailedError, printable
 from ..interruption import Interrupted
+from ..wording import near
 from .config import Config, as_json, checked, converted, read_form
 from .config_faults import apart, explained
 from .data import plain_json

@@ -117,14 +117,17 @@ async def stop_listening(server: asyncio.Server) -> None:
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
         loop.remove_reader(listener.fileno())
-    await asyncio.sleep(0)  # what was accepted becomes a connection
-    server.close()
+    try:
+        await asyncio.sleep(0)  # what was accepted becomes a connection
+    finally:  # a stop may be cut
+        server.close()
 
 
 class HttpServer:
     """Serves ``handler`` until closed.
 
-    ``address`` is HOST:PORT; port 0 takes a free one, and without HOST it listens on IPv6 and IPv4 both.
+    ``address`` is HOST:PORT; port 0 takes a free one, and without HOST it listens on IPv6 and IPv4 both. Another ``tls`` may be set at
+    any time, for connections made afterwards.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class HttpServer:
         self.handler = handler
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._tls = tls
+        self.tls = tls
         self._limits = limits or Limits()
         self._bodies = _Bodies(self._limits)
         self._server: asyncio.Server | None = None
@@ -154,13 +157,14 @@ class HttpServer:
             self._server = await asyncio.start_server(self._connection, sock=_any(self._port))
         host, port = self._server.sockets[0].getsockname()[:2]
         shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
-        return f"{'https' if self._tls else 'http'}://{shown}:{port}"
+        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
 
     async def close(self) -> None:
-        if self._server:
-            await stop_listening(self._server)
-        for task in list(self._tasks):
-            task.cancel()
+        try:
+            if self._server:
+                await stop_listening(self._server)
+        finally:
+            self.drop_connections()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
@@ -182,8 +186,8 @@ class HttpServer:
             return
         self._tasks[task] = connection
         try:
-            if self._tls:  # here, because a handshake takes a third of a MiB: it counts as a connection
-                await writer.start_tls(self._tls, ssl_handshake_timeout=self._limits.head_timeout)
+            if self.tls:  # here, because a handshake takes a third of a MiB: it counts as a connection
+                await writer.start_tls(self.tls, ssl_handshake_timeout=self._limits.head_timeout)
             await connection.serve()
         except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
             pass

@@ -13,6 +13,7 @@ import yaml
 
 from .._version import __version__
 from ..errors import SettingsError
+from ..kubectl_yaml import is_text
 from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME
 
 MAX_NAME = 32
@@ -91,7 +92,7 @@ def check_driver_name(text: str) -> str:
             f"--driver-name {text!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: lower case letters, digits, '-' and "
             "'.', such as fpga.example.com"
         )
-    if text in _YAML or not isinstance(yaml.safe_load(text), str):
+    if not is_text(text) or not isinstance(yaml.safe_load(text), str):  # to kubectl, and to others
         raise SettingsError(
             f"--driver-name {text!r} is no text in YAML: give one with a domain, such as fpga.example.com"
         )

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ApiError, near
+from ..errors import ApiError
 from ..local.cluster import LocalCluster, resource_of
 from ..manifests import objects
 from ..resources.convert import GROUP
+from ..wording import near
 from .events import Event, PodError, fails, folded, has_run, hopeless, last_fault, stuck
 from .published import Published, PublishedError, Wanted, differs, pools_of
 

@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from ..errors import DraError, near
+from ..errors import DraError
+from ..wording import near
 from .hosting import Hosted
 
 P = ParamSpec("P")

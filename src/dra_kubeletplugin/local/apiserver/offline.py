@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...errors import near
 from ...manifests import Manifest
 from ...resources import claim_rules
 from ...resources.fields import FieldError
 from ...resources.gates import Gate
 from ...resources.releases import Features
+from ...wording import near
 from . import disabled, strategy, structure
 from .kinds import Kind, Registry
 from .schemas import shapes

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...errors import near, printable
+from ...errors import printable
 from ...resources import quantity
+from ...wording import near
 from .schemas.shapes import Form, ListShape, MapShape, Shape, Struct
 
 Above = Sequence[tuple[str, Struct]]  # the objects around a place, from the outermost, with their paths
