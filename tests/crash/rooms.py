@@ -31,7 +31,7 @@ class Api:
         self.slices: list[Any] = []
         self.nodes: dict[str, dict[str, str]] = {}  # labels by name
         self.nodes_read = 0
-        self.ready = True  # the nodes: their kubelets are heard
+        self.ready: Any = "True"  # the status of the nodes' condition Ready
         self.forbidden = False  # to read nodes
         self.listed: list[str] = []  # the selectors of lists
 
@@ -45,7 +45,7 @@ class Api:
             self.nodes_read += 1
             if self.forbidden:
                 raise ApiError("nodes is forbidden", status=403)
-            ready = {"type": "Ready", "status": "True" if self.ready else "Unknown"}
+            ready = {"type": "Ready", "status": self.ready}
             return {"metadata": {"name": name, "labels": self.nodes.get(name, {})}, "status": {"conditions": [ready]}}
         if name not in self.claims:
             raise ApiError("gone", status=404, details={"details": {"name": name}})

@@ -245,13 +245,14 @@ async def test_a_claim_with_another_device_of_this_node_that_a_pod_has_is_left_t
         assert driver.unprepared == ["a"]
 
 
-async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", ["Unknown", "False", 7, None])
+async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(tmp_path: Path, status: Any) -> None:
     """Its containers run on, and it unprepares them when it is back: only if it does not, reconciling does."""
     api, driver = Api(), Plain()
     async with room(tmp_path, driver, api, reconcile_grace=0.2) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
-        api.ready = False
+        api.ready = status
 
         async def asked_twice() -> bool:
             await one.claims.reconciler.once()
@@ -259,7 +260,7 @@ async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(t
 
         await until(asked_twice)
         assert await one.records() == {"a": "Prepared"}
-        api.ready = True
+        api.ready = "True"
         assert (await one.claims.reconciler.once()).waiting == ["a"]  # its grace begins anew
         await until(lambda: _gone(one, "a"))
         assert driver.unprepared == ["a"]

@@ -64,6 +64,21 @@ class _Head(msgspec.Struct):
     spec: _Spec
 
 
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _NodeStatus(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _Node(msgspec.Struct):
+    """What of a Node says whether its kubelet is heard."""
+
+    status: _NodeStatus | None = None
+
+
 @dataclass
 class _Pool:
     """The slices of a pool's newest generation, as they came."""
@@ -177,8 +192,11 @@ class Elsewhere:
             return True
         if node is None:
             return False
-        conditions = (node.get("status") or {}).get("conditions") or []
-        return not any((c.get("type"), c.get("status")) == ("Ready", "True") for c in conditions)
+        try:
+            status = msgspec.convert(node, _Node).status or _NodeStatus()
+        except msgspec.ValidationError as e:
+            raise ApiError(f"what the API server answers is no Node: {printable(e)}") from None
+        return _Condition("Ready", "True") not in (status.conditions or ())
 
     async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> Found | None:
         """None where there is no such device for this node; where that is ``sure`` and the pool is known, what it is instead."""
