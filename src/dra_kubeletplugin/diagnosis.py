@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .driver import Health
-from .errors import DriverError, describe, is_a, printable
+from .errors import DriverError, describe, is_a, printable, shown
 from .resources.types import Taint
 from .settings import HEALTH_TIMEOUT
 
@@ -117,7 +117,7 @@ async def checked_report(report: object) -> dict[str, Health]:
                 )
             if health.healthy not in {True, False, None}:
                 raise DriverError(
-                    f"health() answered Health({printable(repr(health.healthy))}) for {printable(name)}: give True, False or None"
+                    f"health() answered Health({shown(health.healthy)}) for {printable(name)}: give True, False or None"
                 )
             # A vendor's library may say 0 for False: it must mean the same to all who look.
             healthy = None if health.healthy is None else bool(health.healthy)

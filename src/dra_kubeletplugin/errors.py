@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 1024
 _LONGEST = 65_536  # characters of a foreign text that are looked at; nothing shows more
+_SHOWN = 80
 _MEMBERS = 3  # of a group of exceptions that are described,
 _DEPTH = 3  # and groups within it
 # Control characters but tab and newline, lone surrogates, and marks that turn the direction of a line.
@@ -48,6 +49,14 @@ def printable(text: object) -> str:
     Newlines and tabs stay. An object whose ``__str__`` raises gives its type's name.
     """
     return _UNPRINTABLE.sub("\ufffd", _text(text))
+
+
+def shown(value: object) -> str:
+    """``repr(value)`` on one printable line of at most 80 characters, the same for the same value. Never raises."""
+    try:
+        return _line(steady(repr(value)))[:_SHOWN]
+    except BaseException:  # an author's __repr__ may raise anything
+        return f"<{_type_name(value)} object>"
 
 
 def is_a(value: object, kind: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:

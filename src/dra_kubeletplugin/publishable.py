@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from .driver.mistakes import instead
+from .driver.mistakes import instead, instead_of_item
 from .errors import DraError, DriverError, describe, is_a, printable
 from .resources.gates import Gate, gates_of
 from .resources.nodes import Nodes, Where
@@ -238,7 +238,9 @@ def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
     try:
         for i, item in enumerate(answer):
             if not is_a(item, kind):
-                raise DriverError(f"{told} a list with {_kind(item)} at [{i}], not {kind.__name__}")
+                raise DriverError(
+                    f"{told} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"
+                )
             if not isinstance(item.name, str):
                 raise DriverError(f"{told} a {kind.__name__} whose name is {_kind(item.name)}, not text")
             if i >= most:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+DRIVER = "acme.example.com"
 HEAD = """from __future__ import annotations
 
 import msgspec
 
 from dra_kubeletplugin import (
-    Claim, Config, ContainerEdits, CounterSet, Device, Driver, Health, Pool, PreparedDevice, Quantity, Taint, Version
+    Claim, Config, ContainerEdits, CounterSet, Device, Driver, Health, Mount, Pool, PreparedDevice, Quantity, Taint, Version
 )
 
 
@@ -30,19 +33,24 @@ HERE = "  # here"  # the line that must be told
 
 @dataclass(frozen=True)
 class Mistake:
-    """``says``: each is in what is told. ``before``: what stands above the class."""
+    """``says``: each is in what is told. ``before``: what stands above the class. ``given``: parameters of a claim."""
 
     name: str
     body: str
     says: tuple[str, ...]
     before: str = ""
+    given: Mapping[str, Any] | None = None
 
-    def write(self, folder: Path) -> Path:
-        """The driver's file."""
+    def write(self, folder: Path, driver: str = DRIVER) -> Path:
+        """The driver's file. ``driver`` is its name."""
         path = folder / "acme" / "driver.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.source)
+        path.write_text(self.source.replace(f'"{DRIVER}"', f'"{driver}"'))
         return path
+
+    def target(self, folder: Path, driver: str = DRIVER) -> str:
+        """What a command is given."""
+        return f"{self.write(folder, driver)}{':Acme' if self.body else ''}"
 
     @property
     def source(self) -> str:
@@ -56,6 +64,20 @@ class Mistake:
         return self.says + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
 
 
+def told(text: str, mistake: Mistake) -> None:
+    """What is said has all that it must, and nothing of ours."""
+    said = text.replace("Did you mean", "did you mean")  # Python 3.13 says it itself
+    missing = [part for part in mistake.told if part not in said]
+    assert not missing, f"{missing} not in: {text}"
+    plain(text)
+
+
+def plain(text: str) -> None:
+    assert "Traceback" not in text
+    assert "dra_kubeletplugin/" not in text.replace("dra_kubeletplugin/__init__.py", "")  # Python names it itself
+    assert "<object object at" not in text
+
+
 def file(name: str, text: str, *says: str) -> Mistake:
     return Mistake(name, "", says, text)
 
@@ -67,6 +89,10 @@ def cls(name: str, body: str, *says: str) -> Mistake:
 def config(name: str, body: str, *says: str) -> Mistake:
     text = "".join(f"    {line}\n" for line in body.splitlines())
     return Mistake(name, "config = AcmeConfig", says, f"class AcmeConfig(Config):\n{text}\n\n")
+
+
+def given(name: str, body: str, parameters: Mapping[str, Any], *says: str) -> Mistake:
+    return replace(config(name, body, *says), given=parameters)
 
 
 def devices(name: str, answer: str, *says: str) -> Mistake:
@@ -109,6 +135,9 @@ FILES = [
     file("a wrong name", HEAD.replace('"acme.', '"Acme_'), "Plain.name 'Acme_example.com' is not a DNS subdomain"),
     Mistake("a default that is shared", "config = C", ("C.ports = [1] would be one object for all claims", "default_factory=lambda: [1]"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
     Mistake("a dataclass", "config = C", ("take @dataclass off",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
+    Mistake("a config with an __init__", "config = C", ("C.__init__() is made from its fields: give them defaults", "check()"), "class C(Config):  # here\n    port: int = 1\n\n    def __init__(self): ...\n\n\n"),
+    cls("no subsystems", "subsystems = None", "Acme.subsystems None is no list of kernel subsystems such as"),
+    file("an assertion", "assert 1 > 2  # here\n", "AssertionError: assert 1 > 2"),
 ]  # fmt: skip
 CLASSES = [
     cls("unprepares", "def unprepares(self, claim): ...", "Acme.unprepares() is never called, did you mean `unprepare`?"),
@@ -134,6 +163,20 @@ CLASSES = [
     Mistake("a conversion that is no class method", "config = New", ("New.convert_from() makes an object of its class: write @classmethod",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n    def convert_from(self, older): ...\n\n\n"),
     Mistake("no conversion", "config = New", ("New names older versions in OLDER and has no convert_from",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n\n"),
     Mistake("two kinds of one name", "config = [A, B]", ("A and B are told apart by nothing: give each a KIND",), "class A(Config):\n    a: int = 1\n\n\nclass B(Config):\n    b: int = 1\n\n\n"),
+    cls("an __init__ that is async", "async def __init__(self): ...", "Acme.__init__() is async, and nobody can await it: write what awaits into start()"),
+    cls("a property", "@property\ndef devices(self): return []", "Acme.devices is property, not a method: write `def devices(self)`"),
+    cls("no self", "def devices(): return []", "Acme.devices() cannot be called as devices(): is `self` missing?"),
+    cls("no self, and a claim", "prepare = lambda claim: []", "Acme.prepare(claim) cannot be called as prepare(claim): is `self` missing?"),
+    cls("a static method with self", "@staticmethod\ndef prepare(self, claim): return []", "cannot be called as prepare(claim): a static method has no `self`"),
+    cls("what the framework asks", "answers_pools = True", "Acme.answers_pools is the framework's"),
+    Mistake("a plain class", "config = C", ("Acme.config is C: give a subclass of Config, class C(Config)",), "class C:\n    port: int = 1\n\n\n"),
+    config("another name of check", "speed: int = 1\ndef validate(self): ...", "AcmeConfig.validate() is never called, did you mean `check`?"),
+    config("a kind with a type", "KIND: str = 'Acme'", "AcmeConfig.KIND has a type, which makes a parameter of what Config itself uses: write `KIND = ...` without a type"),
+    config("a parameter named check", "check: bool = True", "AcmeConfig.check has a type", 'msgspec.field(name="check")'),
+    config("a check of what is not there", "speed: int = 1\ndef check(self):\n    return self.sped > 1  # here", "the checks of AcmeConfig raised AttributeError", "did you mean 'speed'?"),
+    config("a check that changes", "speed: int = 1\ndef check(self):\n    self.speed = 2  # here", "it never changes, make another with `replace`"),
+    config("a type that is misspelt", "speed: Quantty = None", "name 'Quantty' is not defined, did you mean 'Quantity'?"),
+    Mistake("a union of objects", "config = C", ("write class Name(Config, tag=True) for each",), "class A(Config):\n    a: int = 1\n\n\nclass B(Config):\n    b: int = 1\n\n\nclass C(Config):\n    of: A | B = A()\n\n\n"),
 ]  # fmt: skip
 DEVICES = [
     devices("raises", "[{}['bus']]", "the driver's devices raised KeyError: 'bus'"),
@@ -159,6 +202,16 @@ DEVICES = [
     devices("an amount below zero", "[Device('d-0', capacity={'memory': -5})]", "capacity['memory']: -5 is below zero"),
     devices("an effect", "[Device('d-0', taints=[Taint(key='a', effect='NoSchedul')])]", "taints[0].effect", '"NoSchedule"'),
     devices("groups in a list", "[Device('d-0', compatibility_groups=['x'])]", "compatibility_groups is list: give a mapping of counter sets to lists of groups"),
+    devices("no await", "[*super().devices()]", "Value after * must be an iterable, not coroutine: is an `await` missing?"),
+    cls("an await of a list", "async def devices(self):\n    return await self._found()  # here\n\ndef _found(self): return []", "object list can't be used in 'await' expression: take the `await` away"),
+    cls("a loop in the loop", "async def devices(self):\n    import asyncio\n    return asyncio.run(super().devices())  # here", "asyncio.run() cannot be called from a running event loop: `await` it"),
+    devices("no loop", "[__import__('asyncio').get_running_loop()]", "no running event loop: make it `async def`, plain methods run in threads"),
+    devices("a name that is not imported", "[Hook()]", "name 'Hook' is not defined: write `from dra_kubeletplugin import Hook`"),
+    devices("a module that is not imported", "[os.getpid()]", "name 'os' is not defined: write `import os`"),
+    devices("a keyword that is like none", "[Device('d-0', zzzz=1)]", "unexpected keyword argument 'zzzz': its parameters are name, attributes, capacity"),
+    devices("no name", "[Device()]", "missing 1 required positional argument: 'name': its parameters are name, attributes"),
+    devices("what never changes", "[setattr(Device('d-0'), 'name', 'd-1')]", "cannot assign to field 'name': it never changes"),
+    devices("a keyword of the host", "self.host.pci(vendor=1, zzz=1)", "unexpected keyword argument 'zzz': its parameters are vendor, device, class_code"),
 ]  # fmt: skip
 UNPUBLISHED = [
     pools("a counter set", "[Device('d-0', consumes_counters={'crad': {'memory': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "d-0 is not published", "counter set 'crad', which its pool does not have, did you mean 'card'?"),
@@ -180,6 +233,24 @@ PREPARE = [
     undo("a parameter", "await claim.on_undo('close', prot=1)", "Acme.undo_close has no parameter 'prot', did you mean 'port'?"),
     undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
     cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "write `await claim.on_undo(...)`"),
+    prepared("a node that is not there", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install there what makes it, such as its kernel driver, or correct the path"),
+    prepared("a node that is misspelt", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
+    prepared("a mount of nothing", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install there"),
+    prepare("one device for all", "claim.prepared()", "'Claim' object has no attribute 'prepared': it has devices, name, namespace"),
+    prepare("items of a claim", "claim['devices']", "'Claim' object is not subscriptable: what it has are attributes"),
+    prepare("an answer made by hand", "[PreparedDevice(d) for d in claim.devices]", "PreparedDevice.__init__() takes 1 positional argument but 2 were given: its parameters are request, pool, name"),
+    prepare("a keyword of a struct", "[Mount(source='/a', target='/b')]", "Mount.__init__() got an unexpected keyword argument 'source': its parameters are host_path, container_path"),
+    cls("an assertion", "async def prepare(self, claim):\n    assert not claim.devices  # here", "raised AssertionError: assert not claim.devices"),
+]  # fmt: skip
+PARAMETERS = [
+    given("nothing near", "speed: int = 1\nlinks: int = 2", {"zzzzzz": 1}, "parameters: unknown field 'zzzzzz': there are links, speed"),
+    given("a field that is misspelt", "speed: int = 1", {"sped": 1}, "parameters: unknown field 'sped', did you mean 'speed'?"),
+    given("a kind that is misspelt", "KIND = 'AcmeConfig'", {"kind": "AcmeConfg"}, "parameters.kind: 'AcmeConfg' is not known to acme.example.com, did you mean 'AcmeConfig'?"),
+    given("a kind of before", "KIND = 'CardConfig'", {"kind": "Settings"}, "parameters.kind: 'Settings' is not known to acme.example.com: known are - CardConfig; to read one of before, keep its class and name it in OLDER"),
+    given("a version of before", "API_VERSION = 'acme.example.com/v2'", {"apiVersion": "acme.example.com/v1"}, "parameters.apiVersion: 'acme.example.com/v1' is not known to acme.example.com: known are acme.example.com/v2 AcmeConfig"),
+    given("an assertion", "speed: int = 1\ndef check(self):\n    assert self.speed < 3  # here", {"speed": 4}, "the checks of AcmeConfig raised AssertionError: assert self.speed < 3", "raise ValueError(...) for what no claim may give"),
+    given("an assertion with a text", "speed: int = 1\ndef check(self):\n    assert self.speed < 3, 'too fast'  # here", {"speed": 4}, "AssertionError: too fast", "raise ValueError(...) for what no claim may give"),
+    given("a check that fails", "speed: int = 1\ndef check(self):\n    {}[self.speed]  # here", {"speed": 4}, "the checks of AcmeConfig raised KeyError: 4"),
 ]  # fmt: skip
 HEALTH = [
     health("None", "None", "health() answered NoneType: it must answer a mapping of names to Health"),

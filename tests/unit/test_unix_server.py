@@ -182,6 +182,24 @@ async def test_a_server_that_cannot_start_leaves_nothing_and_says_why(tmp_path: 
     assert Grpc.made[0].stopped == [None]
 
 
+async def test_a_hidden_socket_that_another_driver_takes_for_one_of_the_dead_is_made_again(tmp_path: Path) -> None:
+    """It was bound, and nobody listened yet, when that driver looked."""
+
+    def removed(made: Grpc) -> None:
+        if len(Grpc.made) < 3:
+            made.name.unlink()
+
+    Grpc.on_start = removed
+    server = UnixServer(tmp_path / "x.sock", INSTANCE, [])
+    await server.start()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.sock", "x.sock.lock"]
+    assert [made.stopped for made in Grpc.made] == [[None], [None], []]
+    await server.stop()
+    Grpc.on_start = lambda made: made.name.unlink()
+    with pytest.raises(SocketError, match="No such file"):
+        await UnixServer(tmp_path / "y.sock", INSTANCE, []).start()
+
+
 async def test_a_folder_that_is_not_ours_to_write_to_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

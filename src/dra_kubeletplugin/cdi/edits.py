@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ from ..named import NamedStruct
 from .spec import check_edits, check_types
 
 E = TypeVar("E")
+_NO_TEXT = (bytes, bytearray, Mapping, list, tuple, set, frozenset, Awaitable, type(lambda: None))
 _BIND = frozenset({"bind", "rbind"})
 
 
@@ -121,12 +122,16 @@ class ContainerEdits:
         lists = {"device_nodes": device_nodes, "mounts": mounts, "hooks": hooks, "net_devices": net_devices}
         for field, given in (lists | {"additional_gids": additional_gids}).items():
             if given and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)):
-                raise InvalidSpecError(f"{field} must be a list, not {_kind(given)}")
+                one = f": put it into a list, `[{given!r}]`" if isinstance(given, str) else ""
+                raise InvalidSpecError(f"{field} must be a list, not {_kind(given)}{one}")
         for name in env or {}:
             if not isinstance(name, str):
                 raise InvalidSpecError(f"env name {printable(repr(name))} must be text")
             if "=" in name:
                 raise InvalidSpecError(f"env name {name!r} must not contain '='")
+            said: object = (env or {})[name]
+            if said is None or isinstance(said, _NO_TEXT):  # its text is nothing that a program in a container means
+                raise InvalidSpecError(f"env {name} is {_kind(said)}: give text, or leave it out")
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
         built: dict[str, Any] = {}
         for key, value in (
@@ -173,11 +178,17 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
+def _written(cls: type[_Edit]) -> str:
+    """How one is made, with what must be given."""
+    needed = ", ".join(f"{f.name}=..." for f in msgspec.structs.fields(cls) if f.required)
+    return f"{cls.__name__}({needed})"
+
+
 def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, Any]]:
     out = []
     for i, edit in enumerate(edits):
         if not isinstance(edit, cls):
-            raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {_kind(edit)}")
+            raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {_kind(edit)}: write {_written(cls)}")
         out.append(edit.json())
     return out
 

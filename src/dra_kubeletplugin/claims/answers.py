@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
-from ..driver.mistakes import instead
+from ..driver.mistakes import forgotten, instead, instead_of_item
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, printable
 from ..host import Host
 from ..wording import near
@@ -92,8 +92,8 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     for p in prepared:
         if not is_a(p, PreparedDevice):
             raise BadAnswerError(
-                f"{shown}: prepare answered a list with {_type(p)}, not PreparedDevice: "
-                "answer device.prepared(...) for each of claim.devices"
+                f"{shown}: prepare answered a list with {_type(p)}, not PreparedDevice"
+                f"{instead_of_item(p, 'PreparedDevice') or ': answer device.prepared(...) for each of claim.devices'}"
             )
         key = (p.pool, p.name, p.share_id, p.request)
         if not all(is_a(k, _TEXT) for k in key):
@@ -109,6 +109,7 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
             if not is_a(value, kind) and not (value is None and kind is DeviceStatus):
                 raise BadAnswerError(
                     f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
+                    f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
         if key in given:
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")

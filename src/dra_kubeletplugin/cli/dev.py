@@ -27,6 +27,7 @@ from ..observe.log import configure
 from ..wording import counted
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
+from .ending import report
 from .exits import Exit
 from .options import given
 from .progress import Progress
@@ -43,7 +44,10 @@ def dev(args: argparse.Namespace) -> int:
         try:
             return asyncio.run(_stay(plan))
         except DriverFailed as e:
-            raise NotReadyError(str(e)) from None
+            *others, last = map(NotReadyError, e.faults)
+            for other in others:
+                report(other)
+            raise last from None
         except ContainerError as e:
             raise SettingsError(str(e)) from None
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..driver import Driver, load_driver
-from ..errors import SettingsError
+from ..driver import Driver, check, load_driver
+from ..errors import DriverError, SettingsError
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
 from ..local.runtime.images import ImageError, parse_option
@@ -21,6 +21,7 @@ from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_c
 from ..settings import ControllerSettings, Settings, load
 from ..wording import near
 from . import DEV_PLACES, dev_driver
+from .ending import report
 from .options import given
 from .verbs import VERBS
 
@@ -53,8 +54,8 @@ class Plan:
 
 
 def planned(args: argparse.Namespace) -> Plan:
-    """Raises :class:`SettingsError` with all that is wrong, and :class:`DriverError`."""
-    drivers = {target: _loaded(target) for target in args.drivers}
+    """Raises :class:`SettingsError` with all that is wrong, and :class:`DriverError`; says before what other drivers are wrong."""
+    drivers = _drivers(args.drivers)
     options = given(args)
     settings = load(options | {"kubeconfig": ""})
     faults: list[str] = []
@@ -111,6 +112,21 @@ def _features(args: argparse.Namespace, faults: list[str]) -> Features:
     except SettingsError as e:
         faults += e.faults
         return Features.of(DEFAULT)
+
+
+def _drivers(targets: Sequence[str]) -> dict[str, type[Driver]]:
+    found, wrong = {}, []
+    for target in targets:
+        try:
+            found[target] = _loaded(target)
+            check(found[target])
+        except DriverError as e:
+            wrong.append(e)
+    for other in wrong[:-1]:
+        report(other)
+    if wrong:
+        raise wrong[-1]
+    return found
 
 
 def _loaded(target: str) -> type[Driver]:

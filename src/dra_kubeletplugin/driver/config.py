@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
 
-from ..errors import DraError, DriverError, DriverFailedError, is_a, printable
+from ..errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
 from ..interruption import Interrupted
 from ..named import NamedStruct
 from ..resources.amounts import Capacity, RequestPolicy
@@ -31,8 +31,8 @@ class _ConfigMeta(NamedStruct):
                 value = namespace.get(field)
                 if isinstance(value, (list, dict, set)) and value and repr(value) in str(e):
                     raise DriverError(
-                        f"{name}.{field} = {printable(repr(value))[:80]} would be one object for all claims: write "
-                        f"msgspec.field(default_factory=lambda: {printable(repr(value))[:80]})"
+                        f"{name}.{field} = {shown(value)} would be one object for all claims: write "
+                        f"msgspec.field(default_factory=lambda: {shown(value)})"
                     ) from None
             if "__init__" in namespace:
                 raise DriverError(
@@ -164,7 +164,7 @@ def _check(value: object, path: str) -> None:
             raise ValueError(f"{path}: {printable(e)}") from None
         if said is not None:
             raise DriverError(
-                f"{type(value).__name__}.check() answered {printable(repr(said))[:80]}, which nobody reads: raise ValueError(...) "
+                f"{type(value).__name__}.check() answered {shown(said)}, which nobody reads: raise ValueError(...) "
                 f"for what cannot work ({defined(value.check)})"
             )
     elif isinstance(value, Mapping):

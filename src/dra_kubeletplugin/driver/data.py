@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import is_a, printable
+from .mistakes import forgotten
 
 JSON = Any
 MAX_DATA_BYTES = 65_536
@@ -45,7 +46,9 @@ def _plain(value: object, path: str, depth: int) -> JSON:
             raise ValueError(f"{path} is {real}, which JSON does not have")
         return real
     if not is_a(value, (dict, list, tuple)):
-        raise ValueError(f"{path} is of type {printable(type(value).__name__)}, which JSON does not have")
+        raise ValueError(
+            f"{path} is of type {printable(type(value).__name__)}, which JSON does not have{forgotten(value)}"
+        )
     if not depth:
         raise ValueError(f"{printable(path[:200])}... is nested deeper than {_DEPTH}")
     if is_a(value, dict):

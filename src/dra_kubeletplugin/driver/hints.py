@@ -28,7 +28,7 @@ _SAID = (
     (AttributeError, re.compile("'coroutine' object"), ": is an `await` missing?"),
     (TypeError, re.compile("can't be used in 'await'"), ": take the `await` away, it is no coroutine"),
     (TypeError, re.compile("'async (?:for|with)' requires|asynchronous context manager"), ": take the `async` away"),
-    (RuntimeError, re.compile("running event loop$"), ": `await` it, `async def` methods run on the event loop"),
+    (RuntimeError, re.compile("from a running event loop$"), ": `await` it, `async def` methods run on the event loop"),
     (RuntimeError, re.compile("^no running|no current event loop"), ": make it `async def`, plain methods run in threads"),
     (AttributeError, re.compile("^immutable type|^cannot assign to field"), ": it never changes, make another with `replace`"),
 )  # fmt: skip

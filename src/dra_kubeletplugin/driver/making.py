@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, get_origin
 
 import msgspec
 
-from ..errors import DraError, DriverError, DriverFailedError, is_a, printable
+from ..errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
 from ..resources.types import Taint
 from ..wording import near
 from .config import FORMS, Config, converted, given_as_default
@@ -51,7 +51,7 @@ def make(cls: type[Driver], role: Role = Role.NODE) -> Driver:
 def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """Raises :class:`DriverError` with the class, the attribute and the rule, for what cannot work however the hardware is."""
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
-        raise DriverError(f"{printable(repr(cls))} is no subclass of Driver: give the class, not an object or its name")
+        raise DriverError(f"{shown(cls)} is no subclass of Driver: give the class, not an object or its name")
     with looking_at(f"what {cls.__name__} has"):
         _check(cls, role)
 
@@ -70,10 +70,10 @@ def _check(cls: type[Driver], role: Role) -> None:
         raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
     if not isinstance(cls.unhealthy_taint, Taint | None):
         raise DriverError(
-            f"{cls.__name__}.unhealthy_taint is {printable(repr(cls.unhealthy_taint))[:80]}: give Taint(key=..., effect=...) or None"
+            f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: give Taint(key=..., effect=...) or None"
         )
     if not isinstance(cls.metadata, bool):
-        raise DriverError(f"{cls.__name__}.metadata is {printable(repr(cls.metadata))}: give True or False")
+        raise DriverError(f"{cls.__name__}.metadata is {shown(cls.metadata)}: give True or False")
     if cls.metadata and not cls.name[:1].isalpha():
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
@@ -89,7 +89,7 @@ def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str
     try:
         return make()
     except DraError as e:
-        raise located(e) from e.__cause__
+        raise located(e) from None
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # no await in between: SystemExit, and whatever else is raised here, is the author's
@@ -170,9 +170,7 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
             )
         older: object = kind.OLDER
         if not isinstance(older, (list, tuple)):
-            raise DriverError(
-                f"{kind.__name__}.OLDER is {printable(repr(older))[:80]}: give a list of subclasses of Config"
-            )
+            raise DriverError(f"{kind.__name__}.OLDER is {shown(older)}: give a list of subclasses of Config")
         named |= {id(k): f"{kind.__name__}.OLDER" for k in older if k not in found}
         found += [k for k in older if k not in found]
     return tuple(found)
@@ -227,9 +225,7 @@ def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
         given_as_default(f.default, f.type)
     except (TypeError, ValueError) as e:
         if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
-            raise DriverError(
-                f"{kind.__name__}.{f.name} = {printable(repr(f.default))[:80]} is no default of its type: {e}"
-            ) from None
+            raise DriverError(f"{kind.__name__}.{f.name} = {shown(f.default)} is no default of its type: {e}") from None
 
 
 def _try_check(kind: type[Config]) -> None:
@@ -273,13 +269,13 @@ def _check_apart(kinds: Sequence[type[Config]]) -> None:
 def _check_named(kind: type[Config]) -> None:
     for name in ("KIND", "API_VERSION"):
         if not isinstance(value := getattr(kind, name), str):
-            raise DriverError(f"{kind.__name__}.{name} is {printable(repr(value))[:80]}: give text")
+            raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: give text")
     if kind.API_VERSION.count("/") > 1 or (kind.API_VERSION and not all(kind.API_VERSION.split("/"))):
         raise DriverError(
             f"{kind.__name__}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
         )
     if not isinstance(kind.LAYERED, bool):
-        raise DriverError(f"{kind.__name__}.LAYERED is {printable(repr(kind.LAYERED))[:80]}: give True or False")
+        raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: give True or False")
 
 
 def _check_plain(kind: type[Config]) -> None:

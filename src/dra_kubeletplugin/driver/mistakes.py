@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 from ..errors import (
@@ -49,11 +49,7 @@ def located(e: DraError) -> DraError:
 def _can_be_told(e: BaseException) -> bool:
     """Whether an exception of an author's class can be looked at as Python and our own code do."""
     try:
-        return (
-            isinstance(e, BaseException)
-            and not isinstance(e, SyntaxError | BaseExceptionGroup)
-            and bool(hash(e) or True)
-        )
+        return not isinstance(e, SyntaxError | BaseExceptionGroup) and bool(repr(e)) and isinstance(hash(e), int)
     except BaseException:  # an author's object may be anything inside
         return False
 
@@ -150,7 +146,8 @@ def _chain(e: BaseException) -> list[BaseException]:
     while below is not None and id(below) not in out:  # two of an author's class may be equal, or refuse to say
         out[id(below)] = below
         cause = _slot(below, "__cause__")
-        below = _slot(below, "__context__") if cause is None else cause
+        hidden = _slot(below, "__suppress_context__")  # by `from None`
+        below = cause if cause is not None or hidden else _slot(below, "__context__")
     return list(out.values())
 
 
@@ -163,14 +160,30 @@ def instead(value: object, wanted: str, *, of: str = "", answered: bool = True) 
     """What an author may have forgotten where he gave ``value`` in place of a list of ``wanted``; ``answered``: by a method."""
     if value is None and answered:
         return ": is a `return` missing?"
-    if issubclass(type(value), Awaitable):
-        return ": is an `await` missing?"
-    if issubclass(type(value), AsyncIterator):
+    if is_a(value, AsyncIterator):
         return ": collect it, `[x async for x in found]`"
-    if issubclass(type(value), Mapping):
+    if is_a(value, Mapping):
         return ": give its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
+    return forgotten(value)
+
+
+def instead_of_item(value: object, wanted: str) -> str:
+    """The same for one item of a list."""
+    if is_a(value, (list, tuple)):
+        return ": put what is in it into the one list"
+    if is_a(value, type) and value.__name__ == wanted:
+        return f": make one, `{wanted}(...)`"
+    return forgotten(value)
+
+
+def forgotten(value: object) -> str:
+    """What is missing where a value is one that nobody gives on purpose."""
+    if is_a(value, Awaitable):
+        return ": is an `await` missing?"
+    if is_a(value, (FunctionType, MethodType)):
+        return ": is `()` missing?"
     return ""
 
 

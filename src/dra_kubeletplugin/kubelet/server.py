@@ -23,6 +23,7 @@ from .sockets import MAX_PATH, hidden_name, is_live
 
 log = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between looks whether the file is still there
+_TRIES = 3
 _KEPT = 16  # servers whose file was removed; calls that came before go on in them
 _OPTIONS = [
     ("grpc.so_reuseport", 0),
@@ -138,6 +139,17 @@ class UnixServer:
         return (found.st_dev, found.st_ino) == self._inode
 
     async def _bind(self) -> None:
+        """Again where another driver, which starts too, took the hidden socket for one of the dead before anybody listened there."""
+        for left in reversed(range(_TRIES)):
+            try:
+                await self._bind_once()
+            except SocketError as e:
+                if not left or not isinstance(e.__cause__, FileNotFoundError) or not self.path.parent.is_dir():
+                    raise
+            else:
+                return
+
+    async def _bind_once(self) -> None:
         self._check()
         hidden = self.path.with_name(hidden_name(self._token, self._bound))
         self._bound += 1
@@ -158,7 +170,7 @@ class UnixServer:
             hidden.unlink(missing_ok=True)
             await server.stop(None)
             if isinstance(e, RuntimeError | OSError):
-                raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from None
+                raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from e
             raise
         self._inode = (found.st_dev, found.st_ino)
         self._servers.append(server)

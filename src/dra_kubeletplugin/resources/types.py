@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidObjectError, describe, printable, steady
+from ..errors import InvalidObjectError, describe, printable, shown
 from . import names, schema, slice_rules
 from .amounts import Amount, Capacity, NodeResource
 from .fields import FieldError
@@ -85,13 +85,13 @@ class Device:
         except Exception as e:  # an author's values may be anything
             why = next(_wrong_types(self), "") or "; ".join(_misread(self.extra, alone=True))
             why = why or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
-            raise InvalidObjectError(f"device {printable(repr(self.name))}: {why}") from None
+            raise InvalidObjectError(f"device {shown(self.name)}: {why}") from None
         listed = self.binding_conditions or self.binding_failure_conditions or self.compatibility_groups
         if faults or listed or self.node_resources:
             if wrong := next(_wrong_types(self), ""):
-                raise InvalidObjectError(f"device {printable(repr(self.name))}: {wrong}")
+                raise InvalidObjectError(f"device {shown(self.name)}: {wrong}")
         if faults:
-            raise InvalidObjectError(f"device {printable(repr(self.name))}: {'; '.join(faults)}")
+            raise InvalidObjectError(f"device {shown(self.name)}: {'; '.join(faults)}")
         # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
         if type(self.attributes) is dict:
             object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
@@ -269,7 +269,7 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
             kind = kinds.pop()
             return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
     raise TypeError(
-        f"attributes[{name!r}] is {printable(steady(repr(value)))[:80]}: give str, int, bool, Version, or a list of one of them"
+        f"attributes[{name!r}] is {shown(value)}: give str, int, bool, Version, or a list of one of them"
         f"{_as_attribute(value)}"
     )
 

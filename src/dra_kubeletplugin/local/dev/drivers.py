@@ -29,7 +29,11 @@ _STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class DriverFailed(Exception):
-    """A driver's process ended, or is not ready in time; the text has its own last words."""
+    """A driver's process ended, or is not ready in time; the text has its own last words. ``faults``: those of each, of several."""
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))
 
 
 class Said(msgspec.Struct, frozen=True):

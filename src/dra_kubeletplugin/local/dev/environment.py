@@ -140,7 +140,7 @@ async def environment(
 ) -> AsyncIterator[Environment]:
     """Starts the drivers on every node of a running cluster, and their controllers; inside, all are ready, and kept so.
 
-    Raises :class:`DriverFailed` where one does not get there.
+    Raises :class:`DriverFailed` with the faults of all that do not get there.
     """
     health = cluster.state / "health"
     health.mkdir(exist_ok=True)
@@ -150,24 +150,27 @@ async def environment(
     tasks: set[asyncio.Task[None]] = set()
     count = itertools.count(1)
 
+    failed: dict[str, DriverFailed] = {}
+
     async def start(process: DriverProcess) -> None:
-        await process.start(timeout)
-        around.ready(next(count), len(made.drivers))
+        try:
+            await process.start(timeout + len(made.drivers))  # each takes its time of the machine
+        except DriverFailed as e:
+            failed[process.name] = e
+        else:
+            around.ready(next(count), len(made.drivers))
 
     try:
         around.ready(0, len(made.drivers))
         async with asyncio.TaskGroup() as starting:
             for process in made.drivers:
                 starting.create_task(start(process))
+        if failed:
+            raise DriverFailed(*(str(failed[p.name]) for p in made.drivers if p.name in failed))
         tasks |= {asyncio.create_task(p.keep(timeout), name=p.name) for p in made.drivers}
         if reload:
             tasks |= {asyncio.create_task(_reload(made, p), name=f"reload {p.name}") for p in made.drivers}
         yield made
-    except BaseExceptionGroup as group:
-        failed, others = group.split(DriverFailed)
-        if failed is not None and others is None:
-            raise failed.exceptions[0] from None
-        raise
     finally:
         for task in tasks:
             task.cancel()
