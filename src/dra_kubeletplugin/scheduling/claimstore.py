@@ -84,7 +84,8 @@ class ClaimStore:
             del self._written[uid]
         return self._hold(uid)
 
-    def forget(self, claim: JSON) -> None:
+    def forget(self, claim: JSON) -> str:
+        """Answers the UID of the pod for whose extended resources the claim stood; empty for any other claim."""
         meta = claim["metadata"]
         uid = str(meta["uid"])
         for known in (self._seen, self._written):
@@ -92,8 +93,10 @@ class ClaimStore:
         key = (str(meta.get("namespace") or ""), str(meta.get("name") or ""))
         if self._names.get(key) == uid:
             del self._names[key]
-        self._extended = {pod: claim for pod, claim in self._extended.items() if claim != uid}
+        owner = next((pod for pod, known in self._extended.items() if known == uid), "")
+        self._extended.pop(owner, None)
         self._account(uid)
+        return owner
 
     def wrote(self, claim: JSON) -> None:
         """We wrote so; the server will say it too."""

@@ -124,7 +124,8 @@ class Scheduler:
 
     def _claim(self, change: informer.Change) -> None:
         if change.gone:
-            self.cache.claims.forget(change.object)
+            if owner := self.cache.claims.forget(change.object):
+                self.queue.move(Change(Kind.OWN, pod=owner))  # it may have another now
         else:
             self.cache.claims.observe(change.object)
             self.queue.move(Change(Kind.CLAIM, change.before, change.object))
