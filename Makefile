@@ -41,7 +41,7 @@ test: $(STAMP) ## every test
 PLUGIN = publisher gates_and_status newer_fields driver_on_a_node health_and_inventory served_versions undo_and_errors \
   vanished_in_use what_is_told pools_of_others pools_of_two device_status plugin_and_odd_servers slice_controller_rows \
   quantities_published own_device_nodes controller controller_faults control_plane
-KILLED = killed_and_vanished processes
+KILLED = killed_and_vanished processes node_dies
 plugin: $(STAMP) ## the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
 	@DRA_KUBERNETES=$(RELEASE) $(BIN)/python -m pytest -q $(PLUGIN:%=tests/local/test_%.py) $(KILLED:%=tests/crash/test_%.py) $(ARGS)
 

@@ -305,7 +305,7 @@ async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_
     cluster: LocalCluster,
 ) -> None:
     """PostFilter: a scheduler that ended between the claim and the binding has left it."""
-    slices, device_class = devices(1)
+    slices, device_class = devices(2)
     device_class["spec"]["extendedResourceName"] = "example.com/gpu"
     await cluster.apply(slices, device_class)
     waiting = pod("p", schedulingGates=[{"name": "later"}])
@@ -317,13 +317,14 @@ async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_
         "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
         "ownerReferences": [owner],
     }
-    await cluster.apply(left)
+    await cluster.apply(left, claim("later"), pod("later", claim="later"))
+    await node_of(cluster, "later")  # so what was left is known when the other pod is tried: that it goes is all that helps it
     await cluster.client.patch(PODS, "p", {"spec": {"schedulingGates": None}}, "default")
     await told(cluster, "p", "cannot schedule extended resource claim. deletion of ResourceClaim completed, ")
     # That a claim is deleted has no pod tried again, up to 1.36: something else has to change.
     await cluster.client.patch(NODES, "node-a", {"metadata": {"labels": {"example.com/new": ""}}})
     assert await node_of(cluster, "p") == "node-a"
-    [kept] = cluster.claims()
+    [kept] = [c for c in cluster.claims() if c["metadata"]["name"] != "later"]
     assert kept["metadata"]["generateName"] == "p-extended-resources-"
 
 

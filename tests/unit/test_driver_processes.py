@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,50 @@ async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_as
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     await driver.close()
+
+
+@contextlib.asynccontextmanager
+async def kept(driver: DriverProcess) -> AsyncIterator[None]:
+    keeping = asyncio.create_task(driver.keep(20))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await driver.close()
+
+
+async def test_one_that_was_started_after_it_was_down_is_kept_as_the_first_was(tmp_path: Path) -> None:
+    driver, told = process(tmp_path, f"{READY} exec sleep 100")
+    await driver.start(20)
+    async with kept(driver):
+        await driver.kill(float("inf"))
+        await driver.start(20)
+        assert driver.pid
+        os.kill(driver.pid, signal.SIGKILL)
+        await told.wait("ended with signal SIGKILL; started again")
+
+
+async def test_one_that_dies_while_it_is_upgraded_is_not_started_beside_the_new_one(tmp_path: Path) -> None:
+    gate, pids = tmp_path / "gate", tmp_path / "pids"
+    wait = f"while [ -e {pids} ] && [ ! -e {gate} ]; do sleep 0.02; done"
+    driver, told = process(tmp_path, f"{wait}; echo $$ >> {pids}; {READY} exec sleep 100")
+    await driver.start(20)
+    async with kept(driver):
+        upgrade = asyncio.create_task(driver.upgrade(20))
+        assert driver.pid
+        os.kill(driver.pid, signal.SIGKILL)
+        await told.wait("started again in")
+        async with asyncio.timeout(20):
+            while not driver._busy._waiters:  # to start it again, once the upgrade is over
+                await asyncio.sleep(0.01)
+        gate.touch()
+        await upgrade
+        await driver.stop()
+    assert len(pids.read_text().split()) == 2
+    for pid in pids.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 async def test_an_upgrade_that_fails_leaves_the_one_before(tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ class DriverProcess:
     async def start(self, timeout: float) -> None:
         """Returns once it is ready. Raises :class:`DriverFailed`."""
         async with self._busy:
-            self._current = await self._spawn()
-            await self._until_ready(self._current, timeout)
+            await self._begin(timeout)
 
     async def stop(self) -> None:
         """SIGTERM, and no restart until :meth:`start`."""
@@ -177,8 +176,7 @@ class DriverProcess:
                 self._tell(f"ended with {_code(current)}; started again in {pause:g} s")
                 self.phase, wait = Phase.DOWN, pause
             await self._wait_for_change(wait)
-            if self._current is current and loop.time() >= self._down_until:
-                await self._again(timeout)
+            await self._again(current, timeout)
 
     async def _wait_for_change(self, seconds: float) -> None:
         self._changed.clear()
@@ -186,12 +184,21 @@ class DriverProcess:
             async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
                 await self._changed.wait()
 
-    async def _again(self, timeout: float) -> None:
-        self.restarts += 1
-        try:
-            await self.start(timeout)
-        except DriverFailed as e:
-            self._tell(str(e))
+    async def _again(self, dead: _Instance, timeout: float) -> None:
+        """Unless a verb has put another in its place meanwhile, or wants it down."""
+        async with self._busy:
+            if self._current is not dead or asyncio.get_running_loop().time() < self._down_until:
+                return
+            self.restarts += 1
+            try:
+                await self._begin(timeout)
+            except DriverFailed as e:
+                self._tell(str(e))
+
+    async def _begin(self, timeout: float) -> None:
+        self._current = await self._spawn()
+        self._changed.set()  # this one is to be kept from now on
+        await self._until_ready(self._current, timeout)
 
     async def close(self) -> None:
         await self._end(self._current)
