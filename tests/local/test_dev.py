@@ -108,6 +108,7 @@ def test_a_new_function_is_plugged_in_from_a_file(dev: Dev, tmp_path: Path) -> N
     until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
     assert "0000:19:00.0" in dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
     assert "neither one that was unplugged" in dev.verb("plug", "--node", "node-2", "0000:99:00.0")
+    assert "0000:19:00.0 is there already" in dev.verb("plug", "--node", "node-2", "0000:19:00.0")
     dev.verb("unplug", "--node", "node-2", "0000:19:00.0")
     until(lambda: len(dev.devices("node-2")) == 2)
 

@@ -173,6 +173,20 @@ def test_folders_json_lists_and_standard_input_are_read(
     assert said[4] == "wrong standard input:3: Pod: metdata: unknown field, did you mean 'metadata'?"
 
 
+def test_what_a_package_has_beside_its_objects_is_no_mistake_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "acme-npu", "--kind", "sdk"]) == 0
+    capsys.readouterr()
+    assert main(["validate", "acme-npu"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)" in said
+    assert any(line.endswith("judge what `kubectl kustomize acme-npu/deploy` makes of it") for line in said)
+    assert main(["validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml"]) == 1, "who names a file means it"
+    assert "values.yaml:2: apiVersion: missing" in capsys.readouterr().out
+
+
 # --- objects that are wrong ---------------------------------------------------------------------------
 
 CLAIM = """apiVersion: resource.k8s.io/v1

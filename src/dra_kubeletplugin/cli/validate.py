@@ -9,7 +9,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,21 +75,49 @@ def validate(args: argparse.Namespace) -> int:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
     if not found and not unreadable:
         raise SettingsError(f"no object in {', '.join(args.files)}")
-    objects = [j.value for j in found if not j.manifest.faults]
+    aside = _aside(args.files)
+    of_a_cluster = []
+    for judged in found:
+        if why := aside(judged.manifest):
+            judged.warn(f"not judged: {why}")
+        else:
+            of_a_cluster.append(judged)
+    objects = [j.value for j in of_a_cluster if not j.manifest.faults]
     beside = list(_classes(args.drivers, files, unreadable))
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
     published = naming.Published([*slices, *_slices(drivers, readers, args.host)])
-    for judged in found:
+    for judged in of_a_cluster:
         _judge(judged, readers)
         if not judged.manifest.faults:
             for path, doubt in naming.doubts(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
-    _told_twice(found)
+    _told_twice(of_a_cluster)
     answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
     put(answer, args.output, lambda: _lines(found, Style.of(sys.stdout)))
     for text in unreadable:
         print(f"{Style.of(sys.stderr).red('wrong')} {text}", file=sys.stderr)
     return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
+
+
+def _aside(given: Sequence[str]) -> Callable[[Manifest], str]:
+    """Says of what was found in folders why it is no object of a cluster: who names a file means it."""
+    folders = [Path(f) for f in given if Path(f).is_dir()]
+    found = {str(file) for folder in folders for file in documents.files([folder])}
+    named = found.intersection(given)
+    kustomized = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
+
+    def why(manifest: Manifest) -> str:
+        file = manifest.document.file
+        if file not in found - named or manifest.of_kustomize:
+            return ""
+        if isinstance(manifest.value, dict) and not manifest.value.keys() & {"apiVersion", "kind"}:
+            return "it has neither apiVersion nor kind, such as values of Helm"
+        around = [folder for folder in Path(file).parents if folder in kustomized]
+        if len(around) > 1:
+            return f"it is a part of a kustomization, which changes it: judge what `kubectl kustomize {around[-1]}` makes of it"
+        return ""
+
+    return why
 
 
 def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:

@@ -108,7 +108,9 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
     ]  # fmt: skip
     if tainted:
         yield warning(
-            "slices", f"{len(tainted)} taints on devices: {listed(tainted)}", "see each driver's health report"
+            "slices",
+            f"{counted(len(tainted), 'taint')} on devices: {listed(tainted)}",
+            "each is of the driver's report of health, where its log says why, or one that the driver always gives",
         )
 
 

@@ -170,7 +170,8 @@ async def _health(on: Environment, verb: Health) -> Answer:
         healthy = {"healthy": True, "unhealthy": False, "unknown": None}[verb.health]
         on.set_health(process, verb.device, {"healthy": healthy, "message": verb.message, "effect": verb.effect})
     data = {"driver": process.program.driver, "node": process.place, "device": verb.device, "health": verb.health}
-    return Answer(text=f"{verb.device} is {verb.health} from the driver's next report on", data=data)
+    said = "what it says itself" if verb.health == "reported" else f"{verb.health}, whatever it says,"
+    return Answer(text=f"{verb.device} is {said} from the driver's next report on", data=data)
 
 
 async def _node(on: Environment, verb: RestartKubelet | Reboot) -> Answer:
@@ -226,10 +227,16 @@ async def _server(
             text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
         case Conflict():
             faults.conflicts = _count(verb.count)
-            text = f"the next {verb.count} updates meet a conflict"
+            text = (
+                f"the next {verb.count} updates meet a conflict"
+                if verb.count != 1
+                else "the next update meets a conflict"
+            )
         case Throttle():
             faults.throttle = _count(verb.count)
-            text = f"the next {verb.count} requests are throttled"
+            text = (
+                f"the next {verb.count} requests are throttled" if verb.count != 1 else "the next request is throttled"
+            )
         case Slow():
             faults.delay = _seconds("SECONDS", verb.seconds)
             text = f"the API server answers after {verb.seconds:g} s"

@@ -100,6 +100,8 @@ def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
         raise HostError(str(e)) from None
     if isinstance(found, dict) and "address" in found:
         return found
+    if text.strip() in host.addresses:
+        raise HostError(f"{text.strip()} is there already")
     away = (
         f"one that was unplugged ({', '.join(host.unplugged)})"
         if host.unplugged
