@@ -318,7 +318,7 @@ async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_
         "ownerReferences": [owner],
     }
     await cluster.apply(left, claim("later"), pod("later", claim="later"))
-    await node_of(cluster, "later")  # so what was left is known when the other pod is tried: that it goes is all that helps it
+    await node_of(cluster, "later")  # so what was left is known when the other pod is tried
     await cluster.client.patch(PODS, "p", {"spec": {"schedulingGates": None}}, "default")
     await told(cluster, "p", "cannot schedule extended resource claim. deletion of ResourceClaim completed, ")
     # That a claim is deleted has no pod tried again, up to 1.36: something else has to change.
