@@ -175,7 +175,7 @@ async def test_a_signal_while_it_serves_stops_it_in_order_with_0_and_leaves_noth
     process.send_signal(number)
     assert process.stdout
     assert (await process.stdout.readline()).strip() == b"in stop"
-    assert await p.ends(9) == 0
+    assert await p.ends() == 0
     assert p.left() == []
     assert f"{signal.Signals(number).name}: stopping" in p.log
 
@@ -187,7 +187,7 @@ async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -
     await p.logged("serves node")
     process.send_signal(signal.SIGHUP)
     process.terminate()
-    assert await p.ends(9) == 0
+    assert await p.ends() == 0
     assert "SIGTERM: stopping" in p.log
     assert "SIGHUP" not in p.log
 

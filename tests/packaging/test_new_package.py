@@ -13,6 +13,7 @@ import subprocess
 import sys
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from packaging.utils import canonicalize_name
 from dra_kubeletplugin.cli import KINDS, main
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
+from dra_kubeletplugin.scaffold import making
 from dra_kubeletplugin.scaffold.naming import MAX_NAME, check_name
 
 from .installing import Environment, as_elsewhere, run
@@ -197,6 +199,24 @@ def test_a_disk_that_is_full_leaves_nothing(
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
     assert "cannot be written: No space left on device" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("theirs", ["acme/driver.py", "acme"], ids=["a folder", "a file"])
+def test_what_somebody_makes_meanwhile_is_told_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: str
+) -> None:
+    write = making.write_driver
+
+    def and_another(*args: Any) -> None:
+        write(*args)
+        (tmp_path / theirs).parent.mkdir(exist_ok=True)
+        (tmp_path / theirs).write_text("theirs")
+
+    monkeypatch.setattr(making, "write_driver", and_another)
+    assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
+    assert "exists already, and nothing is overwritten" in capsys.readouterr().err
+    assert (tmp_path / theirs).read_text() == "theirs"
+    assert [p.name for p in tmp_path.iterdir()] == ["acme"]
 
 
 def test_what_was_killed_half_way_is_not_there_and_can_be_made(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ def make(names: Names, directory: Path) -> Path:
     Raises :class:`SettingsError` where it exists already or cannot be written; nothing is left then.
     """
     folder = directory / names.name
+    exists = SettingsError(f"{folder} exists already, and nothing is overwritten: give another NAME or --directory")
     if os.path.lexists(folder):
-        raise SettingsError(f"{folder} exists already, and nothing is overwritten: give another NAME or --directory")
+        raise exists
     if not directory.is_dir():
         raise SettingsError(f"--directory {directory} is no folder: make it first, or give another")
     try:
@@ -58,6 +59,8 @@ def make(names: Names, directory: Path) -> Path:
             _write(names, unfinished)
             unfinished.rename(folder)
     except OSError as e:
+        if os.path.lexists(folder):  # somebody else made it meanwhile
+            raise exists from None
         raise SettingsError(f"{folder} cannot be written: {e.strerror or describe(e)}") from None
     return folder
 
