@@ -182,7 +182,8 @@ def test_what_a_package_has_beside_its_objects_is_no_mistake_of_a_folder(
     assert main(["validate", "acme-npu"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)" in said
-    assert any(line.endswith("judge what `kubectl kustomize acme-npu/deploy` makes of it") for line in said)
+    [once] = [line for line in said if line.endswith("judge what `kubectl kustomize acme-npu/deploy` makes of it")]
+    assert " others, a part of a kustomization" in once
     assert main(["validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml"]) == 1, "who names a file means it"
     assert "values.yaml:2: apiVersion: missing" in capsys.readouterr().out
 

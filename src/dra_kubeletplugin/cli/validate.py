@@ -9,12 +9,12 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import documents, manifests, opaque
+from .. import documents, manifests, opaque, wording
 from ..cluster import naming
 from ..driver import Driver, Role, load_driver, make
 from ..driver.config_schema import json_schema
@@ -75,13 +75,7 @@ def validate(args: argparse.Namespace) -> int:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
     if not found and not unreadable:
         raise SettingsError(f"no object in {', '.join(args.files)}")
-    aside = _aside(args.files)
-    of_a_cluster = []
-    for judged in found:
-        if why := aside(judged.manifest):
-            judged.warn(f"not judged: {why}")
-        else:
-            of_a_cluster.append(judged)
+    found, of_a_cluster = _apart(args.files, found)
     objects = [j.value for j in of_a_cluster if not j.manifest.faults]
     beside = list(_classes(args.drivers, files, unreadable))
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
@@ -99,25 +93,32 @@ def validate(args: argparse.Namespace) -> int:
     return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
 
 
-def _aside(given: Sequence[str]) -> Callable[[Manifest], str]:
-    """Says of what was found in folders why it is no object of a cluster: who names a file means it."""
+def _apart(given: Sequence[str], found: Sequence[Judged]) -> tuple[list[Judged], list[Judged]]:
+    """What is told of, and those that are objects of a cluster. Of what lies in folders some is none; who names a file means it."""
     folders = [Path(f) for f in given if Path(f).is_dir()]
-    found = {str(file) for folder in folders for file in documents.files([folder])}
-    named = found.intersection(given)
-    kustomized = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
-
-    def why(manifest: Manifest) -> str:
-        file = manifest.document.file
-        if file not in found - named or manifest.of_kustomize:
-            return ""
-        if isinstance(manifest.value, dict) and not manifest.value.keys() & {"apiVersion", "kind"}:
-            return "it has neither apiVersion nor kind, such as values of Helm"
-        around = [folder for folder in Path(file).parents if folder in kustomized]
+    in_folders = {str(file) for folder in folders for file in documents.files([folder])}.difference(given)
+    kustomizations = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
+    shown: list[Judged] = []
+    objects: list[Judged] = []
+    parts: dict[Path, list[Judged]] = {}
+    for judged in found:
+        file, value = judged.manifest.document.file, judged.value
+        around = [f for f in Path(file).parents if f in kustomizations] if file in in_folders else []
         if len(around) > 1:
-            return f"it is a part of a kustomization, which changes it: judge what `kubectl kustomize {around[-1]}` makes of it"
-        return ""
-
-    return why
+            parts.setdefault(around[-1], []).append(judged)
+            continue
+        shown.append(judged)
+        if file in in_folders and isinstance(value, dict) and not value.keys() & {"apiVersion", "kind"}:
+            judged.warn("not judged: it has neither apiVersion nor kind, such as values of Helm")
+        else:
+            objects.append(judged)
+    for folder, (first, *others) in parts.items():
+        more = f", with {wording.counted(len(others), 'other')}," if others else ""
+        first.warn(
+            f"not judged: it is{more} a part of a kustomization, which changes it: judge what `kubectl kustomize {folder}` makes of it"
+        )
+        shown.append(first)
+    return shown, objects
 
 
 def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
