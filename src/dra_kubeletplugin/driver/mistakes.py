@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import os
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
@@ -124,8 +125,10 @@ def own_traceback(e: BaseException) -> BaseException | None:
     }
     if len(functions) < 2 and not is_a(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
         return None
-    if not all(_can_be_told(one) for one in chain if not is_a(one, (SyntaxError, BaseExceptionGroup))):
-        return None  # a log could not write it
+    try:
+        traceback.TracebackException(type(e), e, _slot(e, "__traceback__"))
+    except BaseException:  # an author's object may be anything inside: a log could not write it
+        return None
     for one in chain:
         BaseException.with_traceback(one, _without_ours(_slot(one, "__traceback__")))
     return e
