@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sqlite3
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +16,7 @@ import pytest
 
 from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, Pool, RetryableError
 from dra_kubeletplugin.claims.schema import SCHEMA
+from dra_kubeletplugin.cli import holding
 from dra_kubeletplugin.controller import Controller
 from dra_kubeletplugin.doctor import runtimes
 from dra_kubeletplugin.driver import Role
@@ -530,6 +533,35 @@ async def newer_records() -> list[str]:
         db.close()
         await node.start()
         return await unready(node, "schema")
+
+
+@shows("The driver holds the event loop")
+async def held_loop() -> list[str]:
+    said: list[str] = []
+    first = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            first.set()
+
+    async def prepare() -> None:
+        first.wait(60)  # an author's time.sleep
+        while len(said) < 2:
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        holding.watch(asyncio.get_running_loop())
+        async with asyncio.timeout(60):
+            await prepare()
+
+    listener = Listener()
+    holding.log.addHandler(listener)
+    try:
+        await asyncio.to_thread(asyncio.run, main())
+    finally:
+        holding.log.removeHandler(listener)
+    return said
 
 
 @shows("Nobody leads")

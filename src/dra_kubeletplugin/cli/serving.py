@@ -22,6 +22,7 @@ from ..settings import Settings
 from ..wording import near
 from .ending import report
 from .exits import Exit
+from .holding import watch
 from .stopping import Stop
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ async def _until_signal(process: P, stop: Stop, beside: Callable[[P, Stop], Awai
     """The exit code."""
     stop.attach()
     listen(asyncio.get_running_loop())
+    watch(asyncio.get_running_loop())
     serving, leave = asyncio.Event(), asyncio.Event()
     body = asyncio.create_task(_serve(process, stop, serving, leave, beside), name="plugin")
     asked = asyncio.create_task(stop.wait(body), name="signals")

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import os
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
@@ -72,6 +72,19 @@ def place(e: BaseException) -> str:
         return ""
     code, line = lines[-1][0].f_code, lines[-1][1]
     return _shown(code.co_filename, line)
+
+
+def at_work(frame: FrameType | None) -> str:
+    """The same of what an event loop runs now: ``folder/file.py:14 in Card.prepare``."""
+    stack = []
+    while frame is not None and frame.f_code is not asyncio.BaseEventLoop.run_forever.__code__:
+        stack.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    found = list(_own(reversed(stack)))
+    if not found:
+        return ""
+    code, line = found[-1][0].f_code, found[-1][1]
+    return f"{_shown(code.co_filename, line)} in {printable(code.co_qualname)}"
 
 
 def defined(method: Callable[..., Any]) -> str:
@@ -200,9 +213,13 @@ def _shown(filename: str, line: int) -> str:
 
 
 def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
+    return _own(_frames(_slot(e, "__traceback__")))
+
+
+def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
     """Frames in the folder of the first one that is neither ours nor Python's: the driver's own code, not what it calls."""
     home = ""
-    for frame, line in _frames(_slot(e, "__traceback__")):
+    for frame, line in stack:
         name = frame.f_code.co_filename
         if _is_ours(name) or _is_python_s(name):
             continue

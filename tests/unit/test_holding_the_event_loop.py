@@ -1,0 +1,69 @@
+"""A driver's `async def` that blocks is told with its line, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from dra_kubeletplugin.cli import holding
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "_PAUSE", 0.01)
+    monkeypatch.setattr(holding, "_LOOK", 0.01)
+
+
+class Told(logging.Handler):
+    """Waits, in the thread that holds the loop, for what another says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.first = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.first.set()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+class Card:
+    async def prepare(self, wait: threading.Event) -> None:
+        assert wait.wait(60)
+
+
+def test_a_method_that_blocks_is_named_with_its_line_and_when_it_goes_on(told: Told) -> None:
+    async def main() -> None:
+        holding.watch(asyncio.get_running_loop())
+        await Card().prepare(told.first)
+        async with asyncio.timeout(60):
+            while len(told.lines) < 2:
+                await asyncio.sleep(0.01)
+
+    holding.log.addHandler(told)
+    try:
+        asyncio.run(main())
+    finally:
+        holding.log.removeHandler(told)
+    line = Card.prepare.__code__.co_firstlineno + 1
+    assert f"held by unit/test_holding_the_event_loop.py:{line} in Card.prepare: the kubelet, " in told.lines[0]
+    assert told.lines[1].startswith("the event loop goes on, after ")
+
+
+def test_the_watch_ends_with_its_loop() -> None:
+    async def main() -> None:
+        holding.watch(asyncio.get_running_loop())
+
+    before = set(threading.enumerate())
+    asyncio.run(main())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
