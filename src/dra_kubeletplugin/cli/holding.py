@@ -38,5 +38,5 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
                     where,
                 )
         if where:
-            log.warning("the event loop goes on, after %.0f s", time.monotonic() - asked)
+            log.warning("the event loop goes on, after %.0f s or more", time.monotonic() - asked)
         time.sleep(_PAUSE)
