@@ -22,6 +22,7 @@ from .values import CelError, CompileError
 Path = tuple[str, ...]  # the keys from ``device`` to what is read
 _OPEN, _CLOSE = {"(", "[", "{"}, {")", "]", "}"}
 _SHOWN = 5  # entries of a map
+_MAPS = 2  # ``device.attributes`` and what it has for a domain are maps
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,10 @@ def _path(node: Node) -> Path | None:
             before = _path(inner)
         case Call(function="_[_]" | "_[?_]", args=[inner, Literal(value=str() as key)]):
             before = _path(inner)
+        case Call(function="@in", args=[Literal(value=str() as key), inner]):
+            before = _path(inner)
+            if before is None or len(before) > _MAPS:  # a list, which has no keys
+                return None
         case _:
             return None
     return None if before is None else (*before, key)
