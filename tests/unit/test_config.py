@@ -59,6 +59,10 @@ def test_defaults_are_used_where_nothing_applies() -> None:
             {"apiVersion": "toy.example.com/v11"},
             r"parameters\.apiVersion: 'toy.example.com/v11' is not known to toy\.example\.com: known are toy.example.com/v1 ",
         ),
+        (
+            {"kind": "ToyConfig"},
+            r"parameters\.apiVersion: missing: known to toy\.example\.com are toy.example.com/v1 \w+$",
+        ),
         ({"zzzzzz": "blue"}, r"parameters: unknown field 'zzzzzz': there are colour, "),
         ([1], "must be an object"),
     ],

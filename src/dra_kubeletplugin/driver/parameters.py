@@ -223,15 +223,16 @@ def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: 
 
 
 def _unknown(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
-    """Which of the two is none of the driver's, and what it may be."""
-    kinds = sorted({cls.KIND for cls in known if (cls.API_VERSION or api_version) == api_version} - {""})
-    said = f"parameters.kind: {kind!r}" if kinds else f"parameters.apiVersion: {api_version!r}"
-    said += f" is not known to {driver}"
-    if meant := near(kind, kinds):
-        return said + meant
-    return (
-        f"{said}: known are {', '.join(map(_name, known))}; to read one of before, keep its class and name it in OLDER"
-    )
+    """Which of the two is none of the driver's, or missing, and what it may be."""
+    kinds = sorted({cls.KIND for cls in known if api_version in {"", cls.API_VERSION} or not cls.API_VERSION} - {""})
+    names = ", ".join(map(_name, known))
+    if meant := near(kind, kinds) if kind not in kinds else "":
+        return f"parameters.kind: {kind!r} is not known to {driver}{meant}"
+    field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
+    if not value:
+        return f"parameters.{field}: missing: known to {driver} are {names}"
+    to_do = "to read one of before, keep its class and name it in OLDER"
+    return f"parameters.{field}: {value!r} is not known to {driver}: known are {names}; {to_do}"
 
 
 def _name(cls: type[Config]) -> str:
