@@ -129,7 +129,11 @@ def manifest(tmp_path: Path, replicas: int, count: int = 1) -> str:
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": "w"},
-            "spec": {"replicas": replicas, "template": {"spec": inner}},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": "w"}},
+                "template": {"metadata": {"labels": {"app": "w"}}, "spec": inner},
+            },
         },
     ]
     file = tmp_path / "manifests" / "w.yaml"
