@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, get_origin
 
@@ -189,10 +189,9 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
         fields = msgspec.structs.fields(kind)
         msgspec.json.Decoder(kind)  # what cannot be told apart in JSON
         objects: set[type] = set()
-        msgspec.inspect.type_info(kind)
-        for f in fields:
-            for custom in _customs(msgspec.inspect.type_info(f.type), objects) - set(FORMS):
-                raise TypeError(f"its field {f.name} is of type {custom.__name__}")
+        for custom, where in list(_customs(msgspec.inspect.type_info(kind), objects)):
+            if custom not in FORMS:
+                raise TypeError(f"{where} is of type {custom.__name__}")
     except (TypeError, NameError) as e:
         module = vars(sys.modules.get(kind.__module__, builtins))
         there = [*module, *dir(builtins)] if isinstance(e, NameError) else []
@@ -296,21 +295,25 @@ def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> N
     _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
 
 
-def _customs(info: msgspec.inspect.Type, seen: set[type]) -> set[type]:
-    """Types within that JSON has no form for; objects within are added to ``seen``."""
+def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
+    """Types within that JSON has no form for, each with the field that is of it; objects within are added to ``seen``."""
     if isinstance(info, msgspec.inspect.CustomType):
-        return {info.cls}
+        yield info.cls, where
+        return
     cls = getattr(info, "cls", None)
     if cls in seen:
-        return set()
-    within = [f.type for f in getattr(info, "fields", ())]
-    if cls is not None and within:
+        return
+    fields = getattr(info, "fields", ())
+    if cls is not None and fields:
         seen.add(cls)
-    within += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    for f in fields:
+        yield from _customs(f.type, seen, f"{getattr(cls, '__name__', where)}.{f.name}")
+    within = [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
     within += [
         t for name in ("item_type", "key_type", "value_type", "type") if (t := getattr(info, name, None)) is not None
     ]
-    return set().union(*(_customs(t, seen) for t in within))
+    for t in within:
+        yield from _customs(t, seen, where)
 
 
 def _is_plain(kind: type[Config], name: str, value: object) -> bool:
