@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,16 @@ def _gates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     names = {name for marker in request.node.iter_markers("gates") for name in marker.args}
     if names:
         monkeypatch.setenv(releases.GATES_VARIABLE, ",".join(f"{name}=true" for name in sorted(names)))
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """A command that a test runs has its log on the standard error of that test, which is closed after it."""
+    root = logging.getLogger()
+    before, level = set(root.handlers), root.level
+    yield
+    root.handlers[:] = [h for h in root.handlers if h in before or type(h) is not logging.StreamHandler]
+    root.setLevel(level)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
