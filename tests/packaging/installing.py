@@ -26,6 +26,8 @@ _OURS = (
     "MAKEOVERRIDES",
     "VENV",
     "PYTHON",
+    "ARGS",
+    "RELEASE",
 )
 
 

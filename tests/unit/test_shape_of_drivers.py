@@ -136,7 +136,9 @@ def test_a_driver_s_tests_are_found_in_its_own_folder_too(package: Path) -> None
 def test_the_commands_of_a_driver_s_makefile_are_those_of_a_new_package(package: Path) -> None:
     names = ("test", "dev", "lint", "deploy")
     command = ["make", "-n", "-o", ".venv/.installed", *names]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in {"VENV", "PYTHON"}}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in {"VENV", "PYTHON", "ARGS"}
+    }
     done = subprocess.run(
         command, cwd=package, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
