@@ -11,23 +11,14 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cluster import from_files
 from dra_kubeletplugin.manifests import ManifestError
 
+from .test_validating_files import CLAIM
+
 COMMANDS = {
     "validate": ["validate"],
     "simulate": ["simulate", "-f"],
     "explain": ["explain", "-f"],
     "dev": ["dev", "--apply"],
 }
-CLAIM = """apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {name: c}
-spec:
-  devices:
-    requests:
-    - name: r
-      exactly:
-        deviceClassName: gpu.example.com
-        count: 1
-"""
 MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n"
 
 # What is no object: nothing of it can be answered.
