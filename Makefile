@@ -9,7 +9,7 @@ DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev test plugin mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
+.PHONY: help demo examples dev test plugin pauses mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -44,6 +44,9 @@ PLUGIN = publisher gates_and_status newer_fields driver_on_a_node health_and_inv
 KILLED = killed_and_vanished processes node_dies
 plugin: $(STAMP) ## the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
 	@DRA_KUBERNETES=$(RELEASE) $(BIN)/python -m pytest -q $(PLUGIN:%=tests/local/test_%.py) $(KILLED:%=tests/crash/test_%.py) $(ARGS)
+
+pauses: $(STAMP) ## tests with pauses at random: make pauses ARGS="tests/local --pauses late,tasks,children"
+	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)
 
 mutants: $(STAMP) ## 200 small changes to the code: nine in ten must be noticed by a test
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)
