@@ -42,9 +42,10 @@ class Dev:
         assert (code == 0) is (err.getvalue() == "")
         return json.loads(out.getvalue()) if code == 0 else err.getvalue()
 
-    def kubectl(self, *args: str, check: bool = True) -> str:
-        argv = ["kubectl", "--kubeconfig", self.kubeconfig, *args]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    def kubectl(self, *args: str, check: bool = True, given: str | None = None) -> str:
+        # Not its usual cache: there a cluster of before may have had the same port, and served something else.
+        argv = ["kubectl", "--kubeconfig", self.kubeconfig, "--cache-dir", str(self.folder / "cache"), *args]
+        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout + ("" if check else done.stderr)
 
@@ -65,7 +66,7 @@ class Dev:
 def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", *args]
     clean = {k: v for k, v in os.environ.items() if k != "KUBECONFIG"} | env
-    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=clean, timeout=60, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=clean, timeout=110, check=False)
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ def running(folder: Path, *args: str, **env: str) -> Iterator[Dev]:
             process.wait(60)
 
 
-def until(check: Callable[[], Any], seconds: float = 30) -> Any:
+def until(check: Callable[[], Any], seconds: float = 90) -> Any:
     end = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < end, "waited in vain"

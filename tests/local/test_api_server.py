@@ -20,6 +20,7 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod
+from tests.ports import refusing_port
 
 SLICE: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
@@ -203,10 +204,11 @@ async def test_a_selector_makes_objects_come_and_go(api: ApiServer, client: Kube
 
 
 async def test_nobody_at_the_address_is_an_error_with_the_address() -> None:
-    async with KubeClient(ApiConfig("http://127.0.0.1:9")) as client:
-        with pytest.raises(ApiError, match=r"http://127.0.0.1:9 cannot be reached") as e:
-            await client.list(SLICES)
-        assert e.value.unreachable
+    with refusing_port() as port:
+        async with KubeClient(ApiConfig(f"http://127.0.0.1:{port}")) as client:
+            with pytest.raises(ApiError, match=f"http://127.0.0.1:{port} cannot be reached") as e:
+                await client.list(SLICES)
+            assert e.value.unreachable
 
 
 # --- others' clients ----------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ async def test_the_official_client_lists_and_watches() -> None:
                 claims = resource.list_namespaced_resource_claim("default").items
                 seen = []
                 watch = kubernetes.watch.Watch()
-                for event in watch.stream(resource.list_resource_slice, timeout_seconds=5):
+                for event in watch.stream(resource.list_resource_slice, timeout_seconds=60):
                     seen.append(event["type"])
                     watch.stop()
                 assert core.list_node().items[0].metadata.name == "node-1"
@@ -275,6 +277,7 @@ async def test_kubectl_applies_gets_describes_watches_and_deletes(tmp_path: Path
         assert "pending" in wide
         assert "pod/pci-demo" in wide
         assert "kind: Pod" in await kubectl("get", "pod", "pci-demo", "-o", "yaml")
+        await cluster.wait("the event", lambda: _truth("FailedScheduling" in "".join(cluster.events("pci-demo"))))
         assert "FailedScheduling" in await kubectl("describe", "pod", "pci-demo")
         await kubectl("label", "pod", "pci-demo", "a=b")
         watch = await asyncio.create_subprocess_exec(

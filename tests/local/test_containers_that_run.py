@@ -456,7 +456,7 @@ async def test_a_container_is_probed_from_beside_it(
     async for line in runtime.logs("u1", "main", LogOptions(follow=True)):
         assert line == b"listening\n"
         break
-    assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 5))).verdict is verdict
+    assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 60))).verdict is verdict
 
 
 async def test_a_container_that_wants_more_memory_than_it_may_have_is_killed(

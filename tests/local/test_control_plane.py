@@ -65,11 +65,11 @@ def test_a_program_that_ends_is_told_with_its_command_and_its_last_words(tmp_pat
 def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controlplane, "START", 2.0)
+    monkeypatch.setattr(controlplane, "START", 5.0)
     monkeypatch.setattr(controlplane, "STOP", 0.2)
     deaf = "trap '' TERM; echo waiting; while :; do sleep 0.05; done"
     plane = ControlPlane(install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf), tmp_path / "plane")
-    with pytest.raises(ControlPlaneError, match=r"is not ready after 2 s: there is no .*apiserver.crt yet; waiting"):
+    with pytest.raises(ControlPlaneError, match=r"is not ready after 5 s: there is no .*apiserver.crt yet; waiting"):
         plane.__enter__()
     assert [p.returncode for p in plane.ended] == [-9, -9]
 

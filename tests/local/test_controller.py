@@ -139,6 +139,12 @@ async def scheduled(cluster: LocalCluster, pod: str) -> None:
     await cluster.wait(f"{pod} to be bound", check)
 
 
+async def told(cluster: LocalCluster, pod: str) -> list[str]:
+    """The scheduler's events of a pod that it has bound: the last one comes last."""
+    await until(cluster, "the last event", lambda: any(e.startswith("Scheduled: ") for e in cluster.events(pod)))
+    return cluster.events(pod)
+
+
 async def until(cluster: LocalCluster, what: str, check: Callable[[], object]) -> None:
     async def asked() -> object:
         return check()
@@ -152,7 +158,7 @@ async def records(cluster: LocalCluster) -> list[JSON]:
 
 async def test_the_leader_publishes_the_pools_of_no_node_and_none_of_a_node(cluster: LocalCluster) -> None:
     async with controlled(cluster, Fabric()) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         (found,) = cluster.slices(NAME)
         assert found["spec"]["pool"]["name"] == "fabric" and found["spec"]["allNodes"] is True
         assert not found["metadata"].get("ownerReferences")
@@ -166,7 +172,7 @@ async def test_a_pod_waits_until_its_device_is_attached_and_it_is_detached_when_
     driver = Fabric()
     driver.gate.clear()
     async with controlled(cluster, driver) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await until(cluster, "bind", lambda: driver.calls_made)
         assert len(await records(cluster)) == 1, "the record is there before bind is called"
@@ -202,28 +208,29 @@ async def test_a_permanent_error_is_told_to_the_scheduler_which_tries_again(clus
     driver = Fabric()
     driver.faults = [PermanentError("port 3 is broken")]
     async with controlled(cluster, driver) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await scheduled(cluster, "pod-c")
     assert [what for what, _ in driver.calls_made] == ["bind", "unbind", "bind"]
-    told = [e for e in cluster.events("pod-c") if e.startswith("FailedScheduling")]
-    failed, freed = told
+    events = await told(cluster, "pod-c")
     assert (
-        failed == 'FailedScheduling: device binding failed: claim=c, reason=BindingFailed, message="port 3 is broken"'
+        'FailedScheduling: device binding failed: claim=c, reason=BindingFailed, message="port 3 is broken"' in events
     )
-    assert "1 resourceclaim not available on the node. deallocation of ResourceClaim completed" in freed
+    freed = "1 resourceclaim not available on the node. deallocation of ResourceClaim completed"
+    assert [e for e in events if e.startswith("FailedScheduling") and freed in e]
 
 
 async def test_wrong_parameters_fail_the_binding_at_once(cluster: LocalCluster) -> None:
     driver = Fabric()
     async with controlled(cluster, driver) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         device_class, claim, pod = claim_and_pod()
         opaque = {"opaque": {"driver": NAME, "parameters": {"lines": 4}}}
         claim["spec"]["devices"]["config"] = [opaque]
         await cluster.apply(device_class, claim, pod)
         await until(cluster, "the failure", lambda: any("did you mean 'lanes'?" in e for e in cluster.events("pod-c")))
-    assert ("bind", "") not in driver.calls_made and not driver.ports
+    assert "bind" not in {what for what, _ in driver.calls_made}
+    assert not driver.ports
 
 
 @pytest.mark.parametrize("error", [RetryableError("the fabric manager restarts"), ValueError("odd"), SystemExit(3)])
@@ -231,10 +238,10 @@ async def test_whatever_else_bind_raises_is_tried_again(cluster: LocalCluster, e
     driver = Fabric()
     driver.faults = [error, error]
     async with controlled(cluster, driver) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await scheduled(cluster, "pod-c")
-        assert not any(e.startswith("FailedScheduling") for e in cluster.events("pod-c"))
+        assert not any("device binding" in e for e in await told(cluster, "pod-c"))
         assert [what for what, _ in driver.calls_made] == ["bind"] * 3
         assert driver.most_under_way == 1
 
@@ -242,7 +249,7 @@ async def test_whatever_else_bind_raises_is_tried_again(cluster: LocalCluster, e
 async def test_unbind_is_tried_again_and_the_next_claim_waits_for_it(cluster: LocalCluster) -> None:
     driver = Fabric()
     async with controlled(cluster, driver) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod(count=2))
         await scheduled(cluster, "pod-c")
         driver.faults = [RetryableError("busy"), RetryableError("busy")]
@@ -255,7 +262,7 @@ async def test_unbind_is_tried_again_and_the_next_claim_waits_for_it(cluster: Lo
 async def test_a_claim_that_is_deleted_while_nobody_leads_is_unbound_by_the_next_leader(cluster: LocalCluster) -> None:
     ports: dict[str, str] = {}
     async with controlled(cluster, Fabric(ports)) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await scheduled(cluster, "pod-c")
     assert ports
@@ -274,7 +281,7 @@ async def test_a_claim_that_is_deleted_while_nobody_leads_is_unbound_by_the_next
 async def test_one_that_stands_by_is_ready_and_does_nothing(cluster: LocalCluster) -> None:
     first, second = Fabric(), Fabric()
     async with controlled(cluster, first) as leader:
-        await leader.ready(10)
+        await leader.ready(60)
         async with controlled(cluster, second) as other:
             await until(cluster, "the election to be seen", lambda: other.elector.holder)
             assert await other.not_ready() == []
@@ -288,7 +295,7 @@ async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: Loc
     driver = Fabric()
     with pytest.raises(LeaseLostError):
         async with controlled(cluster, driver, lease_duration=2.0, renew_deadline=1.0) as controller:
-            await controller.ready(10)
+            await controller.ready(60)
             with cluster.api_away():
                 await asyncio.sleep(30)
 
@@ -303,7 +310,7 @@ async def test_an_unreadable_record_is_kept_and_told(cluster: LocalCluster) -> N
     }
     await cluster.apply(odd)
     async with controlled(cluster, Fabric()) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         assert any(n.startswith("record odd cannot be read") for n in await controller.notes())
     assert [r["metadata"]["name"] for r in await records(cluster)] == ["odd"]
 
@@ -312,7 +319,7 @@ async def test_a_stop_lets_a_bind_end_and_says_how_it_went(cluster: LocalCluster
     driver = Fabric()
     driver.gate.clear()
     async with controlled(cluster, driver, stop_grace=10.0) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await until(cluster, "bind", lambda: driver.under_way)
         asyncio.get_running_loop().call_later(0.3, driver.gate.set)
@@ -325,7 +332,7 @@ async def test_a_stop_does_not_wait_for_a_bind_that_hangs(cluster: LocalCluster)
     driver = Fabric()
     driver.gate.clear()
     async with controlled(cluster, driver, stop_grace=0.2) as controller:
-        await controller.ready(10)
+        await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await until(cluster, "bind", lambda: driver.under_way)
     assert driver.under_way == 0, "an async method is cancelled"
@@ -339,7 +346,7 @@ async def test_work_ends_with_the_lead(cluster: LocalCluster) -> None:
     driver.gate.clear()
     with pytest.raises(LeaseLostError):
         async with controlled(cluster, driver) as controller:
-            await controller.ready(10)
+            await controller.ready(60)
             await cluster.apply(*claim_and_pod())
             await until(cluster, "bind", lambda: driver.under_way)
             thief = {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 1}}

@@ -78,7 +78,7 @@ async def test_a_fault_at_any_request_leaves_nothing_undone_and_nothing_done_twi
     async with LocalCluster() as cluster:
         driver = Fabric()
         async with controlled(cluster, driver) as controller:
-            await controller.ready(10)
+            await controller.ready(60)
             wire = Wire(controller, lost)
             device_class = claim_and_pod()[0]
             await cluster.apply(device_class)
@@ -107,7 +107,7 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
     async with LocalCluster() as cluster:
         driver = Fabric()
         async with controlled(cluster, driver) as controller:
-            await controller.ready(10)
+            await controller.ready(60)
             create, load = controller.records.create, controller.records.load
             listed, go_on = asyncio.Event(), asyncio.Event()
 
@@ -126,7 +126,7 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
             controller.records.create = unheard  # type: ignore[method-assign]
             controller.records.load = slow  # type: ignore[method-assign]
             await cluster.apply(*claim_and_pod("first"))
-            await asyncio.wait_for(listed.wait(), 20)
+            await asyncio.wait_for(listed.wait(), 60)
             await cluster.apply(*claim_and_pod("second")[1:])
             await scheduled(cluster, "pod-second")
             go_on.set()
@@ -152,7 +152,7 @@ async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> Non
     driver = Fabric()
     try:
         async with KubeClient(config) as client, Controller(driver, settings(), config, QUICK).running() as controller:
-            await controller.ready(10)
+            await controller.ready(60)
             claims = await client.dra("resourceclaims")
             assert claims.version == version
             exactly = {"deviceClassName": "fabric"}
@@ -165,11 +165,11 @@ async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> Non
             allocation = {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [node]}}
             allocation["allocationTimestamp"] = now()
             await client.patch(claims, "c", {"status": {"allocation": allocation}}, "default", "status")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not (device := (await client.get(claims, "c", "default"))["status"].get("devices")):
                     await asyncio.sleep(0.02)
             assert device[0]["device"] == "d0"
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not driver.ports:
                     await asyncio.sleep(0.02)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.reporting import ClaimKey, merged
 from dra_kubeletplugin.resources.defaults import now
 from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.ports import refusing_port
 
 JSON = dict[str, Any]
 NAME = "net.example.com"
@@ -48,6 +49,12 @@ class Net(Driver):
 @pytest.fixture(autouse=True)
 def no_hook() -> None:
     Net.hook = None
+
+
+@pytest.fixture
+def nobody_there() -> Iterator[str]:
+    with refusing_port() as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def told(node: DriverNode, check: Callable[[list[JSON]], bool], pod: str = "pod") -> list[JSON]:
@@ -77,8 +84,8 @@ async def test_what_prepare_answers_is_in_the_claim() -> None:
         assert condition.items() >= {"type": "Ready", "status": "True", "reason": "LinkUp"}.items()
 
 
-async def test_reports_that_cannot_be_written_fail_no_prepare_and_come_later() -> None:
-    async with node_with(Net) as node, KubeClient(ApiConfig("http://127.0.0.1:9"), timeout=1.0) as nobody:
+async def test_reports_that_cannot_be_written_fail_no_prepare_and_come_later(nobody_there: str) -> None:
+    async with node_with(Net) as node, KubeClient(ApiConfig(nobody_there), timeout=1.0) as nobody:
         reports = node.plugin.claims.reports
         server, reports.client = reports.client, nobody
         await node.run_pod()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
+from dra_kubeletplugin.claims.batch import Rendezvous
 from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.kubelet.sockets import socket_paths
 from dra_kubeletplugin.local.kubelet import Timers
 from dra_kubeletplugin.local.kubelet.plugins import dial
@@ -28,6 +31,8 @@ from dra_kubeletplugin.plugin import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
 from dra_kubeletplugin.testing.pods import claim, pod
 from tests.drivers import Blocking, Sick, Toy, toy
+
+from .publishing import until
 
 NOTHING = {"files": [], "records": [], "held": []}
 
@@ -153,8 +158,6 @@ async def test_a_claim_of_another_node_is_refused() -> None:
 
 async def allocate(node: Any, name: str, results: list[dict[str, Any]]) -> Any:
     """A claim with an allocation of the test's own making."""
-    from dra_kubeletplugin.kube.resource import CLAIMS
-
     (made,) = await node.cluster.apply(claim(name, ClaimSpec()))
     full = [{"request": "device", "driver": node.settings.driver_name, **r} for r in results]
     consumer = {"apiGroup": "tests.example.com", "resource": "tests", "name": "test", "uid": "test"}
@@ -448,18 +451,47 @@ async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
         assert len(cls.calls) == 1
 
 
-async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops() -> None:
-    async with node_with(toy()) as node:
+async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rendezvous.__init__, "__defaults__", (60.0,))  # before the first: however slow one is
+    cls = toy()
+    cls.block = asyncio.Event()
+    async with node_with(cls) as node:
         found = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
-        before, calls = node.plugin.claims.store.transactions, len(node.cluster.api.faults.calls)
-        await prepare_call(node, *map(ref, found))
-        gets = [c for c in node.cluster.api.faults.calls[calls:] if "resourceclaims" in c[1]]
-        assert len(gets) == 4
-        assert node.plugin.claims.store.transactions - before == 2
-        before, calls = node.plugin.claims.store.transactions, len(node.cluster.api.faults.calls)
+        read = [("GET", CLAIMS.path("default", f"c{i}")) for i in range(4)]
+        store, calls = node.plugin.claims.store, node.cluster.api.faults.calls
+        given = 0
+        written: list[int] = []
+        do, transaction = store.do, store._transaction
+
+        def counting(*args: Any, **more: Any) -> Any:
+            nonlocal given
+            given += "first" in more  # with a CDI file: the second hop
+            return do(*args, **more)
+
+        def counted(operations: Any, *, write: bool, synced: bool) -> Any:
+            if write:  # what looks at the records from time to time only reads
+                written.append(len(operations))
+            return transaction(operations, write=write, synced=synced)
+
+        monkeypatch.setattr(store, "do", counting)
+        monkeypatch.setattr(store, "_transaction", counted)
+        calls.clear()
+        preparing = asyncio.create_task(prepare_call(node, *map(ref, found)))
+        await until(lambda: len(cls.calls) == 4)
+        assert written == [4]
+        busy = threading.Event()
+        held = asyncio.create_task(store.aside(lambda: busy.wait(60)))
+        cls.block.set()
+        await until(lambda: given == 4)  # while the database is busy, all that comes waits for one transaction
+        busy.set()
+        await asyncio.gather(held, preparing)
+        assert written == [4, 4]
+        assert sorted(c for c in calls if c in read) == read
+        calls.clear()
+        written.clear()
         await unprepare_call(node, *map(ref, found))
-        assert [c for c in node.cluster.api.faults.calls[calls:] if "resourceclaims" in c[1]] == []
-        assert node.plugin.claims.store.transactions - before <= 2
+        assert [c for c in calls if c in read] == []
+        assert sum(written) <= 8
 
 
 async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
@@ -473,8 +505,6 @@ async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
 
 
 async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one(tmp_path: Path) -> None:
-    from dra_kubeletplugin.kube.resource import CLAIMS
-
     async with node_with(toy()) as node:
         old = await allocate(node, "same", [{"pool": "node-1", "device": "toy-0"}])
         await prepare_call(node, ref(old))

@@ -93,6 +93,7 @@ class Shell:
             (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {what}"$@"\n')
             (tools / name).chmod(0o755)
         ours = {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "TERM": "dumb"}
+        ours["KUBECACHEDIR"] = str(tools / "cache")  # a cluster of before may have had the same port
         ours["PYTEST_ADDOPTS"] = "-p no:asyncio"  # a reader has pytest alone
         theirs = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "DRA_KUBERNETES", "DRA_FEATURE_GATES"}}
         self.environment = theirs | ours

@@ -115,8 +115,9 @@ async def test_a_suspended_job_has_no_pods_and_goes_on_where_it_was(cluster: Loc
 
 
 async def test_a_job_that_takes_too_long_fails_and_one_that_is_over_goes_when_it_says(cluster: LocalCluster) -> None:
-    await cluster.apply(job(lasts="forever", activeDeadlineSeconds=1, ttlSecondsAfterFinished=2))
+    await cluster.apply(job(lasts="forever", activeDeadlineSeconds=1, ttlSecondsAfterFinished=3600))
     await ends(cluster, "Failed", "DeadlineExceeded")
+    await cluster.client.patch(JOBS, "job", {"spec": {"ttlSecondsAfterFinished": 1}}, "default")
 
     async def gone() -> bool:
         return not (await cluster.client.list(JOBS, "default"))["items"] and not await pods(cluster)

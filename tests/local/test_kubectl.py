@@ -101,14 +101,14 @@ async def test_what_protobuf_carried_is_in_the_object(kubectl: Kubectl) -> None:
 
 async def test_nodes_are_labelled_tainted_cordoned_and_drained(kubectl: Kubectl) -> None:
     await kubectl("run", "p", "--image=busybox:1", "--restart=Never")
-    await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=20s")
+    await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
     await kubectl("label", "node", "node-1", "a=b")
     await kubectl("annotate", "node", "node-1", "c=d")
     await kubectl("taint", "node", "node-1", "x=y:NoSchedule")
     await kubectl("taint", "node", "node-1", "x-")
     assert "node-1 cordoned" in await kubectl("cordon", "node-1")
     assert "SchedulingDisabled" in await kubectl("get", "nodes")
-    assert "pod/p evicted" in await kubectl("drain", "node-1", "--force", "--grace-period=0", "--timeout=30s")
+    assert "pod/p evicted" in await kubectl("drain", "node-1", "--force", "--grace-period=0", "--timeout=55s")
     await kubectl("uncordon", "node-1")
     assert "a=b" in await kubectl("get", "nodes", "--show-labels")
 
@@ -130,7 +130,7 @@ async def test_manifests_are_applied_compared_edited_and_deleted(kubectl: Kubect
     await kubectl("patch", "deployment", "web", "-p", '{"metadata":{"labels":{"z":"1"}}}')
     assert "deployment.apps/web" in await kubectl("get", "all")
     await kubectl("delete", "-f", str(path))
-    await kubectl("wait", "--for=delete", "deployment/web", "--timeout=10s")
+    await kubectl("wait", "--for=delete", "deployment/web", "--timeout=55s")
 
 
 LIST = """
@@ -161,7 +161,7 @@ async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_de
         out = await kubectl(*verb, "-f", "-", stdin=LIST)
         assert len(out.splitlines()) == 5, out
     await kubectl("diff", "-f", "-", stdin=LIST.replace('a: "1"', 'a: "2"'), fails=True)
-    await kubectl("delete", "-f", "-", "--timeout=20s", stdin=LIST)  # the namespace first: the others are there still
+    await kubectl("delete", "-f", "-", "--timeout=55s", stdin=LIST)  # the namespace first: the others are there still
     for odd, why in (('data: {a: "1"}', 'unknown field "dat"'), ("size: 1", 'got "string", expected "integer"')):
         wrong = LIST.replace(odd, {"size: 1": "size: x"}.get(odd, "dat: {}"))
         assert why in await kubectl("create", "-f", "-", stdin=wrong, fails=True)
@@ -206,7 +206,7 @@ async def test_who_may_do_what_is_listed_granted_and_kept_from_growing(kubectl: 
 
 async def test_a_token_of_a_pod_says_where_it_is_and_ends_with_it(kubectl: Kubectl) -> None:
     await kubectl("run", "p", "--image=busybox")
-    await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=20s")
+    await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
     bound = ("--bound-object-kind=Pod", "--bound-object-name=p")
     token = (await kubectl("create", "token", "default", *bound)).strip()
     review = f'{{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","spec":{{"token":"{token}"}}}}'
@@ -214,7 +214,7 @@ async def test_a_token_of_a_pod_says_where_it_is_and_ends_with_it(kubectl: Kubec
     assert "authentication.kubernetes.io/node-name:\n      - node-1" in found
     assert "authentication.kubernetes.io/pod-name:\n      - p" in found
     await kubectl("delete", "pod", "p", "--grace-period=0", "--force")
-    await kubectl("wait", "--for=delete", "pod/p", "--timeout=20s")
+    await kubectl("wait", "--for=delete", "pod/p", "--timeout=55s")
     assert "authenticated: true" not in await kubectl(
         "create", "-f", "-", "-o", "yaml", "--validate=false", stdin=review
     )
@@ -236,7 +236,7 @@ async def test_questions_are_answered(kubectl: Kubectl) -> None:
 
 async def test_custom_kinds_are_known_at_once(kubectl: Kubectl) -> None:
     await kubectl("apply", "-f", "-", stdin=CUSTOM)
-    await kubectl("wait", "--for=condition=Established", "crd/foos.example.com", "--timeout=10s")
+    await kubectl("wait", "--for=condition=Established", "crd/foos.example.com", "--timeout=55s")
     foo = "apiVersion: example.com/v1\nkind: Foo\nmetadata: {name: f}\nspec: {size: %s}"
     assert "created" in await kubectl("apply", "-f", "-", stdin=foo % 3)
     assert "configured" in await kubectl("apply", "-f", "-", stdin=foo % 4)
@@ -247,6 +247,6 @@ async def test_custom_kinds_are_known_at_once(kubectl: Kubectl) -> None:
 async def test_a_namespace_is_deleted_while_pods_run_in_it(kubectl: Kubectl) -> None:
     await kubectl("create", "namespace", "n")
     await kubectl("-n", "n", "run", "p", "--image=busybox:1")
-    await kubectl("-n", "n", "wait", "--for=condition=Ready", "pod/p", "--timeout=20s")
-    await kubectl("delete", "namespace", "n", "--timeout=40s")
+    await kubectl("-n", "n", "wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
+    await kubectl("delete", "namespace", "n", "--timeout=55s")
     assert "NotFound" in await kubectl("get", "namespace", "n", fails=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pty
 from collections.abc import AsyncIterator, Awaitable
@@ -23,7 +24,8 @@ class Kubectl:
     config: Path
 
     def argv(self, *args: str) -> list[str]:
-        return ["kubectl", "--kubeconfig", str(self.config), *args]
+        # Not its usual cache: there a cluster of before may have had the same port.
+        return ["kubectl", "--kubeconfig", str(self.config), "--cache-dir", str(self.config.parent / "cache"), *args]
 
     async def __call__(self, *args: str, given: bytes | None = None) -> tuple[int | None, str, str]:
         process = await asyncio.create_subprocess_exec(
@@ -67,15 +69,19 @@ def kubectl(cluster: LocalCluster) -> Kubectl:
 async def test_logs_are_those_of_the_container_and_following_ends_with_it(
     kubectl: Kubectl, cluster: LocalCluster
 ) -> None:
-    following = asyncio.create_task(kubectl("logs", "pod", "-c", "main", "-f"))
-    while sorted((await kubectl("logs", "pod", "-c", "main"))[1].split()) != ["err", "out"]:
-        await asyncio.sleep(0.02)
-    assert (await kubectl("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
-    assert not following.done()
-    (uid,) = cluster.node.runtime.pods()
-    await cluster.node.runtime.stop(uid, "main", 20)
-    code, out, _ = await following
-    assert (code, sorted(out.split())) == (0, ["err", "out"])
+    following = await asyncio.create_subprocess_exec(
+        *kubectl.argv("logs", "pod", "-c", "main", "-f"), stdout=asyncio.subprocess.PIPE
+    )
+    assert following.stdout
+    async with asyncio.timeout(90):
+        assert sorted([await following.stdout.readline() for _ in range(2)]) == [b"err\n", b"out\n"]
+        assert sorted((await kubectl("logs", "pod", "-c", "main"))[1].split()) == ["err", "out"]
+        assert (await kubectl("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
+        assert following.returncode is None
+        (uid,) = cluster.node.runtime.pods()
+        await cluster.node.runtime.stop(uid, "main", 20)
+        assert await following.stdout.read() == b""
+        assert await following.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -126,15 +132,24 @@ async def terminal(kubectl: Kubectl, *args: str) -> tuple[asyncio.subprocess.Pro
     return process, master
 
 
+def rest(master: int) -> bytes:
+    """What a process has written that has ended: a terminal gives it in parts, and then an error."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(master, 65536):
+            shown += part
+    return shown
+
+
 async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
     process, master = await terminal(
         kubectl, "exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"
     )
     os.write(master, b"word\n")
     assert await asyncio.wait_for(process.wait(), 60) == 0
-    shown = os.read(master, 65536).decode()
+    shown = rest(master)
     os.close(master)
-    assert "/dev/pts/" in shown and "got word" in shown
+    assert b"/dev/pts/" in shown and b"got word" in shown
 
 
 async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
@@ -146,7 +161,7 @@ async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
     assert await process.stdout.readline() == b"begun\n"
     process.kill()
     await process.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "7531" in (await kubectl("exec", "pod", "-c", "main", "--", "ps"))[1]:
             pass
 
@@ -166,18 +181,23 @@ async def test_who_attaches_sees_what_comes_and_leaves_the_container_running(kub
         )
         assert process.stdout
         async with asyncio.timeout(60):
-            say = asyncio.create_task(_say_until(kubectl, process.stdout.readline(), f"client {client}"))
-            assert await say == f"client {client}\n".encode()
+            await _say_until(kubectl, _line(process.stdout, f"client {client}"), f"client {client}")
         process.kill()
         await process.wait()
 
 
-async def _say_until(kubectl: Kubectl, line: Awaitable[bytes], text: str) -> bytes:
+async def _line(out: asyncio.StreamReader, text: str) -> None:
+    """Until it comes: what was said to the client before may be on its way still."""
+    while (line := await out.readline()) != f"{text}\n".encode():
+        assert line, f"it ended before {text!r}"
+
+
+async def _say_until(kubectl: Kubectl, line: Awaitable[None], text: str) -> None:
     """Has the container's own process say something until it is heard: nobody tells when a client is attached."""
     heard = asyncio.ensure_future(line)
     while not heard.done():
         await kubectl("exec", "pod", "-c", "main", "--", "sh", "-c", f"echo {text} > /proc/1/fd/1")
-    return await heard
+    await heard
 
 
 async def test_a_shell_is_run_with_its_input_and_gone_afterwards(kubectl: Kubectl) -> None:
@@ -199,7 +219,7 @@ async def test_a_shell_has_a_terminal_where_it_asks_for_one(kubectl: Kubectl) ->
                 os.write(master, b"\n" * (b"press" in shown))
             os.write(master, b"tty; stty size; exit\n")
             assert await process.wait() == 0
-        shown += os.read(master, 65536)
+        shown += rest(master)
     finally:
         os.close(master)
     assert b"/dev/pts/" in shown or b"/dev/console" in shown

@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -152,9 +152,9 @@ class HttpServer:
         Raises ``OSError`` where the address cannot be had.
         """
         if self._host:
-            self._server = await asyncio.start_server(self._connection, self._host, self._port)
+            self._server = await asyncio.start_server(self._accepted, self._host, self._port)
         else:
-            self._server = await asyncio.start_server(self._connection, sock=_any(self._port))
+            self._server = await asyncio.start_server(self._accepted, sock=_any(self._port))
         host, port = self._server.sockets[0].getsockname()[:2]
         shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls else 'http'}://{shown}:{port}"
@@ -175,6 +175,11 @@ class HttpServer:
         """Cuts every open connection, as a failing network would."""
         for task in list(self._tasks):
             task.cancel()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
+        if self.tls:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # a handshake's first bytes are not the reader's
+        return self._connection(reader, writer)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
