@@ -255,14 +255,19 @@ async def test_a_container_that_ends_again_and_again_is_restarted_with_growing_p
     runtime = room.cluster.node.runtime
     found = await room.runs()
 
+    followed = asyncio.Event()
+
     async def paused() -> None:
         """Each status that was written is told: one that is seen by chance may be over between two looks."""
         async for event in Reflector(room.cluster.client, PODS).events():
+            if event.type == "SYNCED":
+                followed.set()
             statuses = event.object.get("status", {}).get("containerStatuses") or []
             if any(s["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" for s in statuses):
                 return
 
     pause = asyncio.create_task(paused())
+    await followed.wait()
     for attempt in range(2):
         await room.until(
             "the attempt", lambda n=attempt: runtime.statuses(found["metadata"]["uid"])["main"].attempt == n
