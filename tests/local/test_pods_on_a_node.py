@@ -17,7 +17,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
 
-from .objects import claim, device_class, pod, template
+from .objects import claim, device_class, pod
 from .test_kubelet_behaviours import Room
 
 JSON = dict[str, Any]
@@ -130,7 +130,9 @@ async def test_two_pods_that_share_a_claim_are_prepared_once_and_unprepared_with
 
 
 async def test_a_pod_bound_by_hand_with_a_template_waits_in_the_words_of_the_kubelet(room: Room) -> None:
-    await room.cluster.apply(device_class(), template(), pod("p", templates=["t"], nodeName="node-1"))
+    await room.cluster.apply(
+        device_class(), pod("p", templates=["t"], nodeName="node-1")
+    )  # else the claim may be there first
     text = 'prepare dynamic resources: pod "default/p": ResourceClaim not created yet'
     await room.told("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
     await room.waits()
