@@ -30,10 +30,10 @@ class Peer:
         self.requests: list[bytes] = []
         self.most_at_once = 0
         self._now = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def __aenter__(self) -> Peer:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, ssl=self.tls)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
         return self
@@ -41,17 +41,21 @@ class Peer:
     async def __aexit__(self, *exc: object) -> None:
         await stop_listening(self._server)
         self.cut()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     def cut(self) -> None:
-        for task in list(self._tasks):
+        for task, writer in self._open.items():
             task.cancel()
+            writer.close()  # a task that was cancelled before its first step closes nothing
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Known from here on, not from its task's first step: an end that comes between would leave it open."""
+        self.accepted += 1
+        task = asyncio.create_task(self._connection(reader, writer))
+        self._open[task] = writer
+        task.add_done_callback(self._open.pop)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        self._tasks.add(task)
-        self.accepted += 1
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -73,7 +77,6 @@ class Peer:
         except (OSError, EOFError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await writer.wait_closed()

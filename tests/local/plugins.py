@@ -205,14 +205,16 @@ class Proxy:
         self.path, self.target = path, target
         self.accepted = 0
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+        self._server = await asyncio.start_unix_server(self._accept, str(self.path))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await stop_listening(self._server)
         self.cut()
+        await asyncio.gather(*self._tasks)
         await self._server.wait_closed()
         self.path.unlink(missing_ok=True)
 
@@ -220,9 +222,14 @@ class Proxy:
         for writer in list(self._writers):
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         self._writers.add(writer)  # before the target is asked: it may refuse, or answer after the end
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             to_reader, to_writer = await asyncio.open_unix_connection(str(self.target))
             self._writers.add(to_writer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -161,3 +162,21 @@ async def test_a_node_that_somebody_made_by_hand_is_left_alone() -> None:
 
         await cluster.wait("the other node to be unknown", is_away)
         assert (await cluster.client.get(NODES, "fake"))["status"]["conditions"][0]["status"] == "True"
+
+
+async def test_a_machine_that_stood_still_takes_no_node_for_dead() -> None:
+    """All of it stood: the kubelets, and who listens to them."""
+    async with LocalCluster(("node-1",), timers=QUICK) as cluster:
+
+        async def renewed() -> str:
+            leases = (await cluster.client.list(LEASES, NAMESPACE))["items"]
+            return str(leases[0]["spec"]["renewTime"]) if leases else ""
+
+        async def again(before: str) -> bool:
+            return await renewed() != before
+
+        for _ in range(3):
+            before = await cluster.wait("the lease", renewed)
+            time.sleep(1.5)  # noqa: ASYNC251 - the machine stands still
+            await cluster.wait("a renewal", lambda before=before: again(before))
+        assert not [e for e in cluster.events("node-1") if "NodeNotReady" in e]

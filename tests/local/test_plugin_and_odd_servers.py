@@ -26,7 +26,7 @@ REDIRECT = answer(b"", "307 Temporary Redirect", "Location: https://login.exampl
 
 async def until(what: str, check: Any) -> None:
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while not check():
                 await asyncio.sleep(0.02)
     except TimeoutError:
@@ -40,7 +40,7 @@ async def running(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
     plugin = Plugin(type(node.plugin.driver)(), node.settings, config)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(plugin.running())
-        await asyncio.wait_for(plugin.registration.registered.wait(), 15)
+        await asyncio.wait_for(plugin.registration.registered.wait(), 30)
         yield plugin
 
 

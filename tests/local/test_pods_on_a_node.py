@@ -17,7 +17,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
 
-from .objects import claim, device_class, pod, template
+from .objects import claim, device_class, pod
 from .test_kubelet_behaviours import Room
 
 JSON = dict[str, Any]
@@ -130,7 +130,9 @@ async def test_two_pods_that_share_a_claim_are_prepared_once_and_unprepared_with
 
 
 async def test_a_pod_bound_by_hand_with_a_template_waits_in_the_words_of_the_kubelet(room: Room) -> None:
-    await room.cluster.apply(device_class(), template(), pod("p", templates=["t"], nodeName="node-1"))
+    await room.cluster.apply(
+        device_class(), pod("p", templates=["t"], nodeName="node-1")
+    )  # else the claim may be there first
     text = 'prepare dynamic resources: pod "default/p": ResourceClaim not created yet'
     await room.told("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
     await room.waits()
@@ -255,14 +257,19 @@ async def test_a_container_that_ends_again_and_again_is_restarted_with_growing_p
     runtime = room.cluster.node.runtime
     found = await room.runs()
 
+    followed = asyncio.Event()
+
     async def paused() -> None:
         """Each status that was written is told: one that is seen by chance may be over between two looks."""
         async for event in Reflector(room.cluster.client, PODS).events():
+            if event.type == "SYNCED":
+                followed.set()
             statuses = event.object.get("status", {}).get("containerStatuses") or []
             if any(s["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" for s in statuses):
                 return
 
     pause = asyncio.create_task(paused())
+    await followed.wait()
     for attempt in range(2):
         await room.until(
             "the attempt", lambda n=attempt: runtime.statuses(found["metadata"]["uid"])["main"].attempt == n

@@ -93,8 +93,10 @@ async def test_a_pod_is_ready_once_its_probe_says_so_and_not_when_it_says_no(roo
 
 
 async def test_a_container_whose_liveness_fails_is_ended_and_started_again(room: Room) -> None:
-    await run(room, container(livenessProbe=ONCE), says={"liveness-probe": "pass,fail"})
-    assert (await room.runs())["status"]["containerStatuses"][0]["ready"]  # as it first ran: the probe fails soon
+    await run(room, container(livenessProbe=ONCE), says={"liveness-probe": "pass"})
+    await ready(room)
+    assert (await main(room))["restartCount"] == 0
+    await say(room, liveness_probe="fail")
     found = await restarted(room)
     assert found["lastState"]["terminated"]["exitCode"] == 143
     await room.told("p", "Unhealthy: Liveness probe failed")
@@ -230,6 +232,7 @@ async def test_a_pre_stop_hook_comes_before_the_end_and_its_failure_is_told(room
     await room.runs()
     await room.delete()
     await room.gone()
+    await room.told("p", "FailedPreStopHook")
     told = [e.split(":")[0] for e in room.cluster.events("p")]
     assert told.index("Killing") < told.index("FailedPreStopHook")
 
@@ -250,10 +253,11 @@ async def test_a_name_that_is_no_image_keeps_its_container_waiting(room: Room) -
     text = 'Failed to apply default image tag "UPPER/..::": couldn\'t parse image name "UPPER/..::": invalid reference format'
     await room.told("p", f"InspectFailed: {text}")
     await room.told("p", "Failed: Error: InvalidImageName")
-    waiting = (await main(room))["state"]["waiting"]
-    assert waiting == {"reason": "InvalidImageName", "message": text}
-    found = await room.cluster.pod("p")
-    assert found is not None
-    found["spec"]["containers"][0]["image"] = "busybox"
-    await room.cluster.client.update(PODS, found)
+
+    async def waits() -> bool:
+        return (await main(room))["state"].get("waiting") == {"reason": "InvalidImageName", "message": text}
+
+    await room.until("the container to wait", waits)
+    image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "busybox"}]
+    await room.cluster.client.patch(PODS, "p", image, "default")
     await ready(room)

@@ -226,16 +226,13 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
-        import time
         import pytest
         from dra_kubeletplugin.testing import ClaimSpec, PodError, Request
 
         @pytest.mark.dra(environment={"FPGA_REFUSES": "yes"})
         def test_refused_for_good(node):
-            began = time.monotonic()
             with pytest.raises(PodError, match="will not run: PERMANENT: the bitstream is for another board") as e:
-                node.run_pod(timeout=60, patience=60)
-            assert time.monotonic() - began < 30
+                node.run_pod(timeout=3600, patience=3600)  # this process does not live as long
             assert "PERMANENT: the bitstream is for another board" in str(e.value)
             reasons = [(event.reason, event.message) for event in e.value.events]
             assert len(reasons) == len(set(reasons))
@@ -288,7 +285,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
         @pytest.mark.dra(timers=Timers(wipe=0.1))
         def test_timers(node, api):
             node.stop()
-            node.wait_published([], timeout=10)
+            node.wait_published([])
 
         @pytest.mark.dra(driver=Fpga, host={"functions": []})
         def test_nearest(node, api, local_cluster):

@@ -81,7 +81,7 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
                 api.faults.served = after
                 api.drop_connections()  # it was restarted
                 best = "v1" if "v1" in after else "v1beta2"
-                await until("the other version", lambda: len([s for s in seen if s[0] == "SYNCED"]) == 2)
+                await until("the other version", lambda: seen.count(("SYNCED", "")) >= 2)
                 assert await client.dra_version() == best
                 await client.create(Resource("resource.k8s.io", best, SLICES), a_slice("new"))
                 await until("the object", lambda: ("ADDED", "new") in seen)
@@ -100,7 +100,7 @@ async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() 
         await until("a list in the other version", lambda: any("/v1beta1/" in path for _, path in api.faults.calls))
         for found in published:
             api.storage.remove("resourceslices.resource.k8s.io", "", found["metadata"]["name"])
-        await until("the slices", lambda: api.storage.list("resourceslices.resource.k8s.io"), 15)
+        await until("the slices", lambda: api.storage.list("resourceslices.resource.k8s.io"))
         await until("no fault any more", lambda: not node.plugin.publisher.fault)
         api.faults.served = None
 
@@ -134,7 +134,8 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
         following(Reflector(client, NODES)) as seen,
     ):
         await until("another list", lambda: seen.count(("SYNCED", "")) >= 2)
-        assert sum(b"watch=true" in r for r in peer.requests) <= 4
+        first, second = [i for i, r in enumerate(peer.requests) if b"watch=true" not in r][:2]
+        assert second - first - 1 <= 4, "watches between two lists"
 
 
 async def test_it_says_how_it_stands() -> None:
@@ -153,10 +154,11 @@ async def test_it_says_how_it_stands() -> None:
         async with following(reflector) as seen:
             await until("a fault", lambda: "etcd is away" in reflector.fault)
             assert reflector.heard == 0.0
+            began = time.monotonic()
             away = False
             await until("an event", lambda: ("ADDED", "b") in seen)
             assert reflector.fault == ""
-            assert 0 <= time.monotonic() - reflector.heard < 10
+            assert began <= reflector.heard <= time.monotonic()
             assert reflector.items == {}
             away = True
             peer.cut()

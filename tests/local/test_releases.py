@@ -11,7 +11,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, SLICES
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
 from dra_kubeletplugin.local.apiserver import ApiServer
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.resources.releases import RELEASES, Features, Stage, stage
@@ -268,17 +268,17 @@ def counted(name: str, *groups: str) -> JSON:
     return {"name": name, "consumesCounters": [drawn | ({"compatibilityGroups": list(groups)} if groups else {})]}
 
 
-async def allocated(cluster: LocalCluster, *pods: JSON) -> dict[str, JSON]:
-    """Applies pods one after the other; claim → its allocation, once the scheduler has told of each pod."""
-    for one in pods:
-        await cluster.apply(one)
-        name = one["metadata"]["name"]
+async def allocated(cluster: LocalCluster, *pods: JSON, bound: int) -> dict[str, JSON]:
+    """Claim → its allocation, once so many of the pods have a node and the others were told why they have none."""
+    names = {p["metadata"]["name"] for p in pods}
+    await cluster.apply(*pods)
 
-        async def told(name: str = name) -> bool:
-            found = await cluster.pod(name) or {}
-            return bool(found["spec"].get("nodeName")) or any("FailedScheduling" in e for e in cluster.events(name))
+    async def told() -> bool:
+        there = {p["metadata"]["name"] for p in (await cluster.client.list(PODS))["items"] if p["spec"].get("nodeName")}
+        refused = [n for n in names - there if any("FailedScheduling" in e for e in cluster.events(n))]
+        return len(names & there) >= bound and len(refused) == len(names - there)
 
-        await cluster.wait(f"the scheduler's word on {name}", told)
+    await cluster.wait(f"the scheduler's word on {sorted(names)}", told)
     return {c["metadata"]["name"]: c["status"]["allocation"] for c in cluster.claims() if c["status"].get("allocation")}
 
 
@@ -294,7 +294,8 @@ async def test_devices_of_one_card_go_together_only_where_they_have_a_compatibil
         for one in (sets, parts):
             one["spec"]["pool"]["resourceSliceCount"] = 2
         await cluster.apply(device_class(), sets, parts, *(claim(f"c{i}") for i in range(4)))
-        found = await allocated(cluster, *(pod(f"p{i}", claims=[f"c{i}"]) for i in range(4)))
+        pods = [pod(f"p{i}", claims=[f"c{i}"]) for i in range(4)]
+        found = await allocated(cluster, *pods, bound=2 if on else 4)
         taken = sorted(r["device"] for a in found.values() for r in a["devices"]["results"])
         assert taken == (["a", "c"] if on else ["a", "b", "c", "d"])
 
@@ -311,7 +312,7 @@ async def test_steps_of_a_range_are_counted_in_thousandths_since_1_37(release: s
         spec = claim_spec()
         spec["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"cores": "350m"}}
         await cluster.apply(device_class(), slice_of("node-1", [shared]), claim("c", spec))
-        found = await allocated(cluster, pod("p", claims=["c"]))
+        found = await allocated(cluster, pod("p", claims=["c"]), bound=1)
         [result] = found["c"]["devices"]["results"]
         assert result["consumedCapacity"] == {"cores": taken}
 
@@ -338,7 +339,7 @@ async def test_lists_match_where_they_have_a_value_in_common() -> None:
         spec = claim_spec(count=2)
         spec["devices"]["constraints"] = [{"matchAttribute": f"{DRIVER}/numa"}]
         await cluster.apply(device_class(), slice_of("node-1", devices), claim("c", spec))
-        found = await allocated(cluster, pod("p", claims=["c"]))
+        found = await allocated(cluster, pod("p", claims=["c"]), bound=1)
         assert [r["device"] for r in found["c"]["devices"]["results"]] == ["d0", "d2"]
 
 
@@ -524,11 +525,12 @@ async def test_a_rule_keeps_pods_from_devices_and_evicts_them_where_its_gate_is_
         on = cluster.features.has("DRADeviceTaintRules")
         there = slice_of("node-1", ["a", "b"])
         there["spec"]["skipNodeOperations"] = ["*"]
-        await cluster.apply(device_class(), there, claim("c0"), claim("c1"))
+        # Before there is a device to be had.
         await cluster.apply(rule(version, "NoSchedule", driver=DRIVER, device="a"))
+        await cluster.apply(device_class(), there, claim("c0"), claim("c1"))
         rules = Resource("resource.k8s.io", version, "devicetaintrules")
         async with Room(cluster).plugin() as _:
-            found = await allocated(cluster, pod("p0", claims=["c0"]))
+            found = await allocated(cluster, pod("p0", claims=["c0"]), bound=1)
             assert [r["device"] for r in found["c0"]["devices"]["results"]] == ["b" if on else "a"]
             if not on:
                 return
@@ -541,5 +543,5 @@ async def test_a_rule_keeps_pods_from_devices_and_evicts_them_where_its_gate_is_
 
             await cluster.wait("the eviction", evicted)
             assert "DeviceTaintManagerEviction: Marking for deletion" in cluster.events("p0")
-            found = await allocated(cluster, pod("p1", claims=["c1"]))
+            found = await allocated(cluster, pod("p1", claims=["c1"]), bound=1)
             assert [r["device"] for r in found["c1"]["devices"]["results"]] == ["a"]

@@ -15,7 +15,7 @@ from dra_kubeletplugin.local.events import EventRecorder
 from dra_kubeletplugin.local.informer import Informers
 from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
 
-from .objects import claim_spec, device_class, pod, slice_of, template
+from .objects import claim, claim_spec, device_class, pod, slice_of, template
 
 JSON = dict[str, Any]
 
@@ -150,29 +150,30 @@ async def test_a_flood_of_events_is_one_line_in_the_log_and_its_losses_are_count
 
 
 async def test_a_claim_is_written_once_for_each_pod_that_goes(caplog: pytest.LogCaptureFixture) -> None:
-    """What the controller wrote and its copies do not show yet is not written again."""
+    """What the controller wrote and its copies do not show yet is not written again. The claims are nobody's: nobody else writes them."""
     async with LocalCluster(()) as cluster:
-        await cluster.apply(device_class(), template("t"), slice_of("n", [f"d{i}" for i in range(10)]))
+        names = [f"p{i}" for i in range(10)]
+        claims = [claim(f"c-{n}") for n in names]
+        await cluster.apply(device_class(), slice_of("n", [f"d{i}" for i in range(10)]), *claims)
         amounts = {"cpu": "8", "pods": "110"}
         ready = {"allocatable": amounts, "capacity": amounts}
         await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": ready})
-        names = [f"p{i}" for i in range(10)]
-        await cluster.apply(*[pod(n, templates=["t"]) for n in names])
+        await cluster.apply(*[pod(n, claims=[f"c-{n}"]) for n in names])
 
         async def scheduled() -> bool:
             return all([(await cluster.client.get(PODS, n, "default"))["spec"].get("nodeName") for n in names])
 
         await cluster.wait("all to be scheduled", scheduled)
-        paths = {CLAIMS.path("default", c["metadata"]["name"]) for c in cluster.claims()}
         cluster.api.faults.calls.clear()
         for name in names:
             await cluster.client.delete(PODS, name, "default", grace=0)
 
-        async def gone() -> bool:
-            return not cluster.claims()
+        async def free() -> bool:
+            return not any(c["status"].get("allocation") or c["metadata"].get("finalizers") for c in cluster.claims())
 
-        await cluster.wait("the claims to go", gone)
+        await cluster.wait("the claims to be free", free)
         written = [p.removesuffix("/status") for m, p in cluster.api.faults.calls if m == "PUT"]
+        paths = [CLAIMS.path("default", c["metadata"]["name"]) for c in cluster.claims()]
         assert sorted(p for p in written if p in paths) == sorted([*paths, *paths])  # the status, then the finalizer
         assert not [r.message for r in caplog.records if "resource_claim" in r.message and r.levelname == "WARNING"]
 
@@ -183,10 +184,10 @@ async def test_a_claim_is_deallocated_in_one_write_once_its_pod_has_finished() -
         await cluster.apply(device_class(), template("t", claim_spec()))
         [made] = await cluster.apply(pod("job", templates=["t"]))
 
-        async def claim() -> JSON | None:
+        async def generated() -> JSON | None:
             return next(iter(cluster.claims()), None)
 
-        found = await cluster.wait("the claim", claim)
+        found = await cluster.wait("the claim", generated)
         assert found["metadata"]["ownerReferences"] == [
             {"apiVersion": "v1", "kind": "Pod", "name": "job", "uid": made["metadata"]["uid"], "controller": True}
         ]

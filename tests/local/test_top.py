@@ -334,3 +334,9 @@ async def test_thousands_of_devices_are_lines_only_where_they_are_seen(cluster: 
         await pilot.press("c", "end")
         assert len(rows.entries) == 30 * 129 + 5
         assert len(made) < 20 * rows.size.height
+
+
+async def test_a_look_that_comes_while_the_screen_ends_is_no_fault(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "gpu-3", devices_of(app))
+    app.look()

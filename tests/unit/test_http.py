@@ -9,8 +9,9 @@ import email.utils
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -334,3 +335,23 @@ async def test_a_client_that_connects_while_the_server_closes_is_not_left_waitin
     with client, contextlib.suppress(ConnectionResetError):
         async with asyncio.timeout(30):
             assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
+def begins_late(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **how: Any) -> asyncio.Task[Any]:
+    """A server's connections wait a moment before their first step, as a loop that has much to do has them wait."""
+
+    async def late() -> Any:
+        await asyncio.sleep(0.05)
+        return await coroutine
+
+    begins = late() if coroutine.__qualname__ == "HttpServer._connection" else coroutine
+    return asyncio.Task(begins, loop=loop, **how)
+
+
+async def test_what_a_client_sends_before_its_connection_is_begun_with_is_not_lost(tmp_path: Path) -> None:
+    ca = authority(tmp_path)
+    tls, trusting = server_side(signed(tmp_path, ca, "server")), ssl.create_default_context(cafile=ca.cert)
+    trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as above
+    asyncio.get_running_loop().set_task_factory(begins_late)
+    async with serving(None, tls=tls) as port:
+        assert (await get(port, tls=trusting)).endswith(b"ok /healthz")

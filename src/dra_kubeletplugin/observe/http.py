@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -152,9 +152,9 @@ class HttpServer:
         Raises ``OSError`` where the address cannot be had.
         """
         if self._host:
-            self._server = await asyncio.start_server(self._accepted, self._host, self._port)
+            self._server = await asyncio.start_server(self._accept, self._host, self._port)
         else:
-            self._server = await asyncio.start_server(self._accepted, sock=_any(self._port))
+            self._server = await asyncio.start_server(self._accept, sock=_any(self._port))
         host, port = self._server.sockets[0].getsockname()[:2]
         shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls else 'http'}://{shown}:{port}"
@@ -176,33 +176,38 @@ class HttpServer:
         for task in list(self._tasks):
             task.cancel()
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
-        if self.tls:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]  # a handshake's first bytes are not the reader's
-        return self._connection(reader, writer)
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        connection = _Connection(self.handler, reader, writer, self._bodies)
-        assert self._server
-        if not self._server.is_serving() or not self._room():
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection counts from here on, not from its task's first step: a stop, or the client's first bytes, may come between."""
+        if (self._server and not self._server.is_serving()) or not self._room():
             writer.transport.abort()
             return
+        if self.tls:
+            writer.transport.pause_reading()  # type: ignore[attr-defined] # what is read before the handshake is lost to it
+        connection = _Connection(self.handler, reader, writer, self._bodies)
+        task = asyncio.create_task(self._connection(connection, writer, self.tls))
         self._tasks[task] = connection
+
+        def ended(_: object) -> None:
+            self._tasks.pop(task, None)
+            writer.transport.abort()
+
+        task.add_done_callback(ended)
+
+    async def _connection(
+        self, connection: _Connection, writer: asyncio.StreamWriter, tls: ssl.SSLContext | None
+    ) -> None:
         try:
-            if self.tls:  # here, because a handshake takes a third of a MiB: it counts as a connection
-                await writer.start_tls(self.tls, ssl_handshake_timeout=self._limits.head_timeout)
+            if tls:  # here, because a handshake takes a third of a MiB: it counts as a connection
+                await writer.start_tls(tls, ssl_handshake_timeout=self._limits.head_timeout)
             await connection.serve()
         except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
             pass
         finally:
-            del self._tasks[task]
+            self._tasks.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 async with asyncio.timeout(_CLOSE):
                     await writer.wait_closed()
-            writer.transport.abort()
 
     def _room(self) -> bool:
         """Makes room for one more connection; False where all that are open are at work."""

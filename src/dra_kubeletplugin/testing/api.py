@@ -25,6 +25,9 @@ TIMEOUT = 20.0  # seconds until waiting is given up
 PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose claims fail
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
+_ONE_LOOK = (
+    10.0  # seconds: an error tells what was seen, so there is one look however short the wait and slow the machine
+)
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
@@ -134,11 +137,15 @@ class AsyncApi:
         """
         __tracebackhide__ = True
         pause, longest = _PAUSES
+        end = asyncio.get_running_loop().time() + timeout
         try:
-            async with asyncio.timeout(timeout):
-                while not (found := await check()):
+            async with asyncio.timeout(max(timeout, _ONE_LOOK)) as limit:
+                found = await check()
+                limit.reschedule(end)
+                while not found:
                     await asyncio.sleep(pause)
                     pause = min(pause * 1.5, longest)
+                    found = await check()
                 return found
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g} s for {what}") from None

@@ -124,6 +124,8 @@ class Top(App[None]):
 
     def look(self) -> None:
         """Shows what is new, if anything is. What is paused stays."""
+        if not self.is_running:
+            return  # it ends: its rows go before its timer
         pods = self.query_one("#pods", Rows)
         self._live.reasons.show([e.row for e in pods.seen if isinstance(e.row, PodRow)])
         minute = int(time.time() // 10)  # ages grow though nothing happens

@@ -1,12 +1,13 @@
 """Whether a node's kubelet is still heard: by its Lease, as seen on our own clock. One that is not makes the node's state unknown.
 
 Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. A node without a Lease, which somebody made by
-hand, is left alone.
+hand, is left alone. Looks are counted, and no seconds: a machine that stood still has heard nobody, and no node is away for that.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...kube import KubeClient
@@ -20,6 +21,16 @@ from .base import Controller, Key
 JSON = dict[str, Any]
 _OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _SILENT = {"reason": NOT_HEARD, "message": "Kubelet stopped posting node status."}
+_LOOKS = 10  # in the time of grace: --node-monitor-period is 5 s, a tenth of it
+
+
+@dataclass
+class _Heard:
+    """What a node's Lease said, how often we looked since without another word, and when we look again."""
+
+    said: str
+    next: float
+    looks: int = 0
 
 
 class NodeMonitor(Controller):
@@ -35,7 +46,7 @@ class NodeMonitor(Controller):
     def __init__(self, client: KubeClient, informers: Informers, grace: float) -> None:
         super().__init__(client, informers, (NODES, LEASES, PODS))
         self._grace = grace
-        self._renewed: dict[str, tuple[str, float]] = {}  # node → what its Lease said, and when we first saw that
+        self._heard: dict[str, _Heard] = {}  # by node
         self.watch(LEASES, self._lease)
 
     def _lease(self, change: Change) -> None:
@@ -44,20 +55,23 @@ class NodeMonitor(Controller):
         if meta.get("namespace") != NAMESPACE:
             return
         if change.gone:
-            self._renewed.pop(meta["name"], None)
+            self._heard.pop(meta["name"], None)
             return
         said = str(spec.get("renewTime"))
-        if self._renewed.get(meta["name"], ("", 0.0))[0] != said:
-            self._renewed[meta["name"]] = said, time.monotonic()
+        known = self._heard.get(meta["name"])
+        if known is None or known.said != said:
+            self._heard[meta["name"]] = _Heard(said, time.monotonic() + self._grace / _LOOKS)
         self.queue.add(Key(NODES, "", meta["name"]))
 
     async def reconcile(self, key: Key) -> None:
-        node, heard = self.informers.find(NODES, key.name), self._renewed.get(key.name)
+        node, heard = self.informers.find(NODES, key.name), self._heard.get(key.name)
         if node is None or heard is None:
             return
-        left = heard[1] + self._grace - time.monotonic()
-        if left > 0:
-            self.queue.add_after(key, left)
+        clock = time.monotonic()
+        if clock >= heard.next:
+            heard.looks, heard.next = heard.looks + 1, clock + self._grace / _LOOKS
+        if heard.looks < _LOOKS:
+            self.queue.add_after(key, heard.next - clock)
             return
         known = {c["type"]: c for c in (node.get("status") or {}).get("conditions") or []}
         if known.get("Ready", {}).get("status") != "Unknown":
