@@ -26,7 +26,7 @@ from dra_kubeletplugin.kube.resource import PODS
 from tests.crash.faults import Faults
 from tests.crash.harness import Box, box, small_cdi
 
-_CALL = 15.0  # seconds after which the kubelet gives a call up; the plugin answers within CALL_TIMEOUT, unless it is stopped
+_CALL = 45.0  # seconds after which the kubelet gives a call up; the plugin answers within CALL_TIMEOUT, unless it is stopped
 _SETTLE = 60.0  # seconds from the end of all faults until every pod runs that can, and nothing moves
 _ROUNDS = 10  # between two moments of quiet
 _PODS = 8  # of which a node with four devices runs two to four

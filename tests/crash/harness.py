@@ -251,10 +251,17 @@ class Box:
 
 
 @contextlib.asynccontextmanager
-async def box(folder: Path, *, proxied: bool = False, call: float = TIMERS.call) -> AsyncIterator[Box]:
-    """Socket paths are short, so the cluster keeps its own folder below /tmp. ``call`` is the kubelet's time-out in seconds."""
+async def box(
+    folder: Path, *, proxied: bool = False, call: float = TIMERS.call, retry: float = TIMERS.retry
+) -> AsyncIterator[Box]:
+    """Socket paths are short, so the cluster keeps its own folder below /tmp.
+
+    ``call`` is the kubelet's time-out and ``retry`` its wait before the next try, in seconds.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(LocalCluster(timers=dataclasses.replace(TIMERS, call=call)))
+        cluster = await stack.enter_async_context(
+            LocalCluster(timers=dataclasses.replace(TIMERS, call=call, retry=retry))
+        )
         await cluster.apply(pods.device_class("devices", DRIVER))
         proxy = Proxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None
         b = Box(cluster, folder, proxy and await stack.enter_async_context(proxy))

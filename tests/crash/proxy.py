@@ -88,7 +88,7 @@ class Proxy:
             writer.transport.abort()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._upstream)
+        up_reader, up_writer = await self._connected()
         pumps = [
             asyncio.create_task(self._pump(reader, up_writer, writer, asks=True)),
             asyncio.create_task(self._pump(up_reader, writer, writer, asks=False)),
@@ -96,12 +96,22 @@ class Proxy:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            up_writer.transport.abort()  # first: the next awaits may be cancelled
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            up_writer.transport.abort()
             with contextlib.suppress(OSError):
                 await up_writer.wait_closed()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the API server. One that is cancelled while asyncio makes it would belong to nobody who could close it."""
+        making = asyncio.create_task(asyncio.open_connection(*self._upstream))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            _, writer = await making
+            writer.transport.abort()
+            raise
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, client: asyncio.StreamWriter, *, asks: bool

@@ -80,7 +80,8 @@ class Room:
     """One instance. ``claims`` is what the rest of a plugin would use."""
 
     def __init__(self, folder: Path, driver: Driver, api: Api, boot: str, **options: Any) -> None:
-        options = {"call_timeout": 10, "lock_wait": 1, "reconcile_grace": 0, **options}
+        # Nobody who is only slow is given up.
+        options = {"call_timeout": 60, "lock_wait": 30, "reconcile_grace": 0, **options}
         self.settings = Settings(
             driver_name=driver.name, node_name="node", kubelet_root=folder, cdi_root=folder / "cdi", **options
         )

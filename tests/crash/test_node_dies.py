@@ -20,6 +20,7 @@ from dra_kubeletplugin.host import described
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.local.kubelet.node import NOT_HEARD
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.crash.harness import DRIVER, Box
 
@@ -34,7 +35,7 @@ EVICTED = [
 @contextlib.asynccontextmanager
 async def two_nodes(folder: Path) -> AsyncIterator[tuple[Box, Box]]:
     """Each with the plugin as a process of its own, and with hardware of its own."""
-    timers = Timers(look=0.02, retry=0.1, wipe=30, away=2.0)
+    timers = Timers(look=0.02, retry=0.1, wipe=30, away=600)  # a machine that is only busy loses no node
     async with LocalCluster(("node-1", "node-2"), timers=timers) as cluster:
         await cluster.apply(pods.device_class("devices", DRIVER))
         boxes = []
@@ -62,10 +63,17 @@ def on(node: str, name: str, claim: str) -> JSON:
 
 
 async def died(b: Box, *, plugin: bool = True) -> None:
-    """The kubelet is gone, and the plugin at once with it, with whatever was under way; and the cluster knows."""
+    """The kubelet is gone, and the plugin at once with it, with whatever was under way; and the cluster knows.
+
+    What the node controller says of such a node is said for it, so that this does not depend on time.
+    """
     await b.node.kubelet.stop()
     if plugin:
         await b.kill()
+    conditions = (await b.cluster.client.get(NODES, b.node.name))["status"]["conditions"]
+    unknown = {"status": "Unknown", "reason": NOT_HEARD}
+    status = {"conditions": [c | unknown if c["type"] == "Ready" else c for c in conditions]}
+    await b.cluster.client.patch(NODES, b.node.name, {"status": status}, sub="status")
 
     async def known() -> bool:
         spec = (await b.cluster.client.get(NODES, b.node.name))["spec"]

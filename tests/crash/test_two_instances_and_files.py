@@ -33,12 +33,16 @@ class Plain(Driver):
 
 def meanwhile(
     monkeypatch: pytest.MonkeyPatch, files: Files, method: str, work: Callable[[], Awaitable[object]]
-) -> None:
-    """Before ``method`` does its part, another instance does ``work``, or as much of it as it can in that time."""
-    loop, real = asyncio.get_running_loop(), getattr(files, method)
+) -> asyncio.Event:
+    """Before ``method`` does its part, another instance does ``work``, or as much of it as it can in that time.
 
-    async def begun() -> object:
-        return await work()
+    Answers what is set when all of it is done.
+    """
+    loop, real, done = asyncio.get_running_loop(), getattr(files, method), asyncio.Event()
+
+    async def begun() -> None:
+        await work()
+        done.set()
 
     def after(*args: Any) -> Any:
         monkeypatch.undo()
@@ -47,6 +51,7 @@ def meanwhile(
         return real(*args)
 
     monkeypatch.setattr(files, method, after)
+    return done
 
 
 async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
@@ -55,9 +60,9 @@ async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
     api, later = Api(), Plain()
     ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
-        meanwhile(monkeypatch, old.claims.files, "note", lambda: new.unprepare(ref))
+        done = meanwhile(monkeypatch, old.claims.files, "note", lambda: new.unprepare(ref))
         await old.prepare(ref)
-        await until(lambda: not new.claims.flights.uids)
+        await done.wait()
         assert not old.claims.files.specs.note_path("a").exists()
     async with room(tmp_path, later, api) as third:
         assert await third.records() == {}
@@ -75,12 +80,13 @@ async def test_files_that_are_mended_while_another_instance_unprepares_the_claim
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
         await old.prepare(ref)
         old.claims.files.specs.path("a").unlink()
-        meanwhile(monkeypatch, old.claims.files, step, lambda: new.unprepare(ref))
+        done = meanwhile(monkeypatch, old.claims.files, step, lambda: new.unprepare(ref))
         if who == "prepare":
             await old.prepare(ref)
         else:
             await old.claims.reconciler.once(ask_server=False)
-        await until(lambda: not old.claims.flights.uids and not new.claims.flights.uids)
+        await done.wait()
+        await until(lambda: not old.claims.flights.uids)
         assert await new.records() == {}
         assert list(old.settings.cdi_root.iterdir()) == []
 
@@ -91,9 +97,9 @@ async def test_an_unprepare_of_what_is_not_known_leaves_what_another_instance_pr
     api = Api()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
-        meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
+        done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
         assert await old.unprepare(ref) == ()
-        await until(lambda: not new.claims.flights.uids)
+        await done.wait()
         assert await new.records() == {"a": "Prepared"}
         assert new.claims.files.specs.exists("a")
 
@@ -105,8 +111,8 @@ async def test_what_looks_like_an_orphan_stays_where_another_instance_prepares_i
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
         with_file(tmp_path, "a", "d-0")
-        meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
+        done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
         await old.claims.engine.undoing.remove_orphan("a")
-        await until(lambda: not new.claims.flights.uids)
+        await done.wait()
         assert await new.records() == {"a": "Prepared"}
         assert new.claims.files.specs.exists("a")

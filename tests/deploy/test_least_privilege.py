@@ -123,14 +123,14 @@ async def controller(deployed: Deployed) -> AsyncIterator[Controller]:
     )
     config = await deployed.config("Deployment", await deployed.pod("Deployment"))
     async with Controller(make(Fabric, Role.CONTROLLER), settings, config).running() as running:
-        await running.ready(20)
+        await running.ready(60)
         yield running
 
 
 async def look_again(running: Plugin | Controller) -> None:
     """Has the driver asked for its devices, and waits until they are published."""
     await running.scan.look()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await running.publisher.current()
 
 

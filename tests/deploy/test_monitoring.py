@@ -179,6 +179,7 @@ def test_each_alert_fires_and_is_quiet_when_it_should(tmp_path: Path) -> None:
 
 
 @needs_prometheus
+@pytest.mark.timeout(400)
 async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tmp_path: Path) -> None:
     class Broken(Sick):
         report: ClassVar[dict[str, Health]] = {}
@@ -197,7 +198,7 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
             async def none_fires() -> bool:
                 return not [r["alert"] for r in rules() if await asked.ask(r["expr"])]
 
-            await cluster.wait("no alert of a plugin that is well", none_fires)
+            await cluster.wait("no alert of a plugin that is well", none_fires, timeout=60)
 
             Broken.report = {"toy-3": Health(False, "hot")}
             await becomes(cluster, asked, "DraDevicesUnhealthy")
@@ -210,7 +211,7 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
             assert (found["node"], found["result"]) == ("node-1", "RETRYABLE")
             Broken.fail, Broken.fail_unprepare = None, RetryableError("stuck")
             await node.api.wait_running("pod")
-            deleting = asyncio.create_task(node.delete_pod())
+            deleting = asyncio.create_task(node.api.delete_pod("pod", timeout=100))
             (found,) = await becomes(cluster, asked, "DraUnprepareErrors")
             assert found["result"] == "UNDO_FAILED"
             Broken.fail_unprepare = None

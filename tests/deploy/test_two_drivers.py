@@ -32,7 +32,7 @@ FPGA: JSON = NPU | {
 }
 BESIDE: JSON = merged(FPGA, {"namespace": NPU["namespace"], "features": {"namespace": False}})
 """In the other's namespace, which is made once."""
-READY = 20.0
+READY = 60.0
 
 
 class Two(Driver):

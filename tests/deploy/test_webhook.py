@@ -128,7 +128,7 @@ class Process:
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **env}, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stderr
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while not self.url:
                 line = (await self.process.stderr.readline()).decode()
                 assert line, self.log

@@ -85,7 +85,7 @@ async def test_as_its_daemonset_runs_it_a_pod_gets_a_device(privileged: bool, im
             for path in sorted((ROOT / "drivers/pci/examples").glob("*.yaml")):
                 await cluster.apply_file(path)
             ended = asyncio.create_task(process.wait())
-            begun = asyncio.create_task(cluster.wait_running("pci-demo", timeout=60))
+            begun = asyncio.create_task(cluster.wait_running("pci-demo", timeout=200))
             await asyncio.wait({ended, begun}, return_when=asyncio.FIRST_COMPLETED)
             assert begun.done(), log.read_text()
             await begun

@@ -10,7 +10,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -266,14 +265,13 @@ async def test_an_exec_plugin_that_is_not_there_is_named(tmp_path: Path) -> None
 async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 0.5)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 2.0)
     gate = tmp_path / "gate"
     body = f"import os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='late')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
-    started = time.monotonic()
-    results = await asyncio.gather(*(credentials.header() for _ in range(32)), return_exceptions=True)
-    assert all(isinstance(r, ApiError) and "takes longer than 0.5s" in str(r) for r in results), results
-    assert time.monotonic() - started < 32 * 0.5 / 2, "not one after the other"
+    async with asyncio.timeout(100):  # not one after the other
+        results = await asyncio.gather(*(credentials.header() for _ in range(64)), return_exceptions=True)
+    assert all(isinstance(r, ApiError) and "takes longer than 2s" in str(r) for r in results), results
     gate.touch()
     async with asyncio.timeout(60):
         while True:

@@ -146,7 +146,7 @@ async def served(state: State, address: str) -> AsyncIterator[str]:
 async def asked(url: str) -> tuple[int, str]:
     def ask() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as e:
             with e:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -517,9 +516,7 @@ def hard_to_place(limit: float, patience: float = math.inf) -> Cycle:
 
 def test_the_time_for_all_nodes_is_bounded() -> None:
     cycle = hard_to_place(0.1)
-    started = time.monotonic()
-    assert cycle.feasible() == []
-    assert time.monotonic() - started < 5
+    assert cycle.feasible() == []  # else it would take hours
     assert {r.reasons for r in cycle.rejected.values()} == {("timed out trying to allocate devices",)}
 
 

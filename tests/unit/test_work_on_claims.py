@@ -118,6 +118,7 @@ async def test_work_puts_the_rest_off_but_not_for_ever(
 ) -> None:
     held, batcher = gate
     monkeypatch.setattr(module, "_QUIET", 60.0)
+    monkeypatch.setattr(module, "_LATEST", 600.0)
     for _ in range(5):
         await batcher.submit(1)
     assert held.idle == 0
@@ -131,6 +132,7 @@ async def test_of_waits_for_a_rest_only_the_last_is_left(
 ) -> None:
     held, batcher = gate
     monkeypatch.setattr(module, "_QUIET", 61.0)
+    monkeypatch.setattr(module, "_LATEST", 600.0)
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
