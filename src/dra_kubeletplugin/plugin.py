@@ -102,7 +102,9 @@ class Plugin:
         self.notices = Notices(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
-        self.registration = Registration(settings.driver_name, self.paths.dra, services, self.metrics)
+        self.registration = Registration(
+            settings.driver_name, self.paths.dra, services, self.metrics, self.claims.kubelet_came
+        )
         served = [NodeService(self.claims, self.metrics).add_to]
         if driver.reports_health:
             served.append(HealthService(self.inventory).add_to)

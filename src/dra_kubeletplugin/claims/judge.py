@@ -129,7 +129,8 @@ class Judge:
 
     def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Verdict:
         if self.answers(found) and found.same_allocation(wanted):
-            if not found.name:
+            # That it was asked for tells another instance, which found the claim gone just before, that it is not.
+            if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
                 rows.update(db, found, fence)
@@ -180,8 +181,9 @@ class Judge:
     def reclaim(self, db: sqlite3.Connection, seen: Record) -> Verdict:
         """For a prepared claim that the API server does not have any more, if it is still the one that was looked at."""
         row = rows.read(db, seen.uid)
-        same = isinstance(row, Record) and row.fence == seen.fence and row.created == seen.created
-        return self._mark(db, row) if same and isinstance(row, Record) else Nothing()
+        if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
+            return Nothing()
+        return self._mark(db, row) if row.fence == seen.fence else Nothing()
 
     def tidy(self, db: sqlite3.Connection, uid: str) -> Verdict:
         """For what a dead process left, or an undo that failed. Prepared claims are left alone."""

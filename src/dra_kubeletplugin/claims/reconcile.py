@@ -26,6 +26,7 @@ from .verify import ClaimRef, Verifier
 log = logging.getLogger(__name__)
 _FAILURES = 3  # questions to the API server that fail before a pass asks no more
 _ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
+_Key = tuple[str, float]  # a record's claim, and when it was made: one claim may be prepared again
 
 
 @dataclass
@@ -77,9 +78,14 @@ class Reconciler:
         self.grace = grace
         self.patience = patience
         self.last: Report | None = None
-        self._gone_since: dict[str, float] = {}
+        self._gone_since: dict[_Key, float] = {}
+        self._unknown: set[str] = set()  # UIDs of claims that could not be read when they were last asked for
         self._was_away = False  # the kubelet, when it was last asked for
         self._left: set[str] = set()  # UIDs of claims of which it was told that they are left to the kubelet
+
+    def kubelet_came(self) -> None:
+        """A kubelet that starts first ends what it missed: each grace begins anew."""
+        self._gone_since.clear()
 
     async def run(self, interval: float) -> None:
         """Never returns. A fault of the outside is logged and waits for the next pass."""
@@ -137,25 +143,25 @@ class Reconciler:
         now = time.monotonic()
         over: dict[str, Record] = {}
         failures = 0
-        for record in records:
+        for record in sorted(records, key=lambda r: r.uid in self._unknown):  # else a few bad ones hide all others
             if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
                 continue
+            key = (record.uid, record.created)
             try:
-                claim = await self.verifier.fetch(ClaimRef(record.namespace, record.name, record.uid))
+                live = await self._is_live(record)
             except ApiUnavailableError as e:
                 log.warning("what became of claim %s is not known: %s", record.shown, e)
+                self._unknown.add(record.uid)
                 failures += 1
                 if failures == _FAILURES:
                     break  # the server is away, and each question waits for it
                 continue
-            if claim is not None and self.verifier.has(claim, record):
-                self._gone_since.pop(record.uid, None)
-                self._left.discard(record.uid)
-            elif claim is not None and self.verifier.may_be_in_use(claim, record):
-                self._gone_since.pop(record.uid, None)
-                self._leave(record)
-                report.waiting.append(record.uid)
-            elif now - self._gone_since.setdefault(record.uid, now) < self.grace:
+            self._unknown.discard(record.uid)
+            if live:
+                self._gone_since.pop(key, None)
+                if record.uid in self._left:
+                    report.waiting.append(record.uid)
+            elif now - self._gone_since.setdefault(key, now) < self.grace:
                 report.waiting.append(record.uid)
             else:
                 over[record.uid] = record
@@ -163,13 +169,39 @@ class Reconciler:
             report.waiting += over
             self._gone_since.clear()
             over.clear()
-        known = {r.uid for r in records}
-        self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in known}
-        self._left &= known
-        for record in over.values():
+        known = {(r.uid, r.created) for r in records}
+        self._gone_since = {key: since for key, since in self._gone_since.items() if key in known}
+        uids = {uid for uid, _ in known}
+        self._left &= uids
+        self._unknown &= uids
+        await self._all(over, lambda uid: self._reclaim(over[uid]), report.unprepared, report)
+
+    async def _is_live(self, record: Record) -> bool:
+        """Whether a claim has what was prepared for it, or a pod of this node may.
+
+        Raises :class:`ApiUnavailableError`.
+        """
+        claim = await self.verifier.fetch(ClaimRef(record.namespace, record.name, record.uid))
+        has = claim is not None and self.verifier.has(claim, record)
+        if claim is not None and not has and self.verifier.may_be_in_use(claim, record):
+            self._leave(record)
+            return True
+        self._left.discard(record.uid)
+        return has
+
+    async def _reclaim(self, record: Record) -> bool:
+        async def is_over() -> bool:
+            try:
+                if (record.uid, record.created) not in self._gone_since or await self._is_live(record):
+                    return False  # a kubelet has come meanwhile, or the claim has its devices again
+            except ApiUnavailableError as e:
+                log.warning("what became of claim %s is not known: %s", record.shown, e)
+                return False
             what = "is gone from the API server, or has its devices no more, and nobody unprepared it"
             log.warning("claim %s %s: doing it now", record.shown, what)
-        await self._all(over, lambda uid: self.undoing.reclaim(over[uid]), report.unprepared, report)
+            return True
+
+        return await self.undoing.reclaim(record, is_over)
 
     async def _must_wait(self) -> bool:
         """While the kubelet is away what it started may run on, also where the API server knows nothing of it any more."""

@@ -106,6 +106,10 @@ class Claims:
         """See :meth:`Engine.unprepare`."""
         return await self.engine.unprepare(refs)
 
+    def kubelet_came(self) -> None:
+        """To be called whenever a kubelet has registered the plugin."""
+        self.reconciler.kubelet_came()
+
     # --- calls of the driver --------------------------------------------------------------------
 
     def update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:

@@ -210,12 +210,22 @@ class Undoing:
         """Undoes what a dead process left, or an undo that failed; True where there was something."""
         return await self._tidy(uid, lambda db: self.judge.tidy(db, uid))
 
-    async def reclaim(self, seen: Record) -> bool:
-        """Unprepares a claim that the API server does not have any more, if it is still as it was seen."""
-        return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen))
+    async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
+        """Unprepares a claim that the API server does not have any more, if it is still as it was seen.
 
-    async def _tidy(self, uid: str, judge: Callable[[Connection], Verdict]) -> bool:
+        ``is_over`` looks once more, when no prepare of ours can answer for the claim: it may have got its devices again since.
+        """
+        return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen), is_over)
+
+    async def _tidy(
+        self,
+        uid: str,
+        judge: Callable[[Connection], Verdict],
+        is_over: Callable[[], Awaitable[bool]] | None = None,
+    ) -> bool:
         async def work() -> bool:
+            if is_over and not await is_over():
+                return False
             verdict = await self.judged(judge)
             if isinstance(verdict, Undo):
                 await self.undo(verdict)

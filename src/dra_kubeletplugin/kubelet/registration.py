@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,25 @@ _HINTS = {
 class Registration(pb_grpc.RegistrationServicer):
     """Answers from memory: the kubelet waits one second for GetInfo and retries but weakly.
 
-    ``registered`` is set while the kubelet accepts us; ``error`` is its last refusal.
+    ``registered`` is set while the kubelet accepts us; ``error`` is its last refusal. ``accepted`` is called each time that it does:
+    a kubelet that was restarted asks anew.
     """
 
-    def __init__(self, driver: str, endpoint: Path, services: Sequence[str], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        driver: str,
+        endpoint: Path,
+        services: Sequence[str],
+        metrics: Metrics,
+        accepted: Callable[[], None] = lambda: None,
+    ) -> None:
         self._info = pb.PluginInfo(
             type=PLUGIN_TYPE, name=driver, endpoint=str(endpoint), supported_versions=list(services)
         )
         self.registered = asyncio.Event()
         self.error = ""
         self.metrics = metrics
+        self._accepted = accepted
         self._since: float | None = time.monotonic()  # None once that was measured: the kubelet comes back by itself
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -72,6 +81,7 @@ class Registration(pb_grpc.RegistrationServicer):
                 log.info("registered with the kubelet after %.0f ms", elapsed * 1000)
             self.error = ""
             self.registered.set()
+            self._accepted()
         else:
             self.registered.clear()
             self.error = request.error or "no reason given"
