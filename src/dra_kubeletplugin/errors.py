@@ -30,8 +30,6 @@ from __future__ import annotations
 import re
 from typing import ClassVar, TypeGuard, TypeVar
 
-from .wording import first
-
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 1024
@@ -351,12 +349,6 @@ class ConfigError(ClaimError):
     code = "DRA-E117"
     reason = "INVALID_CONFIG"
     help = "Correct the named field in the DeviceClass or ResourceClaim (spec.devices.config[].opaque.parameters)."
-
-    def __init__(self, *wrong: str, at: str = "") -> None:
-        """``wrong`` has a sentence for each thing, ``at`` is where all of them are; the message tells as many as an event has room for."""
-        head = f"{at}: " if at else ""
-        self.faults = tuple(head + w for w in wrong)
-        super().__init__(head + first(wrong, "; "))
 
 
 class ApiUnavailableError(ClaimError):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import clip, printable
-from ..wording import near
+from ..errors import ConfigError, clip, printable
+from ..wording import first, near
 from .config import Config, Steps
 from .every_fault import Fault
 
@@ -16,6 +16,14 @@ JSON = Mapping[str, Any]
 
 _MOST = 12  # fields that are told where none is near
 _LONGEST = 80  # bytes of a key in a path
+
+
+def refusal(*wrong: str, at: str = "") -> ConfigError:
+    """With a sentence for each thing that is wrong, all of them ``at`` one place; its message has as many as an event has room for."""
+    head = f"{at}: " if at else ""
+    error = ConfigError(head + first(wrong, "; "))
+    error.faults = tuple(head + w for w in wrong)
+    return error
 
 
 def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ..errors import ConfigError, DraError, DriverFailedError, printable
 from ..interruption import Interrupted
 from ..wording import near
 from .config import Config, Refused, as_json, checked, converted
-from .config_faults import path_of, told
+from .config_faults import path_of, refusal, told
 from .data import plain_json
 from .every_fault import MOST, Fault, every
 from .merging import Layer, came_from, difference, laid_over
@@ -89,7 +89,7 @@ def together(entries: Iterable[Entry], kinds: Sequence[type[Config]], driver: st
         except ConfigError as e:
             wrong.append(e)
     if wrong:
-        raise wrong[0] if len(wrong) == 1 else ConfigError(*(fault for e in wrong for fault in e.faults))
+        raise wrong[0] if len(wrong) == 1 else refusal(*(fault for e in wrong for fault in e.faults))
     if below and found is None:
         found = _newest(below, kinds)
     if found is None and kinds:
@@ -175,11 +175,11 @@ def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where
 def _given(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Given | None:
     """None for an object of somebody else's kind."""
     if not isinstance(parameters, Mapping):
-        raise ConfigError("opaque.parameters must be an object", at=where)
+        raise refusal("opaque.parameters must be an object", at=where)
     try:
         given = plain_json(dict(parameters), "parameters")
     except ValueError as e:
-        raise ConfigError(str(e), at=where) from None
+        raise refusal(str(e), at=where) from None
     fields = dict(given)
     api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
     cls = _choose(kinds, api_version, kind, driver, where)
@@ -217,7 +217,7 @@ def _judge_partial(given: Given) -> None:
 
 def _refused(given: Given, found: Sequence[Fault]) -> ConfigError:
     """What was found, and which of several layers it comes from."""
-    return ConfigError(
+    return refusal(
         *(
             sentence + (came_from(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
             for fault in found
@@ -240,7 +240,7 @@ def _converted_to(target: type[Config], older: Config, given: Given, *, check: b
         said = (
             [f"{path_of(target, at)[0]}: {text}" for at, text in e.said] if isinstance(e, Refused) else [printable(e)]
         )
-        raise ConfigError(*(f"{step}: {text}{of}" for text in said), at=given.where) from None
+        raise refusal(*(f"{step}: {text}{of}" for text in said), at=given.where) from None
     except (DraError, Interrupted):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
@@ -265,7 +265,7 @@ def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] |
 
 def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:
     if not kinds:
-        raise ConfigError(f"{driver} takes no parameters: remove this entry", at=where)
+        raise refusal(f"{driver} takes no parameters: remove this entry", at=where)
     if not kind and not api_version and len(kinds) == 1:
         return kinds[0]
     known = versions(kinds)
@@ -276,7 +276,7 @@ def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: 
     ours = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
     if "/" in api_version and group not in ours and group != driver and not group.endswith("." + driver):
         return None  # somebody else's kind, in their domain
-    raise ConfigError(_unknown(api_version, kind, driver, known), at=where)
+    raise refusal(_unknown(api_version, kind, driver, known), at=where)
 
 
 def _unknown(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
