@@ -48,7 +48,7 @@ def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> 
     """
     by_name = {r.driver: r for r in readers}
     known = Counter(_content(entry) for _, entry in _entries(before or {}))
-    out = []
+    out: list[str] = []
     for path, entry in _entries(obj):
         if known and known[content := _content(entry)]:
             known[content] -= 1
@@ -58,7 +58,7 @@ def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> 
             try:
                 judge(entry.get("parameters"), reader.kinds, reader.driver, path)
             except DraError as e:
-                out.append(e.message)
+                out += map(printable, e.faults or (e,))
     return out
 
 

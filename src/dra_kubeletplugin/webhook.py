@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 
 import msgspec
 
-from .errors import SettingsError, clip, describe
+from .driver.checks import Checks
+from .errors import DriverFailedError, SettingsError, clip, describe
 from .lifespan import bounded
 from .observe.http import HttpServer, Limits, Request, Response
 from .opaque import KINDS, Reader, faults
 from .settings import WebhookSettings
+from .wording import first
 
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
@@ -32,6 +35,10 @@ LIMITS = Limits(
     bodies_bytes=16 * _MIB,
 )  # fmt: skip
 _OBJECT = dict[str, msgspec.Raw]
+_TIMEOUT = 10.0  # seconds that an API server waits where it does not say,
+_SHARE = 0.8  # and what of them its answer may take: the rest is for the network
+_TOLD = 20  # sentences in a refusal,
+_LONGEST = 8 * 1024  # and bytes
 
 
 class Webhook:
@@ -47,6 +54,7 @@ class Webhook:
         self.settings = settings
         self.certificate = Certificate(settings.tls_cert, settings.tls_key)
         self.url = ""
+        self.checks = Checks()
         self.reviewed = self.refused = 0
 
     @contextlib.asynccontextmanager
@@ -74,27 +82,34 @@ class Webhook:
 
     async def _answer(self, request: Request) -> Response:
         match request.path:
-            case "/healthz" | "/readyz":
-                return Response(200, b"ok\n", "text/plain")
+            case "/healthz" | "/readyz":  # where no thread is left, only another process helps: the kubelet starts one
+                stuck = self.checks.stuck()
+                return Response(503 if stuck else 200, f"{stuck or 'ok'}\n".encode(), "text/plain")
             case "/validate" if request.method == "POST":
-                return self._reviewed(request.body)
+                return await self._reviewed(request.body, _timeout(request.query.get("timeout", "")))
         return Response(404, f"POST {PATH}, /healthz or /readyz\n".encode(), "text/plain")
 
-    def _reviewed(self, body: bytes) -> Response:
+    async def _reviewed(self, body: bytes, timeout: float) -> Response:
         try:
-            answer = self.review(_read(body))
+            answer = await self.review(_read(body), timeout * _SHARE)
+        except DriverFailedError as e:  # no answer: what follows from that is failurePolicy's to say
+            log.error("%s", e.message)
+            return Response(500, f"{e.message}\n".encode(), "text/plain")
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
             text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
             return Response(400, text.encode(), "text/plain")
         return Response(200, msgspec.json.encode(answer))
 
-    def review(self, review: object) -> dict[str, Any]:
-        """The answer to an AdmissionReview. Raises ``ValueError`` for what is none."""
+    async def review(self, review: object, seconds: float = _TIMEOUT) -> dict[str, Any]:
+        """The answer to an AdmissionReview.
+
+        Raises ``ValueError`` for what is none, and :class:`DriverFailedError` where the driver's own checks do not end in time.
+        """
         if not isinstance(review, Mapping) or not isinstance(request := review.get("request"), Mapping):
             raise ValueError("it has no request")
         if review.get("apiVersion") != "admission.k8s.io/v1" or not isinstance(uid := request.get("uid"), str):
             raise ValueError(f"apiVersion {review.get('apiVersion')!r}, or no uid")
-        found = self._faults(request)
+        found = await self.checks(lambda: self._faults(request), seconds)
         self.reviewed += 1
         response: dict[str, Any] = {"uid": uid, "allowed": not found}
         if found:
@@ -102,7 +117,7 @@ class Webhook:
             kind = request["object"]["kind"]
             log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
             response["status"] = {
-                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": "; ".join(found)
+                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": first(found, "; ", _TOLD, _LONGEST)
             }  # fmt: skip
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
@@ -113,6 +128,12 @@ class Webhook:
             return []
         before = old if isinstance(old, Mapping) else None
         return list(map(clip, faults(obj, self.readers, before)))
+
+
+def _timeout(text: str) -> float:
+    """Seconds of ``?timeout=5s``, which an API server adds to the address."""
+    found = re.fullmatch(r"([0-9]{1,3})s", text)
+    return float(found[1]) if found else _TIMEOUT
 
 
 def _read(body: bytes) -> object:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 _LONGEST_NAME = 512  # that is looked for: whatever is longer is no misspelt one
 
@@ -12,6 +13,14 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     known = list(names)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + more
+
+
+def first(sentences: Sequence[str], between: str, most: int = 10, limit: int = 700) -> str:
+    """The first of the sentences, ``most`` of them and as many as ``limit`` bytes hold, but one at least, and how many more there are."""
+    sizes = itertools.accumulate(len(s.encode(errors="replace")) for s in sentences)
+    told = max(1, sum(size <= limit for size in itertools.islice(sizes, most)))
+    more = [f"and {len(sentences) - told} more"] if len(sentences) > told else []
+    return between.join((*sentences[:told], *more))
 
 
 def counted(number: int, one: str, many: str = "") -> str:

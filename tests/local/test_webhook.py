@@ -12,21 +12,24 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from dra_kubeletplugin import Config
-from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.driver.checks import Checks
+from dra_kubeletplugin.errors import DriverFailedError, SettingsError
 from dra_kubeletplugin.local.apiserver import certificate
 from dra_kubeletplugin.opaque import Reader
 from dra_kubeletplugin.resources.convert import convert
 from dra_kubeletplugin.settings import WebhookSettings
 from dra_kubeletplugin.webhook import LIMITS, Webhook
 
+from .serving import Curl
 from .serving import serving as api_server
 
 DRIVER = "gpu.example.com"
@@ -42,6 +45,9 @@ class GpuConfig(Config):
     def check(self) -> None:
         if self.count > 8:
             raise RuntimeError("boom") if self.count > 100 else ValueError("count must be at most 8")
+
+
+READER = Reader(DRIVER, [GpuConfig])
 
 
 def claim(*entries: Any, kind: str = "ResourceClaim") -> JSON:
@@ -70,10 +76,12 @@ def review(obj: object, old: object = None) -> JSON:
 
 
 @asynccontextmanager
-async def serving(folder: Path, look: float = 10.0) -> AsyncIterator[tuple[Webhook, Path]]:
+async def serving(
+    folder: Path, look: float = 10.0, readers: Sequence[Reader] = (READER,)
+) -> AsyncIterator[tuple[Webhook, Path]]:
     cert, key = certificate.write(folder, ["127.0.0.1"])
     settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert=cert, tls_key=key)
-    async with Webhook([Reader(DRIVER, [GpuConfig])], settings, look).running() as webhook:
+    async with Webhook(readers, settings, look).running() as webhook:
         yield webhook, cert
 
 
@@ -111,14 +119,14 @@ async def test_right_parameters_and_those_of_other_drivers_pass(tmp_path: Path) 
         other = claim(parameters())
         other["spec"]["devices"]["config"].append({"opaque": {"driver": "other.example.com", "parameters": {"x": 1}}})
         for obj in (claim(parameters(count=8)), other, {"kind": "Pod", "spec": {}}, claim()):
-            assert webhook.review(review(obj))["response"] == {"uid": "u-1", "allowed": True}
+            assert (await webhook.review(review(obj)))["response"] == {"uid": "u-1", "allowed": True}
 
 
 async def test_an_object_from_before_the_webhook_may_still_be_changed_elsewhere(tmp_path: Path) -> None:
     async with serving(tmp_path) as (webhook, _):
         bad, worse = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
-        assert webhook.review(review(bad, bad))["response"]["allowed"]
-        assert not webhook.review(review(worse, bad))["response"]["allowed"]
+        assert (await webhook.review(review(bad, bad)))["response"]["allowed"]
+        assert not (await webhook.review(review(worse, bad)))["response"]["allowed"]
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
@@ -128,17 +136,17 @@ async def test_an_update_is_judged_by_what_its_entries_say_wherever_they_stand(t
 
     async with serving(tmp_path) as (webhook, _):
 
-        def allowed(before: list[JSON], after: list[JSON]) -> bool:
-            response = webhook.review(review(claim(*after, kind=kind), claim(*before, kind=kind)))["response"]
+        async def allowed(before: list[JSON], after: list[JSON]) -> bool:
+            response = (await webhook.review(review(claim(*after, kind=kind), claim(*before, kind=kind))))["response"]
             return bool(response["allowed"])
 
-        assert allowed([bad], [good, bad])  # the old fault has moved
-        assert allowed([good, bad], [reordered])
-        assert allowed([bad, bad], [bad])
-        assert not allowed([bad], [worse])  # another fault in the same place
-        assert not allowed([bad], [bad, bad])  # and one more of the kind
-        assert not allowed([bad, good], [good, worse])
-        assert allowed([worse, bad], [good])
+        assert await allowed([bad], [good, bad])  # the old fault has moved
+        assert await allowed([good, bad], [reordered])
+        assert await allowed([bad, bad], [bad])
+        assert not await allowed([bad], [worse])  # another fault in the same place
+        assert not await allowed([bad], [bad, bad])  # and one more of the kind
+        assert not await allowed([bad, good], [good, worse])
+        assert await allowed([worse, bad], [good])
 
 
 async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_work(tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_wo
 
 async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path) as (webhook, _):
-        response = webhook.review(review(claim(parameters(count=101))))["response"]
+        response = (await webhook.review(review(claim(parameters(count=101)))))["response"]
         assert "the checks of GpuConfig raised RuntimeError: boom" in response["status"]["message"]
 
 
@@ -179,10 +187,10 @@ async def test_odd_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> N
             {"devices": {"config": [1, {"opaque": 2}]}},
         ):
             obj = {"kind": "ResourceClaim", "spec": spec}
-            assert webhook.review(review(obj))["response"]["allowed"]
+            assert (await webhook.review(review(obj)))["response"]["allowed"]
         odd = review(claim(parameters(no_such_field=1)))
         odd["request"]["kind"] = "ResourceClaim"
-        assert not webhook.review(odd)["response"]["allowed"]
+        assert not (await webhook.review(odd))["response"]["allowed"]
 
 
 async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path: Path) -> None:
@@ -234,6 +242,162 @@ async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp
     with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
         async with Webhook([Reader(DRIVER, [GpuConfig])], swapped).running():
             pass
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Where a check of the driver stands until it is let go on."""
+    made = threading.Event()
+    monkeypatch.setattr(GatedConfig, "GATE", made, raising=False)
+    yield made
+    made.set()
+
+
+class GatedConfig(Config):
+    KIND = "GatedConfig"
+    API_VERSION = "gpu.example.com/v1"
+    GATE: ClassVar[threading.Event]
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if self.where == "post_init":
+            self.GATE.wait()
+
+    def check(self) -> None:
+        if self.where == "check":
+            self.GATE.wait()
+
+
+class NewerConfig(Config):
+    KIND = "GatedConfig"
+    API_VERSION = "gpu.example.com/v2"
+    OLDER = (GatedConfig,)
+
+    @classmethod
+    def convert_from(cls, older: GatedConfig, /) -> NewerConfig:
+        if older.where == "convert_from":
+            older.GATE.wait()
+        return cls()
+
+
+GATED = Reader(DRIVER, [NewerConfig])
+
+
+def gated(where: str) -> bytes:
+    return json.dumps(
+        review(claim({"apiVersion": "gpu.example.com/v1", "kind": "GatedConfig", "where": where}))
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [
+        ("post_init", "GatedConfig.__post_init__"),
+        ("check", "GatedConfig.check"),
+        ("convert_from", "NewerConfig.convert_from"),
+    ],
+)
+async def test_a_check_that_never_returns_is_answered_in_time_and_named_while_all_else_goes_on(
+    tmp_path: Path, gate: threading.Event, where: str, method: str
+) -> None:
+    async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
+        status, said = 0, b""
+        while b": it is at " not in said:  # until a thread has begun within the second
+            status, said = await post(webhook.url, ca, gated(where), "/validate?timeout=1s")
+        assert status == 500  # what follows is failurePolicy's to say
+        assert said.startswith(b"the check of these parameters has not returned within 0.8 s: it is at ")
+        assert said.decode().rstrip().endswith(f"in {method}")
+        assert not gate.is_set()
+        status, body = await post(webhook.url, ca, gated(""))
+        assert (status, json.loads(body)["response"]["allowed"]) == (200, True)
+        assert (await post(webhook.url, ca, b"", "/readyz"))[0] == 200
+
+
+async def keep_all(webhook: Webhook) -> None:
+    """Sends what does not return until every thread is kept by it."""
+    while not webhook.checks.stuck():
+        with pytest.raises(DriverFailedError):
+            await webhook.review(json.loads(gated("check")), 0.05)
+
+
+async def test_checks_that_never_return_keep_so_many_threads_and_then_the_process_asks_to_be_replaced(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
+        webhook.checks = Checks(threads=3)
+        await keep_all(webhook)
+        status, said = await post(webhook.url, ca, gated(""))
+        assert status == 500
+        assert said.startswith(
+            b"parameters cannot be judged: all 3 threads are in checks of the driver that do not return, one at "
+        )
+        assert b"GatedConfig.check" in said
+        for path in ("/readyz", "/healthz"):
+            assert await post(webhook.url, ca, b"", path) == (503, said)
+        gate.set()
+        while webhook.checks.stuck():
+            await asyncio.sleep(0.005)
+        status, said = await post(webhook.url, ca, gated(""))
+        assert (status, json.loads(said)["response"]["allowed"]) == (200, True)
+        assert (await post(webhook.url, ca, b"", "/readyz"))[0] == 200
+
+
+async def test_a_check_that_waits_for_a_thread_in_vain_is_never_run(gate: threading.Event) -> None:
+    checks, begun, ran = Checks(threads=1), threading.Event(), list[int]()
+
+    def stands() -> bool:
+        begun.set()
+        return gate.wait()
+
+    first = asyncio.create_task(checks(stands, 60))
+    await asyncio.to_thread(begun.wait)
+    with pytest.raises(DriverFailedError, match=r"has not returned within 0\.05 s$"):
+        await checks(lambda: ran.append(1), 0.05)  # the one before it stands in the way, and may yet return
+    gate.set()
+    assert await first is True
+    assert await checks(lambda: list(ran), 60) == []
+
+
+@pytest.mark.parametrize("policy", ["Ignore", "Fail"])
+async def test_what_follows_from_a_check_that_never_returns_is_the_failure_policy_s(
+    tmp_path: Path, gate: threading.Event, policy: str
+) -> None:
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    async with serving(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
+        webhook.checks = Checks(threads=2)
+        await keep_all(webhook)
+        await configure(curl, webhook, ca, failurePolicy=policy)
+        sent = json.loads(gated(""))["request"]["object"]
+        sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+        answer = await curl("POST", claims, sent)
+        if policy == "Ignore":
+            assert answer.status == 201
+        else:
+            assert answer.status == 500
+            assert (
+                'failed calling webhook "parameters.gpu.example.com": failed to call webhook: an error on'
+                in answer.message
+            )
+            assert "parameters cannot be judged: all 2 threads" in answer.message
+
+
+async def configure(curl: Curl, webhook: Webhook, ca: Path, **more: Any) -> None:
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims"],
+    }
+    client = {"url": f"{webhook.url}/validate", "caBundle": base64.b64encode(ca.read_bytes()).decode()}
+    hook = {
+        "name": "parameters.gpu.example.com",
+        "clientConfig": client,
+        "rules": [rule],
+        "sideEffects": "None",
+        **more,
+    }
+    configuration = {"metadata": {"name": "gpu"}, "webhooks": [{**hook, "admissionReviewVersions": ["v1"]}]}
+    await curl.make("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", configuration)
 
 
 def command(cert: Path, key: Path) -> list[str]:
@@ -303,18 +467,9 @@ async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
 
 
 async def test_an_api_server_that_calls_it_refuses_the_claim_with_its_words(tmp_path: Path) -> None:
-    rule = {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE", "UPDATE"],
-        "resources": ["resourceclaims"],
-    }
     claims = "/apis/resource.k8s.io/{}/namespaces/default/resourceclaims"
     async with serving(tmp_path) as (webhook, ca), api_server() as curl:
-        client = {"url": f"{webhook.url}/validate", "caBundle": base64.b64encode(ca.read_bytes()).decode()}
-        hook = {"name": "parameters.gpu.example.com", "clientConfig": client, "rules": [rule], "sideEffects": "None"}
-        configuration = {"metadata": {"name": "gpu"}, "webhooks": [{**hook, "admissionReviewVersions": ["v1"]}]}
-        await curl.make("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", configuration)
+        await configure(curl, webhook, ca)
         for version in ("v1", "v1beta2", "v1beta1"):  # it asks for v1, and gets v1
             sent = claim(parameters(cuont=2))
             sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]

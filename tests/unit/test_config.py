@@ -129,7 +129,7 @@ class Chosen(Config):
         ({"mode": "fast"}, "parameters.mode: Invalid enum value 'fast': give one of 'Fast', 'Safe'"),
         ({"colour": "green"}, "parameters.colour: Invalid enum value 'green': give one of 'red', 'blue'"),
         ({"lists": [1, 3]}, "parameters.lists[1]: Invalid enum value 3: give one of 1, 2"),
-        ({"named": {"left": "x"}}, "parameters.named[...]: Invalid enum value 'x': give one of 'red', 'blue'"),
+        ({"named": {"left": "x"}}, "parameters.named[left]: Invalid enum value 'x': give one of 'red', 'blue'"),
         ({"deep": {"deep": {"mode": ""}}}, "parameters.deep.deep.mode: Invalid enum value '': give one of 'Fast', 'Safe'"),
     ],
 )  # fmt: skip

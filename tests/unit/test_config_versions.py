@@ -140,7 +140,7 @@ def test_a_layer_alone_may_leave_out_what_is_required_and_not_spell_it_wrong() -
     judge({"sizes": [1]}, [Layered], DRIVER, "config[0]")
     with pytest.raises(ConfigError, match=r"config\[0\]: parameters: unknown field 'size', did you mean 'sizes'"):
         judge({"size": [1]}, [Layered], DRIVER, "config[0]")
-    with pytest.raises(ConfigError, match="missing required field `mode`"):
+    with pytest.raises(ConfigError, match="missing required field 'mode'"):
         resolve([entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
 
@@ -229,7 +229,7 @@ def test_rules_of_the_newest_version_are_for_all_layers_together() -> None:
     fast, burst = clock("v1alpha1", {"fast": True}), {**clock("v1", {}), "burst": True}
     for entries in ([entry(fast, "FromClass"), entry(burst)], [entry(burst, "FromClass"), entry(fast)]):
         assert resolve(entries, [Third], DRIVER, "r")[0] == Third(fast=True, burst=True)
-    with pytest.raises(ConfigError, match=r"parameters \(FromClaim\): parameters: burst needs fast"):
+    with pytest.raises(ConfigError, match=r"^parameters: burst needs fast \(burst from config\[1\] \(FromClaim\)\)$"):
         resolve([entry(clock("v1alpha1", {"fast": False}), "FromClass"), entry(burst)], [Third], DRIVER, "r")
 
 
@@ -255,7 +255,7 @@ def test_a_layer_that_cannot_be_converted_is_told_with_its_own_place() -> None:
         [entry(new, "FromClass"), entry(clock("v1alpha1", {}))],
     ):
         at = next(i for i, e in enumerate(entries) if e["opaque"]["parameters"]["apiVersion"].endswith("v1alpha1"))
-        with pytest.raises(ConfigError, match=rf"config\[{at}\] .*missing required field `mhz`"):
+        with pytest.raises(ConfigError, match=rf"config\[{at}\] .*missing required field 'mhz'"):
             resolve(entries, [New], DRIVER, "r")
 
 
@@ -372,7 +372,7 @@ def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
         ({"either": {"type": "one", "size": "x"}}, "parameters.either.size: Expected `int`, got `str`"),
         ({"named": {"k": {"type": "one", "siz": 1}}}, "unknown field 'siz', did you mean 'size'?"),
         ({"named": {"k": 7}}, "Expected `object`, got `int`"),
-        ({"several": [{"type": "two"}]}, "parameters.several[0]: Object missing required field `size`"),
+        ({"several": [{"type": "two"}]}, "parameters.several[0]: missing required field 'size'"),
     ],
 )
 def test_what_is_wrong_within_a_layer_is_told_with_its_path(given: dict[str, Any], says: str) -> None:

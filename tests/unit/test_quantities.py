@@ -287,7 +287,7 @@ def test_quantities_and_versions_are_fields_of_a_config_and_go_back_to_json() ->
         ({"sizes": ["1", "Gi"]}, "parameters.sizes[1]: 'Gi' is no quantity"),
         ({"limits": {"least": "v1"}}, "parameters.limits.least: 'v1' is no version"),
         ({"limits": {"least": 1}}, "parameters.limits.least: Expected a version such as `1.2.3`, got 1"),
-        ({"whole": {}}, "parameters.whole: Object missing required field `value`"),
+        ({"whole": {}}, "parameters.whole: missing required field 'value'"),
         ({"whole": {"value": "1", "policy": {}}}, "parameters.whole: unknown field 'policy'"),
         ({"policy": {"default": "1", "validRange": {"max": "1"}}}, "parameters.policy: a RequestPolicy with max or step needs min"),
         ({"policy": {"default": "1", "validValues": "1"}}, "parameters.policy: Expected `array`"),

@@ -5,7 +5,7 @@ Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
@@ -17,6 +17,8 @@ from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
 from ..resources.version import Version
 from .mistakes import defined, explained, located
+
+Steps = tuple[str | int, ...]  # keys and positions from the top
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -130,13 +132,13 @@ FORMS = (Quantity, Version, Capacity, RequestPolicy)  # what has a form of its o
 
 def given_as_default(default: object, wanted: Any) -> None:
     """Raises ``ValueError`` or ``TypeError`` where a claim that gave this default could not be read."""
-    msgspec.convert(as_json(default), wanted, dec_hook=read_form)
+    msgspec.convert(as_json(default), wanted, dec_hook=read_form, str_keys=True)
 
 
 def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
     """Where the author's own checks run: ``__post_init__`` and :meth:`Config.check`."""
     try:
-        config = msgspec.convert(given, cls, dec_hook=read_form)
+        config = msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
         return checked(config) if check else config
     except (ValueError, Interrupted):
         raise
@@ -147,29 +149,41 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
         raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
 
 
+class Refused(ValueError):
+    """What checks say of objects whose types are right: a path and a sentence for each."""
+
+    def __init__(self, said: Sequence[tuple[Steps, str]]) -> None:
+        self.said = said
+        super().__init__("; ".join(text for _, text in said))
+
+
 def checked(config: Config) -> Config:
-    """After :meth:`Config.check` of it and of all within. Raises ``ValueError`` with the path of the one that refuses."""
-    _check(config, "parameters")
+    """After :meth:`Config.check` of it and of all within. Raises :class:`Refused` where one refuses."""
+    if said := list(_refusals(config, ())):
+        raise Refused(said)
     return config
 
 
-def _check(value: object, path: str) -> None:
-    """Calls ``check`` of every object within, innermost first. Raises ``ValueError`` with the path of the one that refuses."""
+def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
+    """Calls ``check`` of every object within, innermost first, and of those in which nothing is wrong."""
+    within: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, Config):
-        for f in msgspec.structs.fields(value):
-            _check(getattr(value, f.name), f"{path}.{f.encode_name}")
-        try:
-            said: object = value.check()  # type: ignore[func-returns-value]  # what it must not do
-        except ValueError as e:
-            raise ValueError(f"{path}: {printable(e)}") from None
-        if said is not None:
-            raise DriverError(
-                f"{type(value).__name__}.check() answered {shown(said)}, which nobody reads: raise ValueError(...) "
-                f"for what cannot work ({defined(value.check)})"
-            )
+        within = ((f.encode_name, getattr(value, f.name)) for f in msgspec.structs.fields(value))
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _check(item, f"{path}[{printable(key)}]")
+        within = value.items()
     elif isinstance(value, (list, tuple, set, frozenset)):
-        for i, item in enumerate(value):
-            _check(item, f"{path}[{i}]")
+        within = enumerate(value)
+    wrong = [said for step, item in within for said in _refusals(item, (*at, step))]
+    yield from wrong
+    if wrong or not isinstance(value, Config):
+        return
+    try:
+        answer: object = value.check()  # type: ignore[func-returns-value]  # what it must not do
+    except ValueError as e:
+        yield at, printable(e)
+        return
+    if answer is not None:
+        raise DriverError(
+            f"{type(value).__name__}.check() answered {shown(answer)}, which nobody reads: raise ValueError(...) "
+            f"for what cannot work ({defined(value.check)})"
+        )

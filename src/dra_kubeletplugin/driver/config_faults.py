@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ..wording import near
-from .config import Config
+from ..errors import ConfigError, clip, printable
+from ..wording import first, near
+from .config import Config, Steps
+from .every_fault import Fault
+
+JSON = Mapping[str, Any]
 
 _MOST = 12  # fields that are told where none is near
+_LONGEST = 80  # bytes of a key in a path
 
 
-def explained(message: str, cls: type[Config]) -> str:
-    """msgspec's sentence, with the path first, the nearest known name for an unknown field, and what a choice may be."""
-    text, _, path = message.partition(" - at `")
-    path = "parameters" + path.rstrip("`").removeprefix("$") if path else "parameters"
-    here = _at(cls, path.replace("[...]", "[]").split(".")[1:])
-    unknown = re.search(r"unknown field `(.+)`", text)
-    if unknown:
+def refusal(*wrong: str, at: str = "") -> ConfigError:
+    """With a sentence for each thing that is wrong, all of them ``at`` one place; its message has as many as an event has room for."""
+    head = f"{at}: " if at else ""
+    error = ConfigError(head + first(wrong, "; "))
+    error.faults = tuple(head + w for w in wrong)
+    return error
+
+
+def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
+    """The path first, the nearest known name for an unknown field, and what a choice may be; a sentence for each missing field."""
+    path, here = path_of(cls, fault.at)
+    if fault.unknown:
         known = sorted(_names(here) or _names_within(cls))
-        return f"{path}: unknown field {unknown[1]!r}{near(unknown[1], known) or _listed(known)}"
-    if text.startswith("Invalid enum value") and (known := _choices(here)):
-        return f"{path}: {text}: give one of {', '.join(map(repr, known))}"
-    return f"{path}: {text}"
+        name = printable(fault.unknown)
+        yield f"{path}: unknown field {name!r}{near(name, known) or _listed(known)}"
+    elif fault.missing:
+        for name in dict.fromkeys((fault.missing, *_required(here, value_at(given, fault.at)))):
+            yield f"{path}: missing required field {name!r}"
+    elif fault.text.startswith("Invalid enum value") and (known := _choices(here)):
+        yield f"{path}: {printable(fault.text)}: give one of {', '.join(map(repr, known))}"
+    else:
+        yield f"{path}: {'the key: ' if fault.key else ''}{printable(fault.text)}"
+
+
+def path_of(cls: type[Config], steps: Steps) -> tuple[str, list[Any]]:
+    """How a place is written, and the types that may stand there, alternatives apart."""
+    path, infos = "parameters", [msgspec.inspect.type_info(cls)]
+    for step in steps:
+        fields = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == step]
+        named = isinstance(step, str) and not any(isinstance(i, msgspec.inspect.DictType) for i in infos)
+        path += f".{clip(step, _LONGEST)}" if fields or named else f"[{clip(step, _LONGEST)}]"
+        infos = apart(fields or [t for i in infos for t in _items_of(i, step)])
+    return path, infos
+
+
+def value_at(given: Any, steps: Steps) -> Any:
+    for step in steps:
+        given = given[step]
+    return given
+
+
+def _required(infos: Sequence[Any], given: Any) -> list[str]:
+    """What else an object must have and has not, where its type is known."""
+    structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
+    if len(structs) > 1:
+        structs = [i for i in structs if i.tag_field and given.get(i.tag_field) == i.tag]
+    if len(structs) != 1 or not isinstance(given, Mapping):
+        return []
+    return [f.encode_name for f in structs[0].fields if f.required and f.encode_name not in given]
 
 
 def _listed(known: Sequence[str]) -> str:
@@ -34,27 +75,18 @@ def _listed(known: Sequence[str]) -> str:
     return f": there are {', '.join(known[:_MOST])}{', ...' if len(known) > _MOST else ''}"
 
 
-def _at(cls: type[Config], path: Sequence[str]) -> list[Any]:
-    """The types that stand at ``path``, alternatives apart."""
-    infos: list[Any] = [msgspec.inspect.type_info(cls)]
-    for part in path:
-        name, *items = part.replace("]", "").split("[")
-        infos = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == name]
-        infos = apart(infos)
-        for _ in items:
-            infos = apart([t for i in infos for t in _items_of(i)])
-    return infos
-
-
 def apart(infos: Sequence[Any]) -> list[Any]:
     """The types of unions one by one."""
     return [t for i in infos for t in (i.types if isinstance(i, msgspec.inspect.UnionType) else (i,))]
 
 
-def _items_of(info: Any) -> list[Any]:
-    """Types of what a list or a mapping has."""
+def _items_of(info: Any, step: str | int) -> list[Any]:
+    """Types of what a list or a mapping has at one of its places."""
+    items = list(getattr(info, "item_types", ()))
+    if items and isinstance(step, int):
+        return items[step : step + 1]
     found = (getattr(info, name, None) for name in ("item_type", "value_type"))
-    return [t for t in found if t is not None] + list(getattr(info, "item_types", ()))
+    return [t for t in found if t is not None]
 
 
 def _choices(infos: Sequence[Any]) -> list[Any]:

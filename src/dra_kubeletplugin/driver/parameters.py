@@ -6,7 +6,7 @@ Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,55 +14,84 @@ import msgspec
 from ..errors import ConfigError, DraError, DriverFailedError, printable
 from ..interruption import Interrupted
 from ..wording import near
-from .config import Config, as_json, checked, converted, read_form
-from .config_faults import apart, explained
+from .config import Config, Refused, as_json, checked, converted
+from .config_faults import path_of, refusal, told
 from .data import plain_json
-from .merging import difference, laid_over
-from .mistakes import explained as explained_fault
+from .every_fault import MOST, Fault, every
+from .merging import Layer, came_from, difference, laid_over
+from .mistakes import explained
+from .partial import judge_partial
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
 
 
+class Entry(NamedTuple):
+    """One entry for a request; ``where`` it stands, for people, and ``source``: ``FromClass`` or ``FromClaim``."""
+
+    where: str
+    source: str
+    parameters: object
+
+
 class Given(NamedTuple):
-    """Fields as one entry, or several laid over each other, give them, and the kind that they are of."""
+    """Fields as one entry, or several laid over each other, give them, and the kind that they are of.
+
+    ``layers`` are the fields of each, with the place where it stands, the lowest first."""
 
     cls: type[Config]
     fields: JSON
-    where: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def where(self) -> str:
+        """Of a sentence as a whole; where there are several, the sentence names them."""
+        return self.layers[0].where if len(self.layers) == 1 else ""
 
 
 def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
     """The configuration of one ``request`` (``req`` or ``req/sub``) and where it came from.
 
-    Entries are in the order of the allocation, class before claim; the last that applies wins, laid over those before where
-    its kind says so (``LAYERED``). Without one, the default of the first kind where all its fields have defaults. Origin is
-    ``FromClass``, ``FromClaim`` or empty.
+    Entries are in the order of the allocation, class before claim. Answers and raises as :func:`together` does.
+    """
+    found = []
+    for i, entry in enumerate(entries):
+        opaque = entry.get("opaque")
+        if opaque and opaque.get("driver") == driver and applies(entry.get("requests") or (), request):
+            source = str(entry.get("source", ""))
+            found.append(Entry(f"config[{i}] ({source})", source, opaque.get("parameters")))
+    return together(found, kinds, driver)
 
-    Raises :class:`ConfigError` with the path of the wrong field, and :class:`DriverFailedError` where the author's own checks
+
+def together(entries: Iterable[Entry], kinds: Sequence[type[Config]], driver: str) -> Resolved:
+    """What entries for one request come to: the last applies, laid over those before where its kind says so (``LAYERED``). Without
+    one, the default of the first kind where all its fields have defaults. The second is ``FromClass``, ``FromClaim`` or empty.
+
+    Raises :class:`ConfigError` with the path of each wrong field, and :class:`DriverFailedError` where the author's own checks
     raise something else than ``ValueError``.
     """
     found: Config | None = None
     origin = ""
     below: Given | None = None
-    for i, entry in enumerate(entries):
-        opaque = entry.get("opaque")
-        if not opaque or opaque.get("driver") != driver or not applies(entry.get("requests") or (), request):
-            continue
-        source = str(entry.get("source", ""))
-        where = f"config[{i}] ({source})"
-        read = _given(opaque.get("parameters"), kinds, driver, where)
-        if read is None:
-            continue
-        found, origin = None, source
-        if read.cls.LAYERED:
-            _check_partial(read)  # a field of this entry is told with this entry
-            below = _layer(below, read, kinds) if below else read._replace(fields=laid_over({}, read.fields))
-        else:
-            below = read
-            found = _newest(read, kinds)
+    wrong: list[ConfigError] = []
+    for entry in entries:
+        try:
+            read = _given(entry.parameters, kinds, driver, entry.where)
+            if read is None:
+                continue
+            found, origin = None, entry.source
+            if read.cls.LAYERED:
+                _judge_partial(read)  # a field of this entry is told with this entry
+                below = _layer(below, read, kinds) if below else read._replace(fields=laid_over({}, read.fields))
+            else:
+                below = read
+                found = _newest(read, kinds)
+        except ConfigError as e:
+            wrong.append(e)
+    if wrong:
+        raise wrong[0] if len(wrong) == 1 else refusal(*(fault for e in wrong for fault in e.faults))
     if below and found is None:
-        found = _newest(below._replace(where=f"parameters ({origin})"), kinds)
+        found = _newest(below, kinds)
     if found is None and kinds:
         with contextlib.suppress(msgspec.ValidationError):
             found = converted({}, kinds[0])
@@ -72,11 +101,14 @@ def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str,
 def _layer(below: Given, above: Given, kinds: Sequence[type[Config]]) -> Given:
     """``above`` over ``below``: in their own version where it is one, else in the newest, which both are converted to."""
     if below.cls is above.cls:
-        return above._replace(fields=laid_over(below.fields, above.fields))
+        return Given(above.cls, laid_over(below.fields, above.fields), below.layers + above.layers)
     newest = _line(below.cls, kinds)[-1]
     if newest is not _line(above.cls, kinds)[-1]:
-        return above  # of another kind
-    return Given(newest, laid_over(_as_newest(below, kinds), _said_in_newest(above, kinds)), above.where)
+        return above._replace(fields=laid_over({}, above.fields))  # of another kind
+    said = _said_in_newest(above, kinds)
+    under = Layer(" and ".join(layer.where for layer in below.layers), _said_in_newest(below, kinds))
+    layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, said))
+    return Given(newest, laid_over(_as_newest(below, kinds), said), layers)
 
 
 def _said_in_newest(given: Given, kinds: Sequence[type[Config]]) -> JSON:
@@ -99,7 +131,7 @@ def _as_newest(given: Given, kinds: Sequence[type[Config]]) -> JSON:
         return given.fields
     config = _decoded(given._replace(fields=laid_over({}, given.fields)))
     for target in line[1:]:
-        config = _converted_to(target, config, given.where, check=target is not newest)
+        config = _converted_to(target, config, given, check=target is not newest)
     out: JSON = as_json(config)
     return out
 
@@ -123,13 +155,13 @@ def judge(parameters: object, kinds: Sequence[type[Config]], driver: str, where:
 
     Of layered parameters only what is given is looked at, because the rest may stand in the class.
 
-    Raises :class:`ConfigError` with the path of the wrong field, and :class:`DriverFailedError` as :func:`resolve` does.
+    Raises :class:`ConfigError` with the path of each wrong field, and :class:`DriverFailedError` as :func:`resolve` does.
     """
     read = _given(parameters, kinds, driver, where)
     if read is None:
         return
     if read.cls.LAYERED:
-        _check_partial(read)
+        _judge_partial(read)
     else:
         _newest(read, kinds)
 
@@ -143,11 +175,11 @@ def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where
 def _given(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Given | None:
     """None for an object of somebody else's kind."""
     if not isinstance(parameters, Mapping):
-        raise ConfigError(f"{where}: opaque.parameters must be an object")
+        raise refusal("opaque.parameters must be an object", at=where)
     try:
         given = plain_json(dict(parameters), "parameters")
     except ValueError as e:
-        raise ConfigError(f"{where}: {e}") from None
+        raise refusal(str(e), at=where) from None
     fields = dict(given)
     api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
     cls = _choose(kinds, api_version, kind, driver, where)
@@ -155,27 +187,48 @@ def _given(parameters: object, kinds: Sequence[type[Config]], driver: str, where
         return None
     if any(f.encode_name in {"apiVersion", "kind"} for f in msgspec.structs.fields(cls)):
         fields = given
-    return Given(cls, fields, where)
+    return Given(cls, fields, (Layer(where, fields),))
 
 
 def _newest(given: Given, kinds: Sequence[type[Config]]) -> Config:
     """The typed parameters, converted to the version that the driver's code knows."""
     config = _decoded(given)
     for target in _line(given.cls, kinds)[1:]:
-        config = _converted_to(target, config, given.where)
+        config = _converted_to(target, config, given)
     return config
 
 
 def _decoded(given: Given) -> Config:
     try:
         return converted(given.fields, given.cls, check=True)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{given.where}: {explained(printable(e), given.cls)}") from None
-    except ValueError as e:
-        raise ConfigError(f"{given.where}: {printable(e)}") from None
+    except msgspec.ValidationError:
+        found = every(given.fields, lambda fields: converted(fields, given.cls))
+        raise _refused(given, found) from None
+    except Refused as e:
+        raise _refused(given, [Fault(at, text) for at, text in e.said]) from None
 
 
-def _converted_to(target: type[Config], older: Config, where: str, *, check: bool = True) -> Config:
+def _judge_partial(given: Given) -> None:
+    """The fields that are given, by name and type, in objects within too; what is missing may come from elsewhere."""
+    fields = laid_over({}, given.fields)
+    if found := every(fields, lambda part: judge_partial(part, given.cls)):
+        raise _refused(given._replace(fields=fields), found)
+
+
+def _refused(given: Given, found: Sequence[Fault]) -> ConfigError:
+    """What was found, and which of several layers it comes from."""
+    return refusal(
+        *(
+            sentence + (came_from(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
+            for fault in found
+            for sentence in told(fault, given.fields, given.cls)
+        ),
+        *(["parameters: more was not looked for"] if len(found) == MOST else ()),
+        at=given.where,
+    )
+
+
+def _converted_to(target: type[Config], older: Config, given: Given, *, check: bool = True) -> Config:
     """Where the author's ``convert_from`` runs."""
     step = f"{_name(type(older))} as {_name(target)}"
     try:
@@ -183,11 +236,15 @@ def _converted_to(target: type[Config], older: Config, where: str, *, check: boo
         if type(config) is target:
             return checked(config) if check else config
     except ValueError as e:
-        raise ConfigError(f"{where}: {step}: {printable(e)}") from None
+        of = came_from(given.layers, (), "") if len(given.layers) > 1 else ""
+        said = (
+            [f"{path_of(target, at)[0]}: {text}" for at, text in e.said] if isinstance(e, Refused) else [printable(e)]
+        )
+        raise refusal(*(f"{step}: {text}{of}" for text in said), at=given.where) from None
     except (DraError, Interrupted):
         raise
     except BaseException as e:  # no await in between: what is raised here is the author's
-        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained_fault(e)}") from e
+        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
     raise DriverFailedError(
         f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
     )
@@ -208,7 +265,7 @@ def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] |
 
 def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: str, where: str) -> type[Config] | None:
     if not kinds:
-        raise ConfigError(f"{where}: {driver} takes no parameters: remove this entry")
+        raise refusal(f"{driver} takes no parameters: remove this entry", at=where)
     if not kind and not api_version and len(kinds) == 1:
         return kinds[0]
     known = versions(kinds)
@@ -219,7 +276,7 @@ def _choose(kinds: Sequence[type[Config]], api_version: str, kind: str, driver: 
     ours = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
     if "/" in api_version and group not in ours and group != driver and not group.endswith("." + driver):
         return None  # somebody else's kind, in their domain
-    raise ConfigError(f"{where}: {_unknown(api_version, kind, driver, known)}")
+    raise refusal(_unknown(api_version, kind, driver, known), at=where)
 
 
 def _unknown(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
@@ -237,69 +294,3 @@ def _unknown(api_version: str, kind: str, driver: str, known: Iterable[type[Conf
 
 def _name(cls: type[Config]) -> str:
     return f"{cls.API_VERSION or '-'} {cls.KIND or cls.__name__}"
-
-
-def _check_partial(given: Given) -> None:
-    """The fields that are given, by name and type, in objects within too; what is missing may come from elsewhere."""
-    try:
-        _check_given(laid_over({}, given.fields), msgspec.inspect.type_info(given.cls), "$")
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{given.where}: {explained(printable(e), given.cls)}") from None
-
-
-def _check_given(given: JSON, info: Any, path: str) -> None:
-    """Raises ``msgspec.ValidationError`` with the path from the top. ``info`` is of a struct."""
-    types = {f.encode_name: f.type for f in info.fields}
-    rest = _besides_objects(given, types.get, lambda key: f"{path}.{key}")
-    try:
-        msgspec.convert(rest, _partial(info), dec_hook=read_form)
-    except msgspec.ValidationError as e:
-        text, _, below = str(e).partition(" - at `$")
-        at = path + below.rstrip("`")
-        raise msgspec.ValidationError(text if at == "$" else f"{text} - at `{at}`") from None
-
-
-def _besides_objects(given: JSON, type_of: Callable[[str], Any], path_of: Callable[[str], str]) -> dict[str, Any]:
-    """What is left of ``given`` when the objects within that are laid over others have been checked."""
-    rest: dict[str, Any] = {}
-    for key, value in given.items():
-        found = _laid_over_as(type_of(key), value) if isinstance(value, Mapping) else None
-        if found is None:
-            rest[key] = value
-        elif isinstance(found, msgspec.inspect.StructType):
-            _check_given(value, found, path_of(key))
-        elif isinstance(found, msgspec.inspect.DictType):
-            at, inner = f"{path_of(key)}[...]", found.value_type
-            if left := _besides_objects(value, lambda _, inner=inner: inner, lambda _, at=at: at):  # type: ignore[misc]
-                rest[key] = left
-    return rest
-
-
-_LATER = object()
-
-
-def _laid_over_as(info: Any, value: JSON) -> Any:
-    """The struct, or mapping of objects, that an object is a part of at this place; ``_LATER`` where its tag comes from elsewhere;
-    None for what is no such place."""
-    infos = apart([info])
-    structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
-    if tagged := [i for i in structs if i.tag_field is not None]:
-        given = value.get(tagged[0].tag_field or "", _LATER)  # one union has one tag field
-        return _LATER if given is _LATER else next((i for i in tagged if i.tag == given), None)
-    maps = [i for i in infos if isinstance(i, msgspec.inspect.DictType) and _laid_over_as(i.value_type, {}) is not None]
-    return next(iter((*structs, *maps)), None)
-
-
-def _partial(info: Any) -> type:
-    """A struct like the one that ``info`` tells of, of which no field is required."""
-    fields = [(f.name, f.type | msgspec.UnsetType, msgspec.UNSET) for f in msgspec.structs.fields(info.cls)]
-    names = {f.name: f.encode_name for f in info.fields}
-    return msgspec.defstruct(
-        info.cls.__name__,
-        fields,
-        rename=names,
-        forbid_unknown_fields=info.forbid_unknown_fields,
-        kw_only=True,
-        tag=info.tag,
-        tag_field=info.tag_field,
-    )

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from ....cel.expressions import Budget
 from ....cel.values import CelError
-from ....errors import ApiError
+from ....errors import ApiError, printable
 from ....kube.http1 import BadAnswerError
 from ....kube.tls import Tls
 from ....kube.transport import Transport
@@ -41,6 +41,8 @@ _NO_SERVICE = (
 )
 _BAD_REQUEST = 400
 _OK = 200
+_SERVER_ERROR = 500
+_SAID = 2048  # bytes of an error's text that a client reads
 
 
 Mutate = Callable[[View, Any], Attributes]
@@ -252,5 +254,8 @@ async def _post(hook: JSON, body: bytes) -> bytes:
     finally:
         await transport.close()
     if answer.status != _OK:
-        raise CallError(f"an error on the server: webhook answered with status {answer.status}")
+        if answer.status < _SERVER_ERROR:
+            raise CallError(f"an error on the server: webhook answered with status {answer.status}")
+        said = printable(bytes(answer.body[:_SAID]).decode(errors="replace")).strip() or "unknown"
+        raise CallError(f"an error on the server ({json.dumps(said)}) has prevented the request from succeeding")
     return bytes(answer.body)
