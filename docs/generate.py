@@ -1,6 +1,6 @@
 """Writes what of the documentation comes from elsewhere in this tree: `make docs`. A test says when it is to be run.
 
-What belongs to the package is there (`errors_page`, `settings.page`, `metrics.page()`); here is what comes from deploy/ and from tables
+What belongs to the package is there (`errors_page`, `settings.page`, `metrics.page()`); here is what comes from manifests and from tables
 that no program shows.
 """
 
@@ -17,22 +17,14 @@ import yaml
 
 from dra_kubeletplugin import errors_page
 from dra_kubeletplugin.cli import reference
-from dra_kubeletplugin.deploying import source
+from dra_kubeletplugin.deploying import monitoring, source
 from dra_kubeletplugin.host import described, description, parts
 from dra_kubeletplugin.observe import metrics
 from dra_kubeletplugin.resources import gates, releases
 from dra_kubeletplugin.settings.page import page as settings_page
 
 ROOT = Path(__file__).parents[1]
-ALERTS = ROOT / "deploy/monitoring/alerts.yaml"
-_RULE = """# Generated from alerts.yaml by `make docs`.
-apiVersion: monitoring.coreos.com/v1
-kind: PrometheusRule
-metadata:
-  name: dra-drivers
-  namespace: monitoring
-spec:
-"""
+ALERTS = monitoring.FOLDER / "alerts.yaml"
 
 
 def files() -> dict[str, str]:
@@ -47,8 +39,6 @@ def files() -> dict[str, str]:
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
         "docs/kubernetes.md": filled("docs/kubernetes.md", gates=of_gates(), without=without(), releases=of_releases()),
         "docs/security.md": filled("docs/security.md", permissions=permissions()),
-        "deploy/monitoring/prometheusrule.yaml": _RULE
-        + "".join(f"  {line}" for line in rules().splitlines(keepends=True)),
     }
 
 
@@ -120,12 +110,6 @@ def names() -> str:
 
 
 # --- deploy/ ----------------------------------------------------------------------------------------
-
-
-def rules() -> str:
-    """The rules without the comments above them."""
-    text = ALERTS.read_text()
-    return text[text.index("groups:") :]
 
 
 def alerts() -> str:

@@ -175,7 +175,7 @@ def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
     fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
     committed = {
         p.relative_to(ROOT): p.read_text()
-        for folder in ("deploy/kustomize", "deploy/helm")
+        for folder in ("deploy/kustomize", "deploy/helm", "deploy/monitoring")
         for p in (ROOT / folder).rglob("*")
         if p.is_file()
     }

@@ -47,6 +47,7 @@ def tree(folder: Path) -> dict[str, bytes]:
         ("driver", "kustomize/mine.yaml"),
         ("driver", "kustomize/base/.hidden"),
         ("shared", "helm/mine/Chart.yaml"),
+        ("shared", "monitoring/mine.yaml"),
         ("shared", "kustomize/components/mine/kustomization.yaml"),
     ],
 )

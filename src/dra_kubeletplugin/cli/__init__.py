@@ -220,7 +220,9 @@ def _add_own_package(commands: Any) -> None:
         help="refer to a folder `kustomize` there, a path from FOLDER or a URL, and write none",
     )  # fmt: skip
     deploy.add_argument(
-        "--shared", metavar="FOLDER", help="write what all drivers share: all kustomize components, and the Helm chart"
+        "--shared",
+        metavar="FOLDER",
+        help="write what all drivers share: all kustomize components, the Helm chart, alerts and a dashboard",
     )
 
 

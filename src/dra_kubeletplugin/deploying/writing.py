@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import documents
 from .._version import __version__
 from ..documents import Document
-from . import driver, helm, judging, kustomize
+from . import driver, helm, judging, kustomize, monitoring
 from .source import JSON, MADE, Source, SourceError
 from .values import Values, merged, read
 
@@ -23,8 +23,12 @@ _HEAD = 1000  # bytes of a file, in which its mark stands
 
 
 def write_shared(source: Source, folder: Path) -> None:
-    """``kustomize`` and ``helm``, whole, below ``folder``. Raises as :func:`write_driver`."""
-    rendered = {KUSTOMIZE: kustomize.files(source), "helm": helm.files(source, __version__)}
+    """``kustomize``, ``helm`` and ``monitoring``, whole, below ``folder``. Raises as :func:`write_driver`."""
+    rendered = {
+        KUSTOMIZE: kustomize.files(source),
+        "helm": helm.files(source, __version__),
+        "monitoring": monitoring.files(),
+    }
     _replace(folder, [(f"{form}/{path}", text) for form, files in rendered.items() for path, text in files])
 
 
