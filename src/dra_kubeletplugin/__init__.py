@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PreparedDevice,
         RecoveredClaim,
         Role,
+        option,
     )
     from .errors import DraError, PermanentError, RetryableError
     from .host import Host, PciFunction
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _NAMES = {
     ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
     ".driver": "AllocatedDevice BoundClaim BoundDevice Claim Condition Config DeviceStatus Driver Health NetworkData PreparedClaim "
-    "PreparedDevice RecoveredClaim Role",
+    "PreparedDevice RecoveredClaim Role option",
     ".errors": "DraError PermanentError RetryableError",
     ".host": "Host PciFunction",
     ".resources.amounts": "Capacity NodeResource RequestPolicy",
@@ -125,6 +126,7 @@ __all__ = [
     "Taint",
     "Version",
     "__version__",
+    "option",
     "partitions",
     "run",
 ]
