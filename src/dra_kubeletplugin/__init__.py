@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         PreparedDevice,
         RecoveredClaim,
         Role,
-        option,
     )
     from .errors import DraError, PermanentError, RetryableError
     from .host import Host, PciFunction
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 _NAMES = {
     ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
     ".driver": "AllocatedDevice BoundClaim BoundDevice Claim Condition Config DeviceStatus Driver Health NetworkData PreparedClaim "
-    "PreparedDevice RecoveredClaim Role option",
+    "PreparedDevice RecoveredClaim Role",
     ".errors": "DraError PermanentError RetryableError",
     ".host": "Host PciFunction",
     ".resources.amounts": "Capacity NodeResource RequestPolicy",
@@ -126,7 +125,6 @@ __all__ = [
     "Taint",
     "Version",
     "__version__",
-    "option",
     "partitions",
     "run",
 ]

@@ -216,6 +216,10 @@ def _add_own_package(commands: Any) -> None:
         "-f", "--values", dest="above", metavar="FILE", action="append", default=[],
         help="values on top, as Helm takes them; may be repeated",
     )  # fmt: skip
+    deploy.add_argument(
+        "--driver", metavar="DRIVER",
+        help="whose options are judged: a file, a package's folder, or module:Class; the package that VALUES are in when left out",
+    )  # fmt: skip
     deploy.add_argument("-C", "--directory", metavar="FOLDER", help="write there instead")
     deploy.add_argument(
         "--base", metavar="PLACE", default="",

@@ -13,6 +13,7 @@ from .options import add_option
 from .parsing import Parser
 
 S = TypeVar("S")
+_CLOSE = 0.8  # a flag of a driver's own may well resemble one of ours
 _DEST = "own "  # no other argument of a command begins so
 
 
@@ -58,7 +59,7 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
     except DriverError as e:
         if not unknown:
             parser.add_argument_group("options of the driver", f"cannot be told: {printable(e)}".replace("%", "%%"))
-        elif not any(near(flag, parser.flags) for flag in unknown):  # else that is what is told
+        elif not any(near(flag, parser.flags, _CLOSE) for flag in unknown):  # else that is what is told
             raise
     return loaded
 

@@ -66,7 +66,9 @@ class Parser(argparse.ArgumentParser):
             if _action(self, word) is None:
                 self.error(self._unknown(word))
             options.append(word)
-            if _wants_value(self, word) and rest and not _OPTION.fullmatch(rest[0]) and rest[0] != "--":
+            if _wants_value(self, word):
+                if not rest or _OPTION.fullmatch(rest[0]) or rest[0] == "--":
+                    self.error(f"{word} needs a value")  # else a word from elsewhere would stand behind it
                 options.append(rest.pop(0))
         dashed = any(word.startswith("-") and word != "-" for word in others)
         return [*options, *(["--"] if dashed else []), *others]

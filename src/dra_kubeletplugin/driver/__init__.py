@@ -6,7 +6,7 @@ from .contract import Driver, Health, Role
 from .loading import load_driver
 from .making import check, make
 from .metadata_update import MetadataUpdate
-from .options import as_flags, declared, option, read_options
+from .options import as_flags, declared, read_options
 from .status import Condition, DeviceStatus, NetworkData
 
 __all__ = [
@@ -30,6 +30,5 @@ __all__ = [
     "declared",
     "load_driver",
     "make",
-    "option",
     "read_options",
 ]

@@ -1,7 +1,14 @@
 """A driver's own options: what its class declares, and their values from flags, environment and defaults.
 
-``options`` of a driver is an object of a frozen dataclass: its fields are the options, its values their defaults. ``shelf_count`` is
-``--shelf-count`` and ``SHELF_COUNT``, by the rule that our own options follow.
+``options`` of a driver is an object of a frozen dataclass: its fields are the options, its values their defaults, and a text in
+``Annotated`` is what ``--help`` says. ``shelf_count`` is ``--shelf-count`` and ``SHELF_COUNT``, as with our own options::
+
+    @dataclass(frozen=True)
+    class NpuOptions:
+        shelf_count: Annotated[int, "how many shelves the chassis has"] = 4
+
+    class Npu(Driver):
+        options = NpuOptions()  # self.options.shelf_count
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import sys
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import Field
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import DriverError, SettingsError, is_a, printable, shown
 from ..settings import ControllerSettings, Settings, WebhookSettings
@@ -25,7 +32,6 @@ from ..wording import near
 from .mistakes import explained
 from .option_types import TAKEN, option_type
 
-T = TypeVar("T")
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 COMMANDS = frozenset({
     "api_address", "api_cert", "api_key", "apply", "containers", "controller", "feature_gates", "help", "host", "image",
@@ -37,21 +43,6 @@ _MACHINE = frozenset({
     "USER",
 })  # fmt: skip
 _OTHERS = ("DRA_", "KUBERNETES_", "LC_", "LD_", "PYTHON", "SSL_")  # variables that begin so are read by others
-_ROLES = (Settings, ControllerSettings, WebhookSettings)
-
-
-def option(default: T, help: str) -> T:
-    """A field of a driver's options: its default, and what ``--help`` says of it::
-
-    @dataclass(frozen=True)
-    class NpuOptions:
-        shelves: int = option(4, "how many shelves the chassis has")
-
-    class Npu(Driver):
-        options = NpuOptions()  # --shelves, SHELVES; self.options.shelves
-    """
-    made: Any = dataclasses.field(default=default, metadata={"help": help})
-    return typing.cast(T, made)
 
 
 def declared(cls: type) -> list[Field[Any]]:
@@ -90,7 +81,7 @@ def declared(cls: type) -> list[Field[Any]]:
 
 def _hints(kind: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(kind)
+        return typing.get_type_hints(kind, include_extras=True)
     except Exception as e:  # whatever stands in an annotation is evaluated
         there = [*vars(sys.modules.get(kind.__module__, builtins)), *dir(builtins)]
         hint = near(e.name, there) if is_a(e, NameError) and e.name else ""
@@ -105,9 +96,10 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
     if taken := _taken(f.name, flag, env):
         own = f"{driver.partition('.')[0].replace('-', '_') or 'my'}_{f.name}"
         raise DriverError(f"{where}: {taken}: name it otherwise, such as {own}")
-    said = f.metadata.get("help", "")
-    if not isinstance(said, str):
-        raise DriverError(f"{where}: its help is {shown(said)}: give text")
+    said = ""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *notes = typing.get_args(hint)
+        said = next((note for note in notes if isinstance(note, str)), "")
     try:
         of = option_type(hint)
     except ValueError as e:
@@ -121,10 +113,10 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
 
 def _taken(name: str, flag: str, env: str) -> str:
     """Who has the flag or the variable already; empty where nobody has."""
-    ours = [f for role in _ROLES for f in role.options()]
-    if name in COMMANDS or any(flag == f.metadata["flag"] for f in ours):
+    beside = [f for role in (Settings, ControllerSettings) for f in role.options()]
+    if name in COMMANDS or any(flag == f.metadata["flag"] for f in beside):
         return f"{flag} is an option of `dra` itself"
-    if any(env == f.metadata["env"] for f in ours):
+    if any(env == f.metadata["env"] for f in (*beside, *WebhookSettings.options())):  # its pod has the same variables
         return f"{env} is a variable of the framework's"
     if env in _MACHINE or env.startswith(_OTHERS):
         return f"{env} is a variable that others set"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from dra_kubeletplugin import (
     AllocatedDevice,
@@ -26,7 +27,6 @@ from dra_kubeletplugin import (
     PreparedDevice,
     RetryableError,
     Role,
-    option,
     run,
 )
 
@@ -42,11 +42,11 @@ POOL, TPU_POOL = "fabric", "tpu"
 class FabricOptions:
     """What this driver is told."""
 
-    fabric_state: Path = option(Path("/var/run/fabric.db"), "the simulated fabric's file; of the controller")
-    fabric_devices: tuple[str, ...] = option((), "what is plugged into it when it is new: gpu-0=a100,gpu-1=a100")
-    fabric_tpu_hosts: tuple[str, ...] = option(
-        (), "nodes of one TPU pod, neighbours beside each other; no pool of slices when empty"
-    )
+    fabric_state: Annotated[Path, "the simulated fabric's file; of the controller"] = Path("/var/run/fabric.db")
+    fabric_devices: Annotated[tuple[str, ...], "what is plugged into it when it is new: gpu-0=a100,gpu-1=a100"] = ()
+    fabric_tpu_hosts: Annotated[
+        tuple[str, ...], "nodes of one TPU pod, neighbours beside each other; no pool of slices when empty"
+    ] = ()
 
     def __post_init__(self) -> None:
         for part in self.fabric_devices:

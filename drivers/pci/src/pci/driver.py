@@ -1,9 +1,9 @@
-"""PCI functions of a node, for containers: through VFIO where the function's IOMMU group allows, else for information."""
+"""PCI functions of a node, for containers: by VFIO where the function's IOMMU group allows, else for information."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from dra_kubeletplugin import (
     AllocatedDevice,
@@ -18,7 +18,6 @@ from dra_kubeletplugin import (
     PreparedClaim,
     PreparedDevice,
     RetryableError,
-    option,
     run,
 )
 
@@ -42,18 +41,18 @@ class PciConfig(Config):
 class PciOptions:
     """What this driver is told."""
 
-    pci_select: str = option(
-        "",
-        "which functions, e.g. vendor=10ee,class=12;driver=xclmgmt: `;` between alternatives, `,` between conditions. Keys: vendor, "
-        "device, class (2, 4 or 6 hex digits), driver, address. Everything but bridges when empty. The driver is the one that a "
-        "function has while no container does",
-    )
-    pci_mode: Mode = option(
-        "auto",
-        "what a container gets where its claim does not say: vfio or an error, info, or what is possible. On a local cluster "
-        "(`dra dev`, the demo) auto never touches a real machine's functions",
-    )
-    pci_unsafe: bool = option(False, "publishes also the functions that carry the host's disks, console or network")
+    pci_select: Annotated[
+        str,
+        "which functions, e.g. vendor=10ee,class=12;driver=xclmgmt: `;` between alternatives, `,` between conditions. "
+        "Keys: vendor, device, class (2, 4 or 6 hex digits), driver, address. Everything but bridges when empty. The "
+        "driver is the one that a function has while no container does",
+    ] = ""
+    pci_mode: Annotated[
+        Mode,
+        "what a container gets where its claim does not say: vfio or an error, info, or what is possible. On a local "
+        "cluster (`dra dev`, the demo) auto never touches a real machine's functions",
+    ] = "auto"
+    pci_unsafe: Annotated[bool, "publishes also the functions that carry the host's disks, console or network"] = False
 
     def __post_init__(self) -> None:
         parse_selection(self.pci_select)
