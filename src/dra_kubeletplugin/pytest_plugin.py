@@ -13,9 +13,10 @@
         pod = await node.run_pod.aio(parameters={"image": "a.bit"})
 
 ``@pytest.mark.dra(...)`` says it for a test, a class or a module: ``driver`` (a class, or as `dra run` takes it), ``host``,
-``nodes`` (their names), ``timers`` (of the kubelets), ``environment`` (variables that the driver reads), ``process`` (gives the
-driver one of its own, which ``node.kill()`` can kill), ``kubernetes`` (the release that the cluster behaves as), ``feature_gates``
-(name → whether it is on), and any field of :class:`Settings`. ``pytest --kubernetes 1.34`` says the release for all other tests.
+``nodes`` (their names), ``timers`` (of the kubelets), ``options`` (the driver's own: an object, or values by name), ``environment``
+(variables that the driver reads), ``process`` (gives the driver one of its own, which ``node.kill()`` can kill), ``kubernetes`` (the
+release that the cluster behaves as), ``feature_gates`` (name → whether it is on), and any field of :class:`Settings`.
+``pytest --kubernetes 1.34`` says the release for all other tests.
 
 The cluster lives in a thread of its own, so no test needs an event loop, and those that have one may use any. With
 ``KUBEBUILDER_ASSETS`` (a folder with etcd and kube-apiserver, as envtest takes it) a real API server stands in for the local
@@ -55,6 +56,7 @@ class _Wanted:
     host: Any
     nodes: tuple[str, ...]
     timers: Timers | None
+    options: Any
     environment: dict[str, str]
     process: bool
     kubernetes: str
@@ -83,6 +85,7 @@ class _Wanted:
             None if host == _THIS_MACHINE else host,
             tuple(given.pop("nodes", ("node-1",))),
             given.pop("timers", None),
+            given.pop("options", None),
             given.pop("environment", {}),
             given.pop("process", False),
             given.pop("kubernetes", "") or config.getoption("kubernetes"),
@@ -167,7 +170,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "dra(driver, host, nodes, timers, environment, process, kubernetes, feature_gates, **settings): "
+        "dra(driver, host, nodes, timers, options, environment, process, kubernetes, feature_gates, **settings): "
         "the driver and the cluster of a test",
     )
 
@@ -250,7 +253,14 @@ def node(
             host = wanted.host
             if isinstance(host, str):
                 host = described.find(host, wanted.said["host"], wanted.here)
-            running = on_node(local_cluster.inner, driver, host=host, process=wanted.process, **wanted.settings)
+            running = on_node(
+                local_cluster.inner,
+                driver,
+                host=host,
+                process=wanted.process,
+                options=wanted.options,
+                **wanted.settings,
+            )
             inner = stack.enter_context(Scope(local_cluster.thread, running, f"{driver.name} on a node"))
         yield Node(local_cluster.thread, inner)
 

@@ -381,8 +381,73 @@ def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_o
     assert main(["deploy", str(tmp_path)]) == 0
     said = capsys.readouterr().err
     assert "options.STOP_GRAC: no option of the framework, did you mean 'STOP_GRACE'?" in said
-    assert "NPU_MODE" not in said
+    assert "options: the driver's own, NPU_MODE, STOP_GRAC, are not judged: give the driver with --driver" in said
     assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
+
+
+NPU = """
+from dataclasses import dataclass
+from typing import Literal
+
+from dra_kubeletplugin import Driver
+
+
+@dataclass(frozen=True)
+class NpuOptions:
+    npu_mode: Literal["fast", "safe"] = "fast"
+    npu_count: int = 1
+
+    def __post_init__(self):
+        if self.npu_count > 8:
+            raise ValueError(f"npu_count is {self.npu_count}: give 8 at most")
+
+
+class Npu(Driver):
+    name = "npu.example.com"
+    options = NpuOptions()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"NPU_MODE": "fsat"}, "values.yaml:6: options.NPU_MODE: 'fsat' is not one of fast, safe, did you mean 'fast'?"),
+        ({"NPU_MOD": "fast"}, "values.yaml:6: options.NPU_MOD: no option of Npu or the framework, did you mean 'NPU_MODE'?"),
+        ({"STOP_GRAC": "5s"}, "options.STOP_GRAC: no option of Npu or the framework, did you mean 'STOP_GRACE'?"),
+        ({"HTTPS_PROXY": "x"}, "options.HTTPS_PROXY: no option of Npu or the framework: what others read stands in pods.all.env"),
+        ({"NPU_COUNT": "9"}, "values.yaml:5: options: the options of Npu: npu_count is 9: give 8 at most"),
+        ({"NPU_COUNT": 3}, 'options.NPU_COUNT: 3 is no text: write it in quotes, "3"'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["npu/driver.py", "npu/src/npu/driver.py", "elsewhere.py"])
+def test_a_driver_s_own_options_are_judged_by_the_driver(
+    tmp_path: Path, place: str, options: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver, values = tmp_path / place, tmp_path / "npu/deploy/values.yaml"
+    for path in (driver, values):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    driver.write_text(NPU)
+    given = ["--driver", str(driver)] if place == "elsewhere.py" else []
+    values.write_text(yaml.safe_dump(LEAST | {"options": options}, sort_keys=False))
+    assert main(["deploy", str(values), *given]) == 2
+    assert says in capsys.readouterr().err
+    values.write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "safe", "NPU_COUNT": "", "STOP_GRACE": "5s"}}))
+    assert main(["deploy", str(values), *given]) == 0
+    assert capsys.readouterr().err == ""
+    assert "NPU_MODE=safe" in (values.parent / "kustomization.yaml").read_text()
+
+
+def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "driver.py").write_text("import vendor_library\n")
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "x"}}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "the driver cannot be asked: importing" in said
+    assert "No module named 'vendor_library'" in said
+    assert "options: the driver's own, NPU_MODE, are not judged" in said
+    assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
 
 
 def test_fields_of_a_pod_that_there_is_not_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

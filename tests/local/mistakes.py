@@ -91,6 +91,12 @@ def config(name: str, body: str, *says: str) -> Mistake:
     return Mistake(name, "config = AcmeConfig", says, f"class AcmeConfig(Config):\n{text}\n\n")
 
 
+def options(name: str, body: str, *says: str) -> Mistake:
+    head = "from dataclasses import dataclass\nfrom enum import Enum\nfrom pathlib import Path\n\n\n@dataclass(frozen=True)\n"
+    text = "".join(f"    {line}\n" for line in body.splitlines())
+    return Mistake(name, "options = AcmeOptions()", says, f"{head}class AcmeOptions:\n{text}\n\n")
+
+
 def given(name: str, body: str, parameters: Mapping[str, Any], *says: str) -> Mistake:
     return replace(config(name, body, *says), given=parameters)
 
@@ -176,6 +182,18 @@ CLASSES = [
     config("a check of what is not there", "speed: int = 1\ndef check(self):\n    return self.sped > 1  # here", "the checks of AcmeConfig raised AttributeError", "did you mean 'speed'?"),
     config("a check that changes", "speed: int = 1\ndef check(self):\n    self.speed = 2  # here", "it never changes, make another with `replace`"),
     config("a type that is misspelt", "speed: Quantty = None", "name 'Quantty' is not defined, did you mean 'Quantity'?"),
+    options("an option of a type that no flag gives", "ports: dict = None", "AcmeOptions.ports is of type dict, which no flag can give: take str, int"),
+    options("an option whose type is misspelt", "ports: Tuple = ()", "the types of AcmeOptions cannot be read: name 'Tuple' is not defined, did you mean 'tuple'?"),
+    options("an option with a wrong default", "port: int = '80'", "AcmeOptions.port = '80' is not a whole number, which is its type"),
+    options("an option without a type", "port = 80", "AcmeOptions.port has no type, so nobody can give it: write `port: int = ...`"),
+    options("an option that we have", "node_name: str = ''", "AcmeOptions.node_name: --node-name is an option of `dra` itself: name it otherwise, such as acme_node_name"),
+    options("an option that is the machine's", "path: str = ''", "PATH is a variable that others set"),
+    options("an option in another style", "cardCount: int = 1", "AcmeOptions.cardCount can be no flag: name it in lower case with single _"),
+    cls("options that are an object of nothing", "options = {'port': 80}", "Acme.options is {'port': 80}: give an object of a frozen dataclass"),
+    cls("an option of another name", "option = {'port': 80}", "Acme.option is read by nobody, did you mean `options`?"),
+    Mistake("options that are a class", "options = O", ("Acme.options is the class O: give an object of it, O()",), "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass O:\n    port: int = 1\n\n\n"),
+    Mistake("options that change", "options = O()", ("O can be changed while the driver runs: write @dataclass(frozen=True)",), "from dataclasses import dataclass\n\n\n@dataclass\nclass O:\n    port: int = 1\n\n\n"),
+    Mistake("options without defaults", "options = O()", ("O.__init__() missing 1 required positional argument: 'port'",), "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass O:\n    port: int\n\n\n"),
     Mistake("a union of objects", "config = C", ("write class Name(Config, tag=True) for each",), "class A(Config):\n    a: int = 1\n\n\nclass B(Config):\n    b: int = 1\n\n\nclass C(Config):\n    of: A | B = A()\n\n\n"),
 ]  # fmt: skip
 DEVICES = [

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_kubeletplugin import PermanentError, Role
+from dra_kubeletplugin import Role
 from dra_kubeletplugin.cluster import from_files
+from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, controller_on, env_of, plugin_on, pod
 from dra_kubeletplugin.testing import claim as claim_for
@@ -107,12 +109,11 @@ async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undon
 
 
 async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
-    fabric: FabricManager, monkeypatch: pytest.MonkeyPatch
+    fabric: FabricManager,
 ) -> None:
-    monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES))
     half, whole = (f'device.capacity["{NAME}"].tpus.compareTo(quantity("{n}")) == 0' for n in (8, 16))
     tpu = f"tpu.{NAME}"
-    async with running(4) as api, controller_on(api.cluster, Fabric):
+    async with running(4) as api, controller_on(api.cluster, Fabric, options={"fabric_tpu_hosts": tuple(NODES)}):
         await api.apply(claim("half", half, tpu), claim("rest", half, tpu), claim("whole", whole, tpu))
         for name, of in (("a", "half"), ("b", "rest")):
             await api.apply(pod(name, claims=[of]))
@@ -130,20 +131,17 @@ async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
 
 
 async def test_what_the_options_plug_in_is_published_and_what_is_there_already_stays_as_it_is(
-    fabric: FabricManager, monkeypatch: pytest.MonkeyPatch
+    fabric: FabricManager,
 ) -> None:
-    monkeypatch.setenv("FABRIC_DEVICES", "gpu-1=h100,gpu-2=h100")
-    async with running() as api, controller_on(api.cluster, Fabric):
+    plugged = {"fabric_devices": ("gpu-1=h100", "gpu-2=h100")}
+    async with running() as api, controller_on(api.cluster, Fabric, options=plugged):
         published = await api.wait_published(NAME, ["gpu-0", "gpu-1", "gpu-2"])
         assert [d.attributes["model"] for d in published.values()] == ["a100", "a100", "h100"]
 
 
-def test_devices_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Fabric()
-    driver.role = Role.CONTROLLER
-    monkeypatch.setenv("FABRIC_DEVICES", "gpu-0")
-    with pytest.raises(PermanentError, match="FABRIC_DEVICES has 'gpu-0': write it like gpu-0=a100"):
-        driver.start()
+def test_devices_that_cannot_be_read_are_told() -> None:
+    with pytest.raises(SettingsError, match="fabric_devices has 'gpu-0': write it like gpu-0=a100"):
+        make(Fabric, Role.CONTROLLER, {"fabric_devices": "gpu-0"})
 
 
 def test_the_slices_are_those_of_the_proposal() -> None:
@@ -160,11 +158,9 @@ def test_the_slices_are_those_of_the_proposal() -> None:
 
 
 @pytest.mark.parametrize("file", ["examples/claim.yaml", "examples/tpu.yaml"])
-async def test_the_manifests_of_this_folder_run(
-    fabric: FabricManager, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
-    monkeypatch.setenv("FABRIC_TPU_HOSTS", ",".join(NODES[:2]))
-    async with running(2) as api, controller_on(api.cluster, Fabric):
+async def test_the_manifests_of_this_folder_run(fabric: FabricManager, file: str) -> None:
+    hosts = {"fabric_tpu_hosts": tuple(NODES[:2])}
+    async with running(2) as api, controller_on(api.cluster, Fabric, options=hosts):
         await api.apply_file(PACKAGE / file)
         for doc in from_files([PACKAGE / file]):
             if doc["kind"] == "Pod":

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_kubeletplugin import Capacity, Gate, Host, PermanentError, Version
+from dra_kubeletplugin import Capacity, Gate, Host, Version
+from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing import Api, Node
 
 from gpu_example.driver import Gpu
-from gpu_example.options import Options
+from gpu_example.options import GpuOptions
 
 JSON = dict[str, Any]
 pytestmark = pytest.mark.dra(driver=Gpu)
@@ -51,7 +53,7 @@ def test_the_pool_is_the_same_after_a_restart(node: Node[Gpu], api: Api) -> None
     assert [(s["metadata"]["resourceVersion"], s["spec"]) for s in api.slices()] == before
 
 
-@pytest.mark.dra(environment={"NUM_DEVICES": "2", "GPU_PARTITIONS": "4"})
+@pytest.mark.dra(options=GpuOptions(num_devices=2, gpu_partitions=4))
 def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: Node[Gpu]) -> None:
     published = node.published()
     assert list(published)[:5] == [*(f"gpu-0-partition-{j}" for j in range(4)), "gpu-0-full"]
@@ -64,7 +66,7 @@ def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: N
     assert [s.name for s in pool.counter_sets] == ["gpu-0-counters", "gpu-1-counters"]
 
 
-@pytest.mark.dra(environment={"GPU_PARTITIONS": "4"})
+@pytest.mark.dra(options={"gpu_partitions": 4})
 def test_a_server_without_counters_gets_whole_gpus(node: Node[Gpu]) -> None:
     node.driver.gates_off = frozenset({Gate.PARTITIONS})
     (pool,) = node.driver.pools()
@@ -73,11 +75,14 @@ def test_a_server_without_counters_gets_whole_gpus(node: Node[Gpu]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("NUM_DEVICES", "many"), ("GPU_PARTITIONS", "-1"), ("GPU_DEVICE_STATUS", "yes")]
+    ("name", "value"), [("NUM_DEVICES", "many"), ("GPU_PARTITIONS", "-1"), ("GPU_DEVICE_STATUS", "perhaps")]
 )
-def test_an_option_that_cannot_be_read_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(PermanentError, match=name):
-        Options.of({name: value})
+def test_an_option_that_cannot_be_read_is_refused_by_name(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"(?i){name}"):
+        make(Gpu)
 
 
 # --- claims -------------------------------------------------------------------------------------
@@ -95,7 +100,7 @@ def test_a_container_is_told_all_about_its_gpus(node: Node[Gpu]) -> None:
     assert not any(node.leftovers().values())
 
 
-@pytest.mark.dra(environment={"GPU_DEVICE_STATUS": "true"})
+@pytest.mark.dra(options={"gpu_device_status": True})
 def test_the_status_tells_which_gpu_a_claim_has(node: Node[Gpu], api: Api) -> None:
     node.run_pod(count=2)
 
@@ -134,7 +139,7 @@ def test_wrong_parameters_are_told_in_an_event(node: Node[Gpu], api: Api, sharin
     api.wait_event("pod", why)
 
 
-@pytest.mark.dra(environment={"NUM_DEVICES": "2"})
+@pytest.mark.dra(options={"num_devices": 2})
 def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Gpu], api: Api) -> None:
     node.run_pod("first", count=2)
     node.apply_pod("late")
@@ -147,9 +152,8 @@ def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Gpu],
 
 
 def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path) -> None:
-    driver = Gpu()
+    driver = make(Gpu, options=GpuOptions(num_devices=2, gpu_partitions=2, gpu_faults=tmp_path))
     driver.attach(Host(), Settings(node_name="node-1"))
-    driver.options = Options(gpus=2, partitions=2, faults=tmp_path)
     (tmp_path / "gpu-1").write_text("NoExecute: on fire")
     report = driver.health()
     assert sorted(report) == ["gpu-1-full", "gpu-1-partition-0", "gpu-1-partition-1"]
@@ -157,9 +161,8 @@ def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path)
 
 
 def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_is_one(tmp_path: Path) -> None:
-    driver = Gpu()
+    driver = make(Gpu, options=GpuOptions(num_devices=2, gpu_faults=tmp_path))
     driver.attach(Host(), Settings(node_name="node-1"))
-    driver.options = Options(gpus=2, faults=tmp_path)
     (tmp_path / "gpu-0").symlink_to(tmp_path / "gone")
     (tmp_path / "gpu-1").mkdir()
     assert {n: h.message for n, h in driver.health().items()} == {
@@ -167,7 +170,7 @@ def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_
     }
 
 
-@pytest.mark.dra(environment={"NUM_DEVICES": "1"}, health_interval=0.1)
+@pytest.mark.dra(options={"num_devices": 1}, health_interval=0.1)
 def test_a_repaired_gpu_loses_its_taint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from dra_kubeletplugin import Host, PermanentError
+from dra_kubeletplugin import Host
+from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing import DriverNode, PodError, node_with
@@ -228,8 +230,8 @@ def test_a_selection_that_cannot_be_read_is_refused() -> None:
         {"vendor": "10ee", "class": "12"},
         {"driver": "x"},
     ]
-    with pytest.raises(PermanentError, match="write it like"):
-        parse_selection("vendor:10ee")
+    with pytest.raises(SettingsError, match="write it like vendor=10ee"):
+        make(Pci, options={"pci_select": "vendor:10ee"})
 
 
 def test_on_a_local_cluster_a_real_machine_is_never_touched() -> None:

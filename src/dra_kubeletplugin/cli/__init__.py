@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from .ending import ended
 from .exits import Exit, epilog
 from .options import add_settings, given
 from .output import add_output
-from .parsing import Parser, command_first
+from .parsing import Parser, command_first, sorted_out
 from .questions import add_explain, add_simulate, add_top
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` decides itself."""
+OF_DRIVERS = ("run", "controller", "inspect", "dev")
+"""Commands that take the options of drivers that they are given."""
 KINDS = ("pci", "chardev", "sdk")
 HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
 
@@ -214,6 +216,10 @@ def _add_own_package(commands: Any) -> None:
         "-f", "--values", dest="above", metavar="FILE", action="append", default=[],
         help="values on top, as Helm takes them; may be repeated",
     )  # fmt: skip
+    deploy.add_argument(
+        "--driver", metavar="DRIVER",
+        help="whose options are judged: a file, a package's folder, or module:Class; the package that VALUES are in when left out",
+    )  # fmt: skip
     deploy.add_argument("-C", "--directory", metavar="FOLDER", help="write there instead")
     deploy.add_argument(
         "--base", metavar="PLACE", default="",
@@ -343,10 +349,22 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
             return of_dev.parse_args(rest, argparse.Namespace(command="dev VERB", version=False))
     if words[:1] and words[0] in verbs.VERBS:
         top.error(f"{words[0]} happens to a cluster that runs: did you mean `dra dev {words[0]}`?")
-    args = top.parse_args(words)
+    loaded = _with_own_flags(top.commands[words[0]], words[1:]) if words and words[0] in OF_DRIVERS else {}
+    args = top.parse_args(words, argparse.Namespace(loaded=loaded))
     if args.command is None and not args.version:
         top.error("a COMMAND is needed")
     return args
+
+
+def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
+    """Drivers that had to be loaded for the flags of their own: a pod's command has none."""
+    unknown, targets, perhaps = sorted_out(command, words)
+    if not unknown and {"-h", "--help"}.isdisjoint(words):
+        return {}
+    from .own_options import add_flags_of
+
+    named = targets or perhaps
+    return add_flags_of(command, named if command.prog.endswith(" dev") else named[:1], unknown)
 
 
 # Commands that take their arguments whole: module and function, imported when one is run.
@@ -373,11 +391,11 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
         case "run":
             from .run import run
 
-            run(args.driver, given(args))
+            run(args.loaded.get(args.driver, args.driver), args)
         case "controller":
             from .controller import controller
 
-            controller(args.driver, given(args, ControllerSettings))
+            controller(args.loaded.get(args.driver, args.driver), args)
         case "webhook":
             from .webhook import webhook
 
@@ -395,12 +413,18 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
 
 def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
     """``dra run`` for a class at hand; options from the command line and the environment."""
+    from .own_options import add_own_options
     from .run import run
 
     said = (driver.__doc__ or "").strip() or driver.__name__
     out = Parser(description=said.splitlines()[0])
     add_settings(out)
-    return ended(lambda: run(driver, given(out.parse_args(argv))))
+
+    def command() -> int:
+        add_own_options(out, [driver])
+        run(driver, out.parse_args(argv))
+
+    return ended(command)
 
 
 if __name__ == "__main__":

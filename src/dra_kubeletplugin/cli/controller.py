@@ -5,14 +5,17 @@ Exit codes are those of ``dra run``.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 from ..controller import Controller
-from ..driver import Role, load_driver, make
+from ..driver import Driver, Role, load_driver, make
 from ..settings import ControllerSettings, load
 from .exits import Exit
+from .options import given
+from .own_options import given_own, together, variables
 from .serving import serve
 from .stopping import Stop
 
@@ -27,18 +30,26 @@ async def cut_when_lost(process: Controller, stop: Stop) -> None:
 
 
 def controller(
-    target: str,
-    options: Mapping[str, Any],
+    target: str | type[Driver],
+    args: argparse.Namespace,
     beside: Callable[[Controller, Stop], Awaitable[object]] = cut_when_lost,
 ) -> NoReturn:
-    """Ends the process. ``beside`` runs while the controller serves.
+    """Ends the process. ``args`` have settings and the driver's own options; ``beside`` runs while the controller serves.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
     stop = Stop()
     stop.handle()
-    driver = load_driver(target)
-    settings = load(options, None, ControllerSettings)
+    driver = load_driver(target) if isinstance(target, str) else target
+    settings, options = together(
+        lambda: load(given(args, ControllerSettings), None, ControllerSettings), driver, given_own(args, driver)
+    )
     if not settings.driver_name:
         settings = dataclasses.replace(settings, driver_name=driver.name)
-    serve(lambda: Controller(make(driver, Role.CONTROLLER), settings), settings, stop, beside)
+    serve(
+        lambda: Controller(make(driver, Role.CONTROLLER, options), settings),
+        settings,
+        stop,
+        beside,
+        variables([driver]),
+    )

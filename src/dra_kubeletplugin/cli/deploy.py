@@ -7,9 +7,13 @@ import os
 import sys
 from pathlib import Path
 
+from ..deploying.judging import framework_options
+from ..deploying.own_options import driver_beside
 from ..deploying.source import SourceError, load
 from ..deploying.writing import values_of, write_driver, write_shared
-from ..errors import SettingsError, describe, printable
+from ..driver import Driver, declared, load_driver
+from ..errors import DriverError, SettingsError, describe, printable
+from ..wording import listed
 from .exits import Exit
 from .options import refuse
 from .style import Style
@@ -22,7 +26,7 @@ def deploy(args: argparse.Namespace) -> int:
     if args.shared:
         refuse(
             args,
-            {"above": "-f", "directory": "--directory", "base": "--base"},
+            {"above": "-f", "directory": "--directory", "base": "--base", "driver": "--driver"},
             "is of one driver's VALUES, and --shared has none",
         )
     source = load()
@@ -38,7 +42,13 @@ def deploy(args: argparse.Namespace) -> int:
                 raise SettingsError(
                     f"--base {args.base}: kustomize refuses paths from the root: give {seen}, as seen from {out}"
                 )
-            write_driver(source, values_of(source, paths, doubts), out, args.base)
+            driver = _driver(args.driver, paths[0], doubts)
+            values = values_of(source, paths, doubts, driver)
+            if driver is None and (unjudged := sorted(values.options.keys() - framework_options())):
+                doubts.append(
+                    f"options: the driver's own, {listed(unjudged)}, are not judged: give the driver with --driver"
+                )
+            write_driver(source, values, out, args.base)
             for doubt in doubts:
                 print(f"{Style.of(sys.stderr).yellow('warning')} {printable(doubt)}", file=sys.stderr)
     except SourceError as e:
@@ -46,3 +56,20 @@ def deploy(args: argparse.Namespace) -> int:
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
     return Exit.WELL
+
+
+def _driver(target: str | None, values: Path, doubts: list[str]) -> type[Driver] | None:
+    """The driver that is given, else the one whose package the values are in: why that cannot be asked is added to ``doubts``."""
+    if target:
+        driver = load_driver(target)
+        declared(driver)
+        return driver
+    if folder := driver_beside(values):
+        try:
+            driver = load_driver(str(folder))
+            declared(driver)
+        except DriverError as e:
+            doubts.append(f"the driver cannot be asked: {e.message}")
+        else:
+            return driver
+    return None

@@ -28,7 +28,8 @@ from ..scanning import DeviceScan
 from ..settings import ControllerSettings, Settings
 from .controller import controller, cut_when_lost
 from .ending import report
-from .options import add_settings, given
+from .options import add_settings
+from .own_options import add_own_options
 from .parsing import Parser
 from .run import run, tidy
 from .stopping import Stop
@@ -133,21 +134,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _node(argv: Sequence[str]) -> NoReturn:
-    args = _parsed(argv, Settings)
-    driver, file = load_driver(args.driver), os.environ.get(HEALTH, "")
-    run(steered(driver, Path(file)) if file else driver, given(args), _beside_plugin)
+    driver, args = _parsed(argv, Settings)
+    file = os.environ.get(HEALTH, "")
+    run(steered(driver, Path(file)) if file else driver, args, _beside_plugin)
 
 
 def _controller(argv: Sequence[str]) -> NoReturn:
-    args = _parsed(argv, ControllerSettings)
-    controller(args.driver, given(args, ControllerSettings), _beside_controller)
+    driver, args = _parsed(argv, ControllerSettings)
+    controller(driver, args, _beside_controller)
 
 
-def _parsed(argv: Sequence[str], kind: type[Settings]) -> argparse.Namespace:
+def _parsed(argv: Sequence[str], kind: type[Settings]) -> tuple[type[Driver], argparse.Namespace]:
+    driver = load_driver(argv[0])
     parser = Parser(prog="dra dev")
-    parser.add_argument("driver")
     add_settings(parser, kind)
-    return parser.parse_args(argv)
+    add_own_options(parser, [driver])
+    return driver, parser.parse_args(argv[1:])
 
 
 if __name__ == "__main__":

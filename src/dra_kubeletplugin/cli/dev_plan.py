@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..driver import Driver, check, load_driver
+from ..driver import Driver, as_flags, check, load_driver, read_options
 from ..errors import DriverError, SettingsError
 from ..local.dev import manifests
 from ..local.dev.drivers import Program
@@ -23,6 +23,7 @@ from ..wording import near
 from . import DEV_PLACES, dev_driver
 from .ending import report
 from .options import given
+from .own_options import given_own
 from .verbs import VERBS
 
 _HEALTH = "1s"  # a laptop's user waits for it
@@ -55,7 +56,7 @@ class Plan:
 
 def planned(args: argparse.Namespace) -> Plan:
     """Raises :class:`SettingsError` with all that is wrong, and :class:`DriverError`; says before what other drivers are wrong."""
-    drivers = _drivers(args.drivers)
+    drivers = _drivers(args)
     options = given(args)
     settings = load(options | {"kubeconfig": ""})
     faults: list[str] = []
@@ -63,6 +64,12 @@ def planned(args: argparse.Namespace) -> Plan:
         faults.append("--driver-name is of one driver, and several are given")
     if settings.http_address and len(drivers) * args.nodes > 1:
         faults.append("--http-address is of one process, and each driver is one on each node")
+    own = {target: given_own(args, driver) for target, driver in drivers.items()}
+    for target, driver in drivers.items():
+        try:
+            read_options(driver, own[target])
+        except SettingsError as e:
+            faults += [f for f in e.faults if f not in faults]  # one flag may be of several
     names = [settings.driver_name or d.name for d in drivers.values()]
     faults += [f"two drivers are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     nodes = _nodes(args, settings, faults)
@@ -88,10 +95,15 @@ def planned(args: argparse.Namespace) -> Plan:
         raise SettingsError(*faults)
     return Plan(
         settings,
-        [_program(target, driver, settings, options) for target, driver in drivers.items()],
-        [_controller(target, driver, settings, options) for target, driver in drivers.items()]
-        if args.controller
-        else [],
+        [
+            _program(target, driver, settings, options, as_flags(driver, own[target]))
+            for target, driver in drivers.items()
+        ],
+        [
+            _controller(target, driver, settings, options, as_flags(driver, own[target]))
+            for target, driver in drivers.items()
+            if args.controller
+        ],
         nodes,
         args.hosts * args.nodes if len(args.hosts) == 1 else args.hosts,
         to_apply,
@@ -114,11 +126,11 @@ def _features(args: argparse.Namespace, faults: list[str]) -> Features:
         return Features.of(DEFAULT)
 
 
-def _drivers(targets: Sequence[str]) -> dict[str, type[Driver]]:
+def _drivers(args: argparse.Namespace) -> dict[str, type[Driver]]:
     found, wrong = {}, []
-    for target in targets:
+    for target in args.drivers:
         try:
-            found[target] = _loaded(target)
+            found[target] = args.loaded.get(target) or _loaded(target)
             check(found[target])
         except DriverError as e:
             wrong.append(e)
@@ -171,19 +183,23 @@ def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Pat
     return Path(args.api_cert), Path(args.api_key)
 
 
-def _program(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
+def _program(
+    target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
+) -> Program:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
     flags = _flags(Settings, options, DEV_PLACES | {"node_name"})
     if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
         flags += ["--health-interval", _HEALTH]
     health = driver.health is not Driver.health
-    return Program(settings.driver_name or driver.name, [*argv, *flags], _ENV, _files(driver), health)
+    return Program(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver), health)
 
 
-def _controller(target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str]) -> Program:
+def _controller(
+    target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
+) -> Program:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
     flags = _flags(ControllerSettings, options, DEV_PLACES | {"http_address"})  # the address is the plugin's
-    return Program(settings.driver_name or driver.name, [*argv, *flags], _ENV, _files(driver))
+    return Program(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver))
 
 
 _ENV = {"PYTHONUNBUFFERED": "1"}

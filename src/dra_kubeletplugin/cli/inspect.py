@@ -30,6 +30,7 @@ from ..settings import Settings, load
 from .exits import Exit
 from .options import given, refuse
 from .output import TEXT, put
+from .own_options import given_own
 from .progress import Progress
 from .shapes import Function, InspectedPool, Inspection
 from .style import Style
@@ -187,9 +188,9 @@ def _check(args: argparse.Namespace) -> None:
 
 def _looked(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
     """The inventory, the node's name, and what is wrong with the report of health."""
-    cls = load_driver(args.driver)
+    cls = args.loaded.get(args.driver) or load_driver(args.driver)
     role = Role.CONTROLLER if args.controller else Role.NODE
-    driver = make(cls, role)
+    driver = make(cls, role, given_own(args, cls))
     name, node = settings.driver_name or cls.name, settings.node_name or "node"
     settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
     driver.attach(host, settings, role)

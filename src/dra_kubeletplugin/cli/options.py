@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from ..errors import SettingsError
 from ..settings import Settings
+from ..settings.values import as_text
 
 SETTINGS = "settings"
 """The title of the group of options that have environment variables."""
@@ -28,14 +29,22 @@ def add_settings(
     for f in kind.options():
         if f.name in without or (only is not None and f.name not in only):
             continue
-        meta = f.metadata
-        default = f"{f.default:g}s" if isinstance(f.default, float) else f.default
-        shown = f"; {default}" if default not in {"", False} else ""
-        text = f"{meta['help']} ({meta['env']}{shown})".replace("%", "%%")
-        if f.default is False:
-            group.add_argument(meta["flag"], dest=f.name, action="store_const", const="1", help=text)
-        else:
-            group.add_argument(meta["flag"], dest=f.name, metavar=f.name.rpartition("_")[2].upper(), help=text)
+        add_option(group, f, f.name)
+
+
+def add_option(group: argparse._ArgumentGroup, f: Field[Any], dest: str) -> None:
+    """The flag of one option: of ours, or of a driver's own."""
+    meta = f.metadata
+    default = f"{f.default:g}s" if "least" in meta else as_text(f.default)
+    shown = f"; {default}" if default not in {"", "False", "None"} else ""
+    text = f"{meta['help']} ({meta['env']}{shown})".lstrip().replace("%", "%%")
+    if isinstance(f.default, bool) and "holds" in meta:  # a driver's own may be on where nobody says so
+        group.add_argument(meta["flag"], dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif f.default is False:
+        group.add_argument(meta["flag"], dest=dest, action="store_const", const="1", help=text)
+    else:
+        metavar = meta.get("metavar") or f.name.rpartition("_")[2].upper()
+        group.add_argument(meta["flag"], dest=dest, metavar=metavar, help=text)
 
 
 def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str, Any]:

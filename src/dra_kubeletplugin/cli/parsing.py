@@ -28,6 +28,11 @@ class Parser(argparse.ArgumentParser):
         found = (a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction))
         return next(found, {})
 
+    @property
+    def flags(self) -> Iterable[str]:
+        """Every option that it has, with its dashes."""
+        return self._option_string_actions
+
     def known(self, option: str) -> argparse.Action | None:
         """What an option, with its dashes and without a value, is to this parser."""
         return self._option_string_actions.get(option)
@@ -61,7 +66,9 @@ class Parser(argparse.ArgumentParser):
             if _action(self, word) is None:
                 self.error(self._unknown(word))
             options.append(word)
-            if _wants_value(self, word) and rest and not _OPTION.fullmatch(rest[0]) and rest[0] != "--":
+            if _wants_value(self, word):
+                if not rest or _OPTION.fullmatch(rest[0]) or rest[0] == "--":
+                    self.error(f"{word} needs a value")  # else a word from elsewhere would stand behind it
                 options.append(rest.pop(0))
         dashed = any(word.startswith("-") and word != "-" for word in others)
         return [*options, *(["--"] if dashed else []), *others]
@@ -104,6 +111,28 @@ def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: P
         if word == "--" or (above is not None and _OPTION.fullmatch(word) and above.known(word)):
             break
     return list(words)
+
+
+def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Options that ``parser`` does not have, words that are none and no values of one, and those that may be values of the former."""
+    unknown: list[str] = []
+    others: list[str] = []
+    perhaps: list[str] = []
+    rest, into = list(words), others
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            others += rest
+            break
+        if not _OPTION.fullmatch(word):
+            into.append(word)
+            into = others
+        elif _action(parser, word) is None:
+            unknown.append(word.partition("=")[0])
+            into = others if "=" in word else perhaps
+        elif _wants_value(parser, word) and rest and not _OPTION.fullmatch(rest[0]) and rest[0] != "--":
+            rest.pop(0)
+    return unknown, others, perhaps
 
 
 def _are_options(words: Iterable[str], parser: Parser) -> bool:

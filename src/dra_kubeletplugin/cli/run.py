@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
@@ -10,6 +11,8 @@ from ..driver import Driver, load_driver, make
 from ..host.memory import keep_trimmed
 from ..plugin import Plugin
 from ..settings import Settings, load
+from .options import given
+from .own_options import given_own, together, variables
 from .serving import serve
 from .stopping import Stop
 
@@ -27,14 +30,14 @@ async def tidy(plugin: Plugin, stop: Stop) -> None:
 
 
 def run(
-    target: str | type[Driver], options: Mapping[str, Any], beside: Callable[[Plugin, Stop], Awaitable[object]] = tidy
+    target: str | type[Driver], args: argparse.Namespace, beside: Callable[[Plugin, Stop], Awaitable[object]] = tidy
 ) -> NoReturn:
-    """Ends the process. ``beside`` runs while the plugin serves.
+    """Ends the process. ``args`` have settings and the driver's own options; ``beside`` runs while the plugin serves.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
     stop = Stop()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
-    settings = settings_for(driver, options)
-    serve(lambda: Plugin(make(driver), settings), settings, stop, beside)
+    settings, options = together(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))
+    serve(lambda: Plugin(make(driver, options=options), settings), settings, stop, beside, variables([driver]))

@@ -38,14 +38,18 @@ P = TypeVar("P", bound=Process)
 
 
 def serve(
-    build: Callable[[], P], settings: Settings, stop: Stop, beside: Callable[[P, Stop], Awaitable[object]]
+    build: Callable[[], P],
+    settings: Settings,
+    stop: Stop,
+    beside: Callable[[P, Stop], Awaitable[object]],
+    own: Iterable[str] = (),
 ) -> NoReturn:
-    """Ends the process. ``beside`` runs while the process serves.
+    """Ends the process. ``beside`` runs while the process serves; ``own`` are variables that its driver reads.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
     configure(settings.log_format, settings.log_level)
-    for note in misspelt(settings, os.environ):
+    for note in misspelt(settings, os.environ, own):
         log.warning("%s", note)
     settings.check()
     stop.grace = settings.stop_grace
@@ -66,9 +70,9 @@ def serve(
     os._exit(code)
 
 
-def misspelt(settings: Settings, environment: Iterable[str]) -> list[str]:
+def misspelt(settings: Settings, environment: Iterable[str], own: Iterable[str] = ()) -> list[str]:
     """A sentence for each environment variable whose name is nearly an option's: nothing else would say that nobody reads it."""
-    known = [f.metadata["env"] for f in fields(settings)]
+    known = [*(f.metadata["env"] for f in fields(settings)), *own]
     out = []
     for name in environment:
         alike = [k for k in known if k[:3] == name[:3] and abs(len(k) - len(name)) < 3]

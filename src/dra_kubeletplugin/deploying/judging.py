@@ -9,10 +9,11 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from ..driver import Driver
 from ..errors import SettingsError, printable
 from ..settings import ControllerSettings, Settings, WebhookSettings, load
 from ..wording import near
-from . import judging_pods
+from . import judging_pods, own_options
 from .source import JSON, Parameter, Source
 
 OTHERS = ("features", "options", "deviceClasses", "pods")
@@ -51,8 +52,8 @@ _ROLES = (Settings, ControllerSettings, WebhookSettings)
 _CLOSE = 0.85  # names of a driver's own options may well resemble ours
 
 
-def faults(source: Source, given: JSON) -> Iterator[str]:
-    """Of values as they were given; nothing is left out."""
+def faults(source: Source, given: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+    """Of values as they were given; nothing is left out. Options of the ``driver``'s own are judged where it is known."""
     if wrong := [name for name in OTHERS if not isinstance(given.get(name) or {}, dict)]:
         yield from (f"{name}: {_shown(given[name])} in place of names with values" for name in wrong)
         given = {key: value for key, value in given.items() if key not in wrong}
@@ -76,7 +77,12 @@ def faults(source: Source, given: JSON) -> Iterator[str]:
                 yield f"{p.name}: must be given: {p.help}"
         elif fault := _fault(p, value):
             yield f"{p.name}: {fault}"
-    yield from _option_faults(source, given.get("options") or {})
+    options = given.get("options") or {}
+    yield from _option_faults(source, options)
+    if driver is not None:
+        others = framework_options() | set(source.variables)
+        texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, str(n))}
+        yield from own_options.faults(driver, texts, others)
     for name, spec in (given.get("deviceClasses") or {}).items():
         yield from _class_faults(str(name), spec, str(given.get("resourceAPI") or "v1"))
     yield from judging_pods.faults(source, given.get("pods") or {}, on)
@@ -85,7 +91,7 @@ def faults(source: Source, given: JSON) -> Iterator[str]:
 
 def doubts(given: JSON) -> Iterator[str]:
     """What may be right and is likely not, in values without faults."""
-    known = {f.metadata["env"] for role in _ROLES for f in role.options()}
+    known = framework_options()
     for name in given.get("options") or {}:
         if name not in known and (meant := near(str(name), known, _CLOSE)):
             yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
@@ -97,6 +103,11 @@ def doubts(given: JSON) -> Iterator[str]:
             for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
                 if text != driver and (meant := near(text, [driver], _CLOSE)):
                     yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{meant}"
+
+
+def framework_options() -> set[str]:
+    """The variables of all our own options."""
+    return {f.metadata["env"] for role in _ROLES for f in role.options()}
 
 
 def _option_faults(source: Source, options: JSON) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..driver import Driver
 from . import fields
 from .judging import faults
 from .source import JSON, Source, SourceError
@@ -31,9 +32,9 @@ def merged(below: JSON, above: JSON) -> JSON:
     return out
 
 
-def read(source: Source, given: JSON) -> Values:
+def read(source: Source, given: JSON, driver: type[Driver] | None = None) -> Values:
     """Raises :class:`SourceError` with everything that is wrong, each with its path."""
-    if found := list(faults(source, given)):
+    if found := list(faults(source, given, driver)):
         raise SourceError(*found)
     features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
     on = frozenset(name for name, wanted in features.items() if wanted)

@@ -13,7 +13,9 @@ from pathlib import Path
 from .. import documents
 from .._version import __version__
 from ..documents import Document
-from . import driver, helm, judging, kustomize, monitoring
+from ..driver import Driver
+from . import driver as own_folder
+from . import helm, judging, kustomize, monitoring
 from .source import JSON, MADE, Source, SourceError
 from .values import Values, merged, read
 
@@ -43,11 +45,14 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
     stands there.
     """
     shared = [] if base else [(f"{KUSTOMIZE}/{path}", text) for path, text in _needed(source, values)]
-    _replace(folder, [*shared, *driver.files(source, values, base or KUSTOMIZE)], (driver.CLASSES,))
+    _replace(folder, [*shared, *own_folder.files(source, values, base or KUSTOMIZE)], (own_folder.CLASSES,))
 
 
-def values_of(source: Source, paths: Sequence[Path], doubts: list[str] | None = None) -> Values:
-    """The values of some files, later ones on top. What is likely meant otherwise is added to ``doubts``.
+def values_of(
+    source: Source, paths: Sequence[Path], doubts: list[str] | None = None, driver: type[Driver] | None = None
+) -> Values:
+    """The values of some files, later ones on top, of a ``driver`` where it is known. What is likely meant otherwise is added to
+    ``doubts``.
 
     Raises :class:`SourceError` with everything that is wrong, each with file and line.
     """
@@ -68,7 +73,7 @@ def values_of(source: Source, paths: Sequence[Path], doubts: list[str] | None = 
     for document in found:
         given = merged(given, document.value)
     try:
-        values = read(source, given)
+        values = read(source, given, driver)
     except SourceError as e:
         raise SourceError(*(_placed(text, found, paths) for text in e.faults)) from None
     if doubts is not None:
@@ -87,7 +92,7 @@ def _placed(text: str, found: Sequence[Document], paths: Sequence[Path]) -> str:
 
 
 def _needed(source: Source, values: Values) -> Iterator[tuple[str, str]]:
-    wanted = {"base", *(f"components/{name}" for name in driver.components(source, values))}
+    wanted = {"base", *(f"components/{name}" for name in own_folder.components(source, values))}
     return ((path, text) for path, text in kustomize.files(source) if path.rpartition("/")[0] in wanted)
 
 

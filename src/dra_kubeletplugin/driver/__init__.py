@@ -6,6 +6,7 @@ from .contract import Driver, Health, Role
 from .loading import load_driver
 from .making import check, make
 from .metadata_update import MetadataUpdate
+from .options import as_flags, declared, read_options
 from .status import Condition, DeviceStatus, NetworkData
 
 __all__ = [
@@ -24,7 +25,10 @@ __all__ = [
     "PreparedDevice",
     "RecoveredClaim",
     "Role",
+    "as_flags",
     "check",
+    "declared",
     "load_driver",
     "make",
+    "read_options",
 ]

@@ -100,6 +100,8 @@ class Driver:
     A subclass sets:
         name: DNS subdomain of at most 63 bytes, e.g. ``gpu.example.com``; the vendor's own domain.
         config: subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None where there are none.
+        options: an object of a frozen dataclass, whose fields are the driver's own options with their defaults: each is a flag of
+            ``dra run`` and a variable. ``self.options`` has what was given, in ``__init__`` too. Left out where there are none.
         unhealthy_taint: put on unhealthy devices; None for no taint. ``NoExecute`` would also evict the pods that use them.
         metadata: whether programs in containers find their devices described in files, see :mod:`dra_kubeletplugin.metadata`.
         subsystems: kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``.

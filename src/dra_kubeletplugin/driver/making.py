@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import inspect
 import re
 import sys
@@ -20,6 +21,7 @@ from .config import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
 from .mistakes import explained, located, looking_at, place
 from .names import SET, check_config_names, check_names, near_config_name
+from .options import declared, read_options
 
 T = TypeVar("T")
 _CLAIM = ("claim",)
@@ -36,16 +38,35 @@ _OF_TYPE = re.compile(
 )  # a default may still be outside of what a claim may give
 
 
-def make(cls: type[Driver], role: Role = Role.NODE) -> Driver:
-    """A driver for one process. Raises :class:`DriverError` as :func:`check` does, and where the class cannot be made."""
+def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> Driver:
+    """A driver for one process, with ``options`` as :func:`read_options` takes them.
+
+    Raises :class:`DriverError` as :func:`check` does, and where the class cannot be made; :class:`SettingsError` for wrong options.
+    """
     check(cls, role)
-    driver = called(f"{cls.__name__}()", cls, _hint)
+    own = read_options(cls, options)
+    driver = called(f"{cls.__name__}()", functools.partial(_made, cls, own), _hint)
+    if own is not None and vars(driver).get("options") is not own:
+        raise DriverError(
+            f"{cls.__name__}.__init__() gives self.options, which are set by the framework before it: name yours otherwise"
+        )
     for name in SET:
         if name in vars(driver):
             raise DriverError(
                 f"{cls.__name__}.__init__() gives self.{name}, which is set by the framework after it: name yours otherwise"
             )
     return driver
+
+
+def _made(cls: type[Driver], own: object) -> Driver:
+    """Its options are there in ``__init__`` already, where the class's own would be taken for them."""
+    if own is None:
+        return cls()
+    driver: Any = cls.__new__(cls)
+    driver.options = own
+    driver.__init__()
+    made: Driver = driver
+    return made
 
 
 def check(cls: type[Driver], role: Role = Role.NODE) -> None:
@@ -78,6 +99,7 @@ def _check(cls: type[Driver], role: Role) -> None:
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
         )
+    declared(cls)
     kinds = _kinds(cls)
     for kind in kinds:
         _check_config(cls, kind)

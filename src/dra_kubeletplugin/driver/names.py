@@ -16,7 +16,7 @@ from .contract import Driver
 
 SET = ("host", "settings", "log", "role", "gates_off")
 """By the framework, in every driver."""
-_DATA = ("name", "config", "unhealthy_taint", "metadata", "subsystems")
+_DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "subsystems")
 _EITHER = {"devices": "pools", "pools": "devices"}  # who writes the one may use the other's name for what he likes
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
 _MEANT = {"validate": "check", "verify": "check"}  # what others call it: unheard, it would let every claim pass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import Field
 from typing import Any, TypeVar, overload
 
 from ..errors import SettingsError
@@ -28,11 +29,22 @@ def load(
     Raises :class:`SettingsError` with all unreadable values at once. Whether they can work together on this
     machine is :meth:`Settings.check`.
     """
-    given = given or {}
-    environ = os.environ if environ is None else environ
+    values, faults = values_of(kind.options(), given or {}, os.environ if environ is None else environ)
+    if faults:
+        raise SettingsError(*faults)
+    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root"):
+        if name in values:
+            values[name] = values[name].absolute()
+    return kind(**values)
+
+
+def values_of(
+    options: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What was given of some options, by name, and a sentence for each value that cannot be read."""
     values: dict[str, Any] = {}
     faults = []
-    for f in kind.options():
+    for f in options:
         raw = given.get(f.name)
         source = f.metadata["flag"]
         if raw is None and environ.get(f.metadata["env"]):
@@ -45,12 +57,7 @@ def load(
             values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
         except ValueError as e:
             faults.append(f"{source} {raw!r} is {e}")
-    if faults:
-        raise SettingsError(*faults)
-    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root"):
-        if name in values:
-            values[name] = values[name].absolute()
-    return kind(**values)
+    return values, faults
 
 
 def _checked(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import field
-from enum import Flag, auto
+from enum import Enum, Flag, auto
 from typing import Any
 
 MAX_DURATION = 30 * 86400.0
@@ -33,6 +33,13 @@ def option(
 def duration(flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: To = To.ROLES) -> Any:
     """A duration in seconds of at least ``least``, which is below what makes sense so that tests may be quick."""
     return option(flag, env, default, help, read_seconds, to=to, least=least)
+
+
+def as_text(value: object) -> str:
+    """A value as a flag or a variable gives it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def read_seconds(text: str) -> float:

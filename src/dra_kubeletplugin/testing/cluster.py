@@ -17,8 +17,11 @@ _READY = 20.0  # seconds
 
 
 @contextlib.asynccontextmanager
-async def plugin_on(cluster: LocalCluster, driver: type[Driver], node: str, **settings: Any) -> AsyncIterator[Plugin]:
-    """The driver's plugin on one node, registered and published. ``settings`` are fields of :class:`Settings`."""
+async def plugin_on(
+    cluster: LocalCluster, driver: type[Driver], node: str, *, options: object = None, **settings: Any
+) -> AsyncIterator[Plugin]:
+    """The driver's plugin on one node, registered and published. ``settings`` are fields of :class:`Settings`, ``options`` the
+    driver's own, an object or values by name."""
     check(driver)
     at = cluster.nodes[node]
     given: dict[str, Any] = {
@@ -28,14 +31,17 @@ async def plugin_on(cluster: LocalCluster, driver: type[Driver], node: str, **se
         "cdi_root": at.cdi_root,
         "local_cluster": True,
     }
-    async with Plugin(make(driver), Settings(**given | settings), cluster.config).running() as plugin:
+    async with Plugin(make(driver, options=options), Settings(**given | settings), cluster.config).running() as plugin:
         await plugin.ready(_READY)
         yield plugin
 
 
 @contextlib.asynccontextmanager
-async def controller_on(cluster: LocalCluster, driver: type[Driver], **settings: Any) -> AsyncIterator[Controller]:
-    """The driver's controller, leading and published. ``settings`` are fields of :class:`ControllerSettings`."""
+async def controller_on(
+    cluster: LocalCluster, driver: type[Driver], *, options: object = None, **settings: Any
+) -> AsyncIterator[Controller]:
+    """The driver's controller, leading and published. ``settings`` are fields of :class:`ControllerSettings`, ``options`` as of
+    :func:`plugin_on`."""
     check(driver, Role.CONTROLLER)
     given: dict[str, Any] = {
         "driver_name": driver.name,
@@ -44,7 +50,7 @@ async def controller_on(cluster: LocalCluster, driver: type[Driver], **settings:
         "retry_period": 0.2,
     }
     async with Controller(
-        make(driver, Role.CONTROLLER), ControllerSettings(**given | settings), cluster.config
+        make(driver, Role.CONTROLLER, options), ControllerSettings(**given | settings), cluster.config
     ).running() as controller:
         await controller.ready(_READY)
         yield controller

@@ -41,11 +41,20 @@ class DriverNode(Generic[D]):
     Methods that start or change the driver raise :class:`NotReadyError` with the reason where it does not get ready.
     """
 
-    def __init__(self, cluster: LocalCluster, driver: type[D], settings: Settings, *, process: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        driver: type[D],
+        settings: Settings,
+        *,
+        process: bool = False,
+        options: object = None,
+    ) -> None:
         self.cluster = cluster
         self.api = AsyncApi(cluster)
         self.driver_class = driver
         self.settings = settings
+        self.options = options
         self._process = process
         self._running: Running | None = None
         self._told: dict[str, Health] = {}
@@ -71,15 +80,17 @@ class DriverNode(Generic[D]):
 
     # --- the driver -------------------------------------------------------------------------------
 
-    async def start(self, /, **settings: Any) -> None:
-        """Starts an instance, and waits until it is registered and has published. ``settings`` change those of before."""
+    async def start(self, /, *, options: object = None, **settings: Any) -> None:
+        """Starts an instance, and waits until it is registered and has published. ``settings`` change those of before, and
+        ``options``, as of :func:`node_with`, take the place of those."""
         self.settings = dataclasses.replace(self.settings, **settings)
+        self.options = self.options if options is None else options
         if self._process:
-            self._running = own = OwnProcess(self.driver_class, self.settings, self.cluster)
+            self._running = own = OwnProcess(self.driver_class, self.settings, self.cluster, self.options)
             await own.start()
         else:
             driver = told_besides(self.driver_class, lambda _: self._told)
-            await self.start_plugin(Plugin(make(driver), self.settings, self.cluster.config))
+            await self.start_plugin(Plugin(make(driver, options=self.options), self.settings, self.cluster.config))
 
     async def start_plugin(self, plugin: Plugin) -> None:
         """Starts a plugin of the caller's making, and waits as :meth:`start`."""
@@ -102,13 +113,13 @@ class DriverNode(Generic[D]):
 
     async def upgrade(self, driver: type[D] | None = None, /, **settings: Any) -> None:
         """A rolling update: the next instance, of another class or with other settings, starts before the old one stops."""
-        old, before = self._running, (self.driver_class, self.settings)
+        old, before = self._running, (self.driver_class, self.settings, self.options)
         self.driver_class = driver or self.driver_class
         try:
             await self.start(**{"pod_uid": str(uuid.uuid4())} | settings)
         except BaseException:  # the old one stays, as a DaemonSet's does
             await self.stop()
-            self._running, (self.driver_class, self.settings) = old, before
+            self._running, (self.driver_class, self.settings, self.options) = old, before
             raise
         if old:
             await old.stop()
@@ -354,6 +365,7 @@ async def on_node(
     *,
     host: Path | str | Mapping[str, Any] | None = None,
     process: bool = False,
+    options: object = None,
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
     """The driver on the first node of a cluster that runs; arguments as of :func:`node_with`."""
@@ -373,7 +385,7 @@ async def on_node(
         local_cluster=True,
     )
     cluster.node.runtime.dev = Host(sysfs).dev
-    node = DriverNode(cluster, driver, dataclasses.replace(base, **settings), process=process)
+    node = DriverNode(cluster, driver, dataclasses.replace(base, **settings), process=process, options=options)
     await node.api.apply(pods.device_class(CLASS, node.settings.driver_name))
     try:
         await node.start()
@@ -391,6 +403,7 @@ async def node_with(
     process: bool = False,
     kubernetes: str = "",
     feature_gates: Mapping[str, bool] | None = None,
+    options: object = None,
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
     """A cluster with one node and the driver on it.
@@ -402,10 +415,11 @@ async def node_with(
         timers: of the kubelet.
         process: whether the driver gets a process of its own, which can be killed.
         kubernetes: the release that the cluster behaves as, and ``feature_gates`` that are otherwise in it.
+        options: of the driver's own: an object of its class of options, or values by name; what is left out is in the environment.
         settings: fields of :class:`Settings`.
     """
     async with (
         LocalCluster(timers=timers, kubernetes=kubernetes, feature_gates=feature_gates) as cluster,
-        on_node(cluster, driver, host=host, process=process, **settings) as node,
+        on_node(cluster, driver, host=host, process=process, options=options, **settings) as node,
     ):
         yield node

@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Protocol, TypedDict
 
-from ..driver import Driver
+from ..driver import Driver, as_flags, read_options
 from ..errors import NotReadyError
 from ..local.cluster import LocalCluster
 from ..plugin import Plugin
@@ -127,8 +127,9 @@ class InProcess:
 class OwnProcess:
     """``dra run`` in a process of its own, as in a pod: slower to start by half a second."""
 
-    def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster) -> None:
+    def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster, options: object = None) -> None:
         self._target = _target(driver)
+        self._flags = as_flags(driver, read_options(driver, options))
         self._address = settings.http_address or f"127.0.0.1:{_free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
         given = {**cluster.access, "HTTP_ADDRESS": self._address}
@@ -142,7 +143,9 @@ class OwnProcess:
         """As :meth:`InProcess.start`; the error has the end of the process's log."""
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target), env=self._environment, stderr=log
+                *(sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target, *self._flags),
+                env=self._environment,
+                stderr=log,
             )
         self._watcher = Watcher(self._process.pid, self._target)
         try:

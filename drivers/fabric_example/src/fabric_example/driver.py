@@ -7,10 +7,10 @@ the plugin on the node where a device was attached prepares it for containers. W
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from dra_kubeletplugin import (
     AllocatedDevice,
@@ -38,21 +38,33 @@ ATTACHED, ATTACH_FAILED = f"{NAME}/attached", f"{NAME}/attach-failed"
 POOL, TPU_POOL = "fabric", "tpu"
 
 
-class Fabric(Driver):
-    """Options, from the environment:
+@dataclass(frozen=True)
+class FabricOptions:
+    """What this driver is told."""
 
-    FABRIC_STATE       the simulated fabric's file; of the controller.
-    FABRIC_DEVICES     what is plugged into it when it is new: ``gpu-0=a100,gpu-1=a100``.
-    FABRIC_TPU_HOSTS   nodes of one TPU pod, neighbours beside each other; no pool of slices when empty.
-    """
+    fabric_state: Annotated[Path, "the simulated fabric's file; of the controller"] = Path("/var/run/fabric.db")
+    fabric_devices: Annotated[tuple[str, ...], "what is plugged into it when it is new: gpu-0=a100,gpu-1=a100"] = ()
+    fabric_tpu_hosts: Annotated[
+        tuple[str, ...], "nodes of one TPU pod, neighbours beside each other; no pool of slices when empty"
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for part in self.fabric_devices:
+            if not all(part.partition("=")):
+                raise ValueError(f"fabric_devices has {part!r}: write it like gpu-0=a100,gpu-1=a100")
+
+
+class Fabric(Driver):
+    """Devices that no node has until one is bound to it."""
 
     name = NAME
+    options = FabricOptions()
 
     def start(self) -> None:
-        self.fabric = FabricManager(Path(os.environ.get("FABRIC_STATE", "/var/run/fabric.db")))
-        self.tpu_hosts = [h for h in os.environ.get("FABRIC_TPU_HOSTS", "").split(",") if h]
+        self.fabric = FabricManager(self.options.fabric_state)
         if self.role is Role.CONTROLLER:
-            for name, model in _models(os.environ.get("FABRIC_DEVICES", "")):
+            for part in self.options.fabric_devices:
+                name, _, model = part.partition("=")
                 self.fabric.plug(name, model)
 
     # --- both roles: what there is --------------------------------------------------------------
@@ -62,9 +74,9 @@ class Fabric(Driver):
             return []  # nothing is of a node until it is attached, and then it stays a device of the fabric
         devices = [self._device(name, model) for name, model in self.fabric.devices()]
         pools = [Pool(POOL, devices, nodes=Nodes.all())]
-        if self.tpu_hosts:
-            counters = {f"tpus-{h}": CHIPS for h in self.tpu_hosts}
-            pools.append(Pool(TPU_POOL, tpu_slices(self.tpu_hosts), [CounterSet("tpus", counters)], Nodes.all()))
+        if hosts := self.options.fabric_tpu_hosts:
+            counters = {f"tpus-{h}": CHIPS for h in hosts}
+            pools.append(Pool(TPU_POOL, tpu_slices(hosts), [CounterSet("tpus", counters)], Nodes.all()))
         return pools
 
     @staticmethod
@@ -118,14 +130,6 @@ class Fabric(Driver):
             "TPU_WORKER_ID": str(hosts.index(self.settings.node_name)),
         }
         return device.prepared(ContainerEdits(env=env))
-
-
-def _models(text: str) -> Iterator[tuple[str, str]]:
-    for part in filter(None, text.split(",")):
-        name, equals, model = part.partition("=")
-        if not (name and equals and model):
-            raise PermanentError(f"FABRIC_DEVICES has {part!r}: write it like gpu-0=a100,gpu-1=a100")
-        yield name, model
 
 
 def _variable(name: str) -> str:

@@ -6,7 +6,6 @@ Options: :mod:`.options`.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator, Mapping
 
@@ -32,7 +31,7 @@ from dra_kubeletplugin import (
 )
 
 from .config import GpuConfig, SpacePartitioningConfig, TimeSlicingConfig
-from .options import Options
+from .options import GpuOptions
 
 MODEL = "LATEST-GPU-MODEL"
 DRIVER_VERSION = Version("1.0.0")
@@ -46,18 +45,16 @@ class Gpu(Driver):
 
     name = "gpu.example.com"
     config = GpuConfig
+    options = GpuOptions()
     metadata = True
-
-    def start(self) -> None:
-        self.options = Options.of(os.environ)
 
     # --- what there is --------------------------------------------------------------------------
 
     def pools(self) -> list[Pool]:
         if self.role is Role.CONTROLLER:
             return []  # it binds claims, and has no devices of its own
-        partitions = 0 if Gate.PARTITIONS in self.gates_off else self.options.partitions
-        gpus = range(self.options.gpus)
+        partitions = 0 if Gate.PARTITIONS in self.gates_off else self.options.gpu_partitions
+        gpus = range(self.options.num_devices)
         sets = [CounterSet(_counters(i), {"memory": MEMORY, "compute": COMPUTE}) for i in gpus] if partitions else []
         return [Pool(self.settings.node_name, [d for i in gpus for d in self._devices(i, partitions)], sets)]
 
@@ -75,7 +72,7 @@ class Gpu(Driver):
         self, name: str, index: int, extra: Mapping[str, int | bool], parts: int = 1, *, counted: bool = False
     ) -> Device:
         memory, compute = (Quantity(int(amount) // parts, amount.format) for amount in (MEMORY, COMPUTE))
-        shared = self.options.shared
+        shared = self.options.gpu_allow_multiple_allocations
         return Device(
             name,
             {"index": index, "uuid": self._uuid(index), "model": MODEL, "driverVersion": DRIVER_VERSION, **extra},
@@ -85,8 +82,8 @@ class Gpu(Driver):
             },
             consumes_counters={_counters(index): {"memory": memory, "compute": compute}} if counted else {},
             allow_multiple_allocations=shared,
-            binding_conditions=[READY] if self.options.binding else (),
-            binding_failure_conditions=[FAILED] if self.options.binding else (),
+            binding_conditions=[READY] if self.options.binding_conditions else (),
+            binding_failure_conditions=[FAILED] if self.options.binding_conditions else (),
             data=index,
         )
 
@@ -96,7 +93,7 @@ class Gpu(Driver):
 
     def health(self) -> dict[str, Health]:
         out = {}
-        folder = self.options.faults
+        folder = self.options.gpu_faults
         for file in sorted(folder.iterdir()) if folder and folder.is_dir() else ():
             try:
                 why = file.read_text(errors="replace").strip() or "no reason given"
@@ -108,7 +105,7 @@ class Gpu(Driver):
             fault = Health(healthy=False, message=why, taint=taint)
             # A fault of a GPU is one of all its partitions.
             names = (
-                [d.name for d in self._devices(int(index), self.options.partitions)]
+                [d.name for d in self._devices(int(index), self.options.gpu_partitions)]
                 if (index := file.name.removeprefix("gpu-")).isdecimal()
                 else [file.name]
             )
@@ -122,7 +119,11 @@ class Gpu(Driver):
 
     def _prepare(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
         shown = ("uuid", "model", "driverVersion")
-        told = DeviceStatus(data={key: str(device.attributes[key]) for key in shown}) if self.options.status else None
+        told = (
+            DeviceStatus(data={key: str(device.attributes[key]) for key in shown})
+            if self.options.gpu_device_status
+            else None
+        )
         return device.prepared(ContainerEdits(env=self._environment(claim, device)), status=told)
 
     def _environment(self, claim: Claim, device: AllocatedDevice) -> dict[str, str]:

@@ -1,19 +1,9 @@
-"""PCI functions of a node, for containers: through VFIO where the function's IOMMU group allows, else for information.
-
-Options, from the environment:
-
-PCI_SELECT     which functions, e.g. ``vendor=10ee,class=12;driver=xclmgmt``: ``;`` between alternatives, ``,`` between
-               conditions. Keys: vendor, device, class (2, 4 or 6 hex digits), driver, address. Everything but bridges
-               when empty. The driver is the one that a function has while no container does.
-PCI_MODE       ``auto``, ``vfio`` (or fail) or ``info``: what a container gets where its claim does not say. On a local
-               cluster (``dra dev``, the demo) ``auto`` never touches a real machine's functions.
-PCI_UNSAFE     ``1`` publishes also the functions that carry the host's disks, console or network.
-"""
+"""PCI functions of a node, for containers: by VFIO where the function's IOMMU group allows, else for information."""
 
 from __future__ import annotations
 
-import os
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from dra_kubeletplugin import (
     AllocatedDevice,
@@ -40,11 +30,32 @@ Mode = Literal["auto", "vfio", "info"]
 
 
 class PciConfig(Config):
-    """How a container gets the function; see PCI_MODE."""
+    """How a container gets the function; see :attr:`PciOptions.pci_mode`."""
 
     KIND = "PciConfig"
     API_VERSION = "pci.dra-kubeletplugin.dev/v1alpha1"
     mode: Mode | None = None
+
+
+@dataclass(frozen=True)
+class PciOptions:
+    """What this driver is told."""
+
+    pci_select: Annotated[
+        str,
+        "which functions, e.g. vendor=10ee,class=12;driver=xclmgmt: `;` between alternatives, `,` between conditions. "
+        "Keys: vendor, device, class (2, 4 or 6 hex digits), driver, address. Everything but bridges when empty. The "
+        "driver is the one that a function has while no container does",
+    ] = ""
+    pci_mode: Annotated[
+        Mode,
+        "what a container gets where its claim does not say: vfio or an error, info, or what is possible. On a local "
+        "cluster (`dra dev`, the demo) auto never touches a real machine's functions",
+    ] = "auto"
+    pci_unsafe: Annotated[bool, "publishes also the functions that carry the host's disks, console or network"] = False
+
+    def __post_init__(self) -> None:
+        parse_selection(self.pci_select)
 
 
 class Pci(Driver):
@@ -52,21 +63,18 @@ class Pci(Driver):
 
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
+    options = PciOptions()
     # What the host needs is not published, and that changes with its disks and networks.
     subsystems = ("pci", "block", "net")
 
     def start(self) -> None:
-        self.selection = parse_selection(os.environ.get("PCI_SELECT", ""))
-        self.unsafe = os.environ.get("PCI_UNSAFE", "") == "1"
-        self.mode = os.environ.get("PCI_MODE", "auto")
-        if self.mode not in {"auto", "vfio", "info"}:
-            raise PermanentError(f"PCI_MODE {self.mode!r} is not one of auto, vfio, info")
+        self.selection = parse_selection(self.options.pci_select)
         self.natives = Natives(self.settings.plugin_dir / "native-drivers", self.host.boot_id())
         self.withheld: dict[str, str] = {}
 
     def devices(self) -> list[Device]:
         functions = self.host.pci()
-        reasons = {} if self.unsafe else dict(essential(self.host.sysfs, functions))
+        reasons = {} if self.options.pci_unsafe else dict(essential(self.host.sysfs, functions))
         out = []
         for fn in functions:
             native = self.natives.of(fn)
@@ -97,7 +105,7 @@ class Pci(Driver):
     def _prepare(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
         fn = self._function(device)
         config = device.config
-        mode = (config.mode if isinstance(config, PciConfig) else None) or self.mode
+        mode = (config.mode if isinstance(config, PciConfig) else None) or self.options.pci_mode
         obstacle = self._vfio_obstacle(claim, fn)
         if mode == "vfio" and obstacle:
             raise PermanentError(f"{fn.address} cannot be had through VFIO: {obstacle}")
@@ -118,7 +126,7 @@ class Pci(Driver):
         fn = self.host.function(address)
         if fn is None:
             raise RetryableError(f"PCI function {address} is not there (any more)")
-        if not self.unsafe and (reason := dict(essential(self.host.sysfs, [fn])).get(address)):
+        if not self.options.pci_unsafe and (reason := dict(essential(self.host.sysfs, [fn])).get(address)):
             raise PermanentError(f"{address} carries {reason} of the host: set PCI_UNSAFE=1 to give it away")
         return fn
 

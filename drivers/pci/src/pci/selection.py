@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dra_kubeletplugin import PciFunction, PermanentError
+from dra_kubeletplugin import PciFunction
 
 KEYS = ("vendor", "device", "class", "driver", "address")
 
@@ -12,7 +12,7 @@ KEYS = ("vendor", "device", "class", "driver", "address")
 def parse_selection(text: str) -> list[Mapping[str, str]]:
     """PCI_SELECT as alternatives of conditions.
 
-    Raises :class:`PermanentError` for what cannot be read.
+    Raises ``ValueError`` for what cannot be read.
     """
     out: list[Mapping[str, str]] = []
     for alternative in filter(None, (a.strip() for a in text.split(";"))):
@@ -20,7 +20,7 @@ def parse_selection(text: str) -> list[Mapping[str, str]]:
         for part in alternative.split(","):
             key, equals, value = part.strip().partition("=")
             if not equals or key not in KEYS or not value:
-                raise PermanentError(f"PCI_SELECT has {part!r}: write it like vendor=10ee,class=12;driver=xclmgmt")
+                raise ValueError(f"pci_select has {part!r}: write it like vendor=10ee,class=12;driver=xclmgmt")
             conditions[key] = value.lower().removeprefix("0x") if key != "driver" else value
         out.append(conditions)
     return out

@@ -1,0 +1,108 @@
+"""The types that a driver's option may have, and how each is read from text.
+
+What reads a text raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...", as :mod:`..settings.values` has it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ..errors import printable
+from ..settings.values import as_text, read_flag
+from ..wording import near
+
+TAKEN = (str, int, float, bool, Path)
+NAMES = "str, int, float, bool, Path, an Enum, a Literal or tuple[str, ...], each with `| None` or without"
+_INT = re.compile(r"[+-]?(\d{1,18}|0x[0-9a-fA-F]{1,15})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class OptionType:
+    """``holds`` says whether a value is of it, and ``wrong`` ends the sentence where it is not; ``metavar`` stands for a text."""
+
+    read: Callable[[str], Any]
+    holds: Callable[[object], bool]
+    wrong: str
+    metavar: str = ""
+
+
+def option_type(hint: Any) -> OptionType:
+    """Raises ``ValueError`` with the end of the sentence "FIELD is ..."."""
+    if get_origin(hint) in {Union, types.UnionType}:
+        inner = [one for one in get_args(hint) if one is not type(None)]
+        if len(inner) == 1:
+            of = option_type(inner[0])
+            return OptionType(of.read, lambda value: value is None or of.holds(value), of.wrong, of.metavar)
+    elif hint in _PLAIN:
+        return _PLAIN[hint]
+    elif get_origin(hint) is tuple and get_args(hint) == (str, ...):
+        return OptionType(_read_items, _are_items, "not a tuple of texts", "A,B")
+    elif get_origin(hint) is Literal:
+        return _one_of(get_args(hint))
+    elif isinstance(hint, type) and issubclass(hint, Enum):
+        return _one_of(hint)
+    name = hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint)
+    raise ValueError(f"of type {printable(name)}, which no flag can give: take {NAMES}")
+
+
+def _one_of(values: Iterable[object]) -> OptionType:
+    by_text = {as_text(value): value for value in values}
+    listed = ", ".join(by_text)
+
+    def read(text: str) -> object:
+        if text not in by_text:
+            raise ValueError(f"not one of {listed}{near(text, by_text)}")
+        return by_text[text]
+
+    known = [(type(value), value) for value in by_text.values()]
+    return OptionType(read, lambda value: (type(value), value) in known, f"not one of {listed}", "|".join(by_text))
+
+
+def _read_int(text: str) -> int:
+    if not _INT.fullmatch(text):
+        raise ValueError("not a whole number such as 4 or 0x10ee")
+    return int(text, 16 if "0x" in text else 10)
+
+
+def _read_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError("not a number such as 2.5")
+    return value
+
+
+def _read_path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError("not a path such as /run/npu")
+    return Path(text)
+
+
+def _read_items(text: str) -> tuple[str, ...]:
+    return tuple(item for part in text.split(",") if (item := part.strip()))
+
+
+def _are_items(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_PLAIN: dict[Any, OptionType] = {
+    str: OptionType(str, lambda v: isinstance(v, str), "not text"),
+    int: OptionType(_read_int, lambda v: isinstance(v, int) and not isinstance(v, bool), "not a whole number"),
+    float: OptionType(_read_float, _is_number, "not a number"),
+    bool: OptionType(read_flag, lambda v: isinstance(v, bool), "neither True nor False"),
+    Path: OptionType(_read_path, lambda v: isinstance(v, Path), "not a Path"),
+}

@@ -1,0 +1,192 @@
+"""A driver's own options: what its class declares, and their values from flags, environment and defaults.
+
+``options`` of a driver is an object of a frozen dataclass: its fields are the options, its values their defaults, and a text in
+``Annotated`` is what ``--help`` says. ``shelf_count`` is ``--shelf-count`` and ``SHELF_COUNT``, as with our own options::
+
+    @dataclass(frozen=True)
+    class NpuOptions:
+        shelf_count: Annotated[int, "how many shelves the chassis has"] = 4
+
+    class Npu(Driver):
+        options = NpuOptions()  # self.options.shelf_count
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import os
+import re
+import sys
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import Field
+from typing import Any
+
+from ..errors import DriverError, SettingsError, is_a, printable, shown
+from ..settings import ControllerSettings, Settings, WebhookSettings
+from ..settings.loading import values_of
+from ..settings.values import as_text
+from ..settings.values import option as setting
+from ..wording import near
+from .mistakes import explained
+from .option_types import TAKEN, option_type
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+COMMANDS = frozenset({
+    "api_address", "api_cert", "api_key", "apply", "containers", "controller", "feature_gates", "help", "host", "image",
+    "kubernetes", "nodes", "no_reload", "output", "record", "runtime_config", "state", "version",
+})  # fmt: skip
+"""Flags of the commands that take a driver's options, besides settings."""
+_MACHINE = frozenset({
+    "DISPLAY", "EDITOR", "HOME", "HOSTNAME", "LANG", "LOGNAME", "MAIL", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "TZ",
+    "USER",
+})  # fmt: skip
+_OTHERS = ("DRA_", "KUBERNETES_", "LC_", "LD_", "PYTHON", "SSL_")  # variables that begin so are read by others
+
+
+def declared(cls: type) -> list[Field[Any]]:
+    """The options of a driver's class, in the form that our own have; none where it declares none.
+
+    Raises :class:`DriverError` with the field and the rule where one cannot be given.
+    """
+    defaults = getattr(cls, "options", None)
+    if defaults is None:
+        return []
+    kind = type(defaults)
+    where = f"{cls.__name__}.options"
+    if isinstance(defaults, type) and dataclasses.is_dataclass(defaults):
+        raise DriverError(f"{where} is the class {defaults.__name__}: give an object of it, {defaults.__name__}()")
+    if not dataclasses.is_dataclass(defaults):
+        raise DriverError(
+            f"{where} is {shown(defaults)}: give an object of a frozen dataclass, whose fields are the driver's options"
+        )
+    if not kind.__dataclass_params__.frozen:
+        raise DriverError(f"{kind.__name__} can be changed while the driver runs: write @dataclass(frozen=True)")
+    hints = _hints(kind)
+    for name, value in vars(kind).items():
+        if name not in hints and not name.startswith("_") and type(value) in TAKEN:
+            raise DriverError(
+                f"{kind.__name__}.{name} has no type, so nobody can give it: write `{name}: {type(value).__name__} = ...`"
+            )
+    name = str(getattr(cls, "name", ""))
+    found = [_declared(f, kind, hints[f.name], getattr(defaults, f.name), name) for f in dataclasses.fields(defaults)]
+    for f in found:
+        if f.name.startswith("no_") and any(o.name == f.name[3:] and o.metadata["holds"](False) for o in found):
+            raise DriverError(
+                f"{kind.__name__}.{f.name}: {f.metadata['flag']} switches `{f.name[3:]}` off: take it out"
+            )
+    return found
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except Exception as e:  # whatever stands in an annotation is evaluated
+        there = [*vars(sys.modules.get(kind.__module__, builtins)), *dir(builtins)]
+        hint = near(e.name, there) if is_a(e, NameError) and e.name else ""
+        raise DriverError(f"the types of {kind.__name__} cannot be read: {printable(e)}{hint}") from None
+
+
+def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str) -> Field[Any]:
+    where = f"{kind.__name__}.{f.name}"
+    if not _NAME.fullmatch(f.name) or not f.init:
+        raise DriverError(f"{where} can be no flag: name it in lower case with single _, and leave `init` as it is")
+    flag, env = f"--{f.name.replace('_', '-')}", f.name.upper()
+    if taken := _taken(f.name, flag, env):
+        own = f"{driver.partition('.')[0].replace('-', '_') or 'my'}_{f.name}"
+        raise DriverError(f"{where}: {taken}: name it otherwise, such as {own}")
+    said = ""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *notes = typing.get_args(hint)
+        said = next((note for note in notes if isinstance(note, str)), "")
+    try:
+        of = option_type(hint)
+    except ValueError as e:
+        raise DriverError(f"{where} is {e}") from None
+    if not of.holds(default):
+        raise DriverError(f"{where} = {shown(default)} is {of.wrong}, which is its type")
+    out: Field[Any] = setting(flag, env, default, said, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar)
+    out.name = f.name
+    return out
+
+
+def _taken(name: str, flag: str, env: str) -> str:
+    """Who has the flag or the variable already; empty where nobody has."""
+    beside = [f for role in (Settings, ControllerSettings) for f in role.options()]
+    if name in COMMANDS or any(flag == f.metadata["flag"] for f in beside):
+        return f"{flag} is an option of `dra` itself"
+    if any(env == f.metadata["env"] for f in (*beside, *WebhookSettings.options())):  # its pod has the same variables
+        return f"{env} is a variable of the framework's"
+    if env in _MACHINE or env.startswith(_OTHERS):
+        return f"{env} is a variable that others set"
+    return ""
+
+
+def read_options(cls: type, given: object = None, environ: Mapping[str, str] | None = None) -> object:
+    """The options of one process; None where the class declares none.
+
+    Args:
+        given: by name, as text of the command line or as values; what it lacks is in the environment, or has its default. Or an
+            object of the options' own class, which is taken as it is.
+        environ: of this process, where left out.
+
+    Raises :class:`SettingsError` with all that is wrong at once, :class:`DriverError` as :func:`declared`.
+    """
+    options = declared(cls)
+    defaults: Any = getattr(cls, "options", None)
+    if given is not None and not isinstance(given, Mapping):
+        if defaults is None or not isinstance(given, type(defaults)):
+            wanted = f"give {type(defaults).__name__}(...)" if options else f"{cls.__name__} declares none"
+            raise SettingsError(f"options {shown(given)}: {wanted}, or names with values")
+        values, faults = {f.name: getattr(given, f.name) for f in options}, []
+    else:
+        known = [f.name for f in options]
+        faults = [_unknown(cls, name, known) for name in given or {} if name not in known]
+        values, unread = values_of(options, given or {}, os.environ if environ is None else environ)
+        faults += unread
+    faults += [
+        f"options.{f.name} {shown(values[f.name])} is {f.metadata['wrong']}"
+        for f in options
+        if f.name in values and not f.metadata["holds"](values[f.name])
+    ]
+    if faults:
+        raise SettingsError(*faults)
+    return None if defaults is None else _made(cls, defaults, values)
+
+
+def _unknown(cls: type, name: object, known: Iterable[str]) -> str:
+    said, there = printable(name), list(known)
+    hint = near(said, there) or (f": there are {', '.join(there)}" if there else ": it declares none")
+    return f"options: {cls.__name__} has no option {said!r}{hint}"
+
+
+def _made(cls: type, defaults: Any, values: Mapping[str, Any]) -> object:
+    """With the author's own checks, in ``__post_init__``."""
+    try:
+        return dataclasses.replace(defaults, **values)
+    except ValueError as e:
+        raise SettingsError(f"the options of {cls.__name__}: {printable(e)}") from None
+    except Exception as e:
+        raise DriverError(f"{type(defaults).__name__}.__post_init__() raised {explained(e)}") from e
+
+
+def as_flags(cls: type, given: object) -> list[str]:
+    """What ``given``, as of :func:`read_options`, is on a command line. Raises :class:`SettingsError` for what no text can say."""
+    out, faults = [], []
+    for f in declared(cls):
+        value = given.get(f.name) if isinstance(given, Mapping) else getattr(given, f.name, None)
+        flag = f.metadata["flag"]
+        if value is None:
+            continue
+        if isinstance(value, tuple) and any("," in item or item != item.strip() or not item for item in value):
+            faults.append(
+                f"options.{f.name} {shown(value)}: a process of its own takes no item with a comma or spaces around it"
+            )
+        if isinstance(value, bool):
+            out.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            out.append(f"{flag}={as_text(value)}")
+    if faults:
+        raise SettingsError(*faults)
+    return out

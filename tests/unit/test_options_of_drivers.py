@@ -1,0 +1,417 @@
+"""A driver's own options: declared in its class, given as flags, variables and objects, and what is told where one is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+
+from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice, cli
+from dra_kubeletplugin.cli.parsing import Parser
+from dra_kubeletplugin.driver import as_flags, check, declared, make, read_options
+from dra_kubeletplugin.driver.options import COMMANDS
+from dra_kubeletplugin.errors import DriverError, SettingsError
+
+
+class Speed(Enum):
+    SLOW = "slow"
+    FAST = "fast"
+
+
+@dataclass(frozen=True)
+class RackOptions:
+    LIMIT: ClassVar[int] = 9
+    shelves: Annotated[int, "how many shelves, 100% of them"] = 4
+    address: str = ""
+    scale: Annotated[float, "of what is measured"] = 1.5
+    spare: bool = False
+    watched: Annotated[bool, "looked at all the time"] = True
+    folder: Path = Path("/run/rack")
+    socket: Annotated[Path | None, "of the daemon"] = None
+    speed: Speed = Speed.SLOW
+    mode: Literal["Fast", "Safe"] = "Fast"
+    only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.shelves > self.LIMIT:
+            raise ValueError(f"shelves is {self.shelves}: give {self.LIMIT} at most")
+
+
+class Rack(Driver):
+    """Shelves in a rack."""
+
+    name = "rack.example.com"
+    options = RackOptions()
+
+    def __init__(self) -> None:
+        self.at_first = self.options.shelves
+
+    def devices(self) -> list[Device]:
+        return [Device(f"shelf-{i}") for i in range(self.options.shelves)]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return []
+
+
+class Plain(Driver):
+    name = "plain.example.com"
+
+    def devices(self) -> list[Device]:
+        return []
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return []
+
+
+SAID: list[tuple[str, str, object]] = [
+    ("shelves", "7", 7),
+    ("shelves", "-0x4", -4),
+    ("address", "[::1]:9", "[::1]:9"),
+    ("scale", "2", 2.0),
+    ("spare", "yes", True),
+    ("watched", "0", False),
+    ("folder", "here", Path("here")),
+    ("socket", "/run/s", Path("/run/s")),
+    ("speed", "fast", Speed.FAST),
+    ("mode", "Safe", "Safe"),
+    ("only", "a, b,", ("a", "b")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), SAID)
+def test_a_flag_beats_the_variable_which_beats_the_default(name: str, text: str, value: object) -> None:
+    default = getattr(RackOptions(), name)
+    assert getattr(read_options(Rack, {}, {}), name) == default
+    assert getattr(read_options(Rack, {}, {name.upper(): ""}), name) == default
+    assert getattr(read_options(Rack, {}, {name.upper(): text}), name) == value
+    assert getattr(read_options(Rack, {name: text}, {name.upper(): "?"}), name) == value
+    assert getattr(read_options(Rack, {name: value}, {name.upper(): "?"}), name) == value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        RackOptions(),
+        RackOptions(3, "a=b c", -0.25, True, False, Path("/x y"), Path("-"), Speed.FAST, "Safe", ("a", "-b")),
+    ],
+)
+def test_what_is_given_as_an_object_is_the_same_by_flags(given: RackOptions) -> None:
+    """A test's driver in a process of its own, and that of `dra dev`, are told so."""
+    args = argparse.Namespace(**vars(parsed(as_flags(Rack, given))))
+    assert read_options(Rack, own(args), {"SHELVES": "8", "SPARE": "1"}) == given
+
+
+def parsed(flags: list[str]) -> argparse.Namespace:
+    from dra_kubeletplugin.cli.own_options import add_own_options
+
+    parser = Parser()
+    add_own_options(parser, [Rack])
+    args: argparse.Namespace = parser.parse_args(flags)
+    return args
+
+
+def own(args: argparse.Namespace) -> dict[str, Any]:
+    from dra_kubeletplugin.cli.own_options import given_own
+
+    return given_own(args, Rack)
+
+
+def test_an_item_that_no_flag_can_say_is_told() -> None:
+    with pytest.raises(
+        SettingsError, match=r"options.only \('a,b',\): a process of its own takes no item with a comma"
+    ):
+        as_flags(Rack, RackOptions(only=("a,b",)))
+
+
+def test_an_object_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELVES", "8")
+    assert make(Rack, options=RackOptions()).devices() == make(Rack, options={"shelves": 4}).devices()
+    assert len(make(Rack).devices()) == 8  # type: ignore[arg-type]
+
+
+def test_options_are_there_in_init_and_of_each_driver_its_own() -> None:
+    two = [make(Rack, options={"shelves": n}) for n in (2, 3)]
+    assert [(d.at_first, d.options.shelves) for d in two] == [(2, 2), (3, 3)]  # type: ignore[attr-defined]
+    assert Rack.options == RackOptions()
+
+
+def test_a_driver_made_by_hand_has_the_defaults() -> None:
+    assert Rack().at_first == 4
+
+
+def test_a_subclass_may_have_other_defaults() -> None:
+    tall = type("Tall", (Rack,), {"options": RackOptions(shelves=9)})
+    assert make(tall, options={"spare": True}).options == RackOptions(shelves=9, spare=True)  # type: ignore[attr-defined]
+
+
+def test_a_driver_without_options_may_use_the_name_itself() -> None:
+    class Own(Plain):
+        def __init__(self) -> None:
+            self.options = 3
+
+    assert make(Own).options == 3  # type: ignore[attr-defined]
+
+
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"shelves": "four"}, "--shelves 'four' is not a whole number such as 4 or 0x10ee"),
+    ({"shelves": 2.5}, "options.shelves 2.5 is not a whole number"),
+    ({"shelves": True}, "options.shelves True is not a whole number"),
+    ({"shelves": 12}, "the options of Rack: shelves is 12: give 9 at most"),
+    ({"scale": "inf"}, "--scale 'inf' is not a number such as 2.5"),
+    ({"spare": "2"}, "--spare '2' is neither 1 nor 0"),
+    ({"folder": ""}, "--folder '' is not a path such as /run/npu"),
+    ({"speed": "fats"}, "--speed 'fats' is not one of slow, fast, did you mean 'fast'?"),
+    ({"mode": "fast"}, "--mode 'fast' is not one of Fast, Safe, did you mean 'Fast'?"),
+    ({"only": ["a"]}, "options.only ['a'] is not a tuple of texts"),
+    ({"address": "\udcff"}, "is not valid UTF-8"),
+    ({"shelfs": 3}, "options: Rack has no option 'shelfs', did you mean 'shelves'?"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), WRONG)
+def test_a_wrong_option_is_told(given: dict[str, object], says: str) -> None:
+    with pytest.raises(SettingsError) as e:
+        make(Rack, options=given)
+    assert says in str(e.value)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(SettingsError) as e:
+        read_options(Rack, {"shelfs": "1", "scale": "x", "mode": 3}, {"SPARE": "maybe"})
+    assert [fault.split(" is ")[0] for fault in e.value.faults] == [
+        "options: Rack has no option 'shelfs', did you mean 'shelves'?",
+        "--scale 'x'",
+        "SPARE 'maybe'",
+        "options.mode 3",
+    ]
+
+
+def test_options_of_another_class_and_of_none_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"options 3: give RackOptions\(...\), or names with values"):
+        make(Rack, options=3)
+    with pytest.raises(SettingsError, match="Plain declares none"):
+        make(Plain, options=RackOptions())
+    with pytest.raises(SettingsError, match="options: Plain has no option 'shelves': it declares none"):
+        make(Plain, options={"shelves": 3})
+
+
+def of(hint: Any, default: Any, name: str = "size") -> Any:
+    return dataclasses.make_dataclass("Opts", [(name, hint, default)], frozen=True)()
+
+
+@dataclass(frozen=True)
+class Untyped:
+    size: int = 3
+    depth = 4
+
+
+@dataclass
+class Changeable:
+    size: int = 3
+
+
+@dataclass(frozen=True)
+class Misspelt:
+    where: Pth = Path("/x")  # type: ignore[name-defined] # noqa: F821
+
+
+@dataclass(frozen=True)
+class Against:
+    old: bool = True
+    no_old: bool = False
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (RackOptions, "D.options is the class RackOptions: give an object of it, RackOptions()"),
+        ({"size": 3}, "D.options is {'size': 3}: give an object of a frozen dataclass"),
+        (lambda self: 3, "give an object of a frozen dataclass"),
+        (Changeable(), "Changeable can be changed while the driver runs: write @dataclass(frozen=True)"),
+        (Untyped(), "Untyped.depth has no type, so nobody can give it: write `depth: int = ...`"),
+        (Misspelt(), "the types of Misspelt cannot be read: name 'Pth' is not defined, did you mean 'Path'?"),
+        (of(dict, {}.copy), "Opts.size is of type dict, which no flag can give: take str, int, float, bool, Path"),
+        (of(tuple[int, ...], ()), "Opts.size is of type tuple[int, ...], which no flag can give"),
+        (of(int | str, 3), "Opts.size is of type int | str, which no flag can give"),
+        (of(int, "3"), "Opts.size = '3' is not a whole number, which is its type"),
+        (of(int, None), "Opts.size = None is not a whole number, which is its type"),
+        (of(Speed, "fast"), "Opts.size = 'fast' is not one of slow, fast, which is its type"),
+        (of(int, 3, "Size"), "Opts.Size can be no flag: name it in lower case with single _"),
+        (of(int, 3, "size_"), "Opts.size_ can be no flag"),
+        (of(str, "", "node_name"), "Opts.node_name: --node-name is an option of `dra` itself: name it otherwise, such as rack_node_name"),
+        (of(str, "", "lease_duration"), "--lease-duration is an option of `dra` itself"),
+        (of(str, "", "host"), "--host is an option of `dra` itself"),
+        (of(str, "", "pod_namespace"), "POD_NAMESPACE is a variable of the framework's"),
+        (of(str, "", "path"), "Opts.path: PATH is a variable that others set: name it otherwise, such as rack_path"),
+        (of(str, "", "kubernetes_server"), "KUBERNETES_SERVER is a variable that others set"),
+        (Against(), "Against.no_old: --no-old switches `old` off: take it out"),
+    ],
+)  # fmt: skip
+def test_a_declaration_that_cannot_work_is_refused_with_the_class(options: Any, says: str) -> None:
+    with pytest.raises(DriverError) as e:
+        check(type("D", (Plain,), {"name": "rack.example.com", "options": options}))
+    assert says in str(e.value)
+
+
+def test_an_init_that_gives_options_itself_is_refused() -> None:
+    class Own(Rack):
+        def __init__(self) -> None:
+            self.options = RackOptions(shelves=1)
+
+    with pytest.raises(DriverError, match=r"Own.__init__\(\) gives self.options, which are set by the framework"):
+        make(Own)
+
+
+def test_a_check_of_options_that_fails_is_told_with_its_line() -> None:
+    @dataclass(frozen=True)
+    class Odd:
+        size: int = 0
+
+        def __post_init__(self) -> None:
+            if self.size:
+                raise KeyError("no such size")
+
+    with pytest.raises(DriverError, match=r"Odd.__post_init__\(\) raised KeyError: 'no such size' \(.*\.py:\d+\)"):
+        read_options(type("D", (Plain,), {"options": Odd()}), {"size": "1"}, {})
+
+
+def test_no_flag_of_a_command_is_left_for_a_driver_s_own() -> None:
+    """What the list in driver/options.py is held to."""
+    commands = cli.parser().commands
+    flags = {flag for name in cli.OF_DRIVERS for flag in commands[name].flags} | set(cli.parser().flags)
+    names = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
+    for name in sorted(names):
+        with pytest.raises(DriverError, match=r"is an option of `dra` itself"):
+            declared(type("D", (Plain,), {"options": of(str, "", name)}))
+    settings = {f.name for f in dataclasses.fields(cli.ControllerSettings)}
+    assert names - settings - {"sysfs_root", "dev_root"} == COMMANDS
+
+
+# --- on a command line --------------------------------------------------------------------------
+
+
+FILE = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from dra_kubeletplugin import Device, Driver, run
+
+
+@dataclass(frozen=True)
+class RackOptions:
+    shelves: Annotated[int, "how many shelves"] = 4
+    spare: Annotated[bool, "the last one too"] = False
+    mode: Annotated[str, "of work"] = "x"
+
+
+class Rack(Driver):
+    name = "rack.example.com"
+    options = RackOptions()
+
+    def devices(self):
+        return [Device(f"shelf-{i}") for i in range(self.options.shelves + self.options.spare)]
+
+    def prepare(self, claim):
+        return []
+
+
+if __name__ == "__main__":
+    run(Rack)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("SHELVES", "SPARE", "MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "rack.py").write_text(FILE)
+    return str(tmp_path / "rack.py")
+
+
+def published(words: list[str], capsys: pytest.CaptureFixture[str]) -> int:
+    assert cli.main(["inspect", *words]) == 0
+    return capsys.readouterr().out.count("shelf-")
+
+
+def test_flags_stand_anywhere_on_the_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert published([file, "--shelves", "2"], capsys) == 2
+    assert published(["--shelves", "2", file], capsys) == 2
+    assert published(["--shelves=2", "--spare", file], capsys) == 3
+    assert published(["--spare", file], capsys) == 5
+    assert published(["--node-name", "n", "--no-spare", file], capsys) == 4
+
+
+def test_a_variable_is_read_by_every_command(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELVES", "3")
+    assert published([file], capsys) == 3
+    monkeypatch.setenv("SHELVES", "three")
+    assert cli.main(["inspect", file]) == 2
+    assert "dra: SHELVES 'three' is not a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "controller", "inspect", "dev"])
+def test_help_of_a_driver_has_its_options_in_a_group_of_their_own(
+    command: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as e:
+        cli.main([command, file, "--help"])
+    assert e.value.code == 0
+    group = capsys.readouterr().out.partition("options of Rack:")[2]
+    assert "--shelves SHELVES" in group
+    assert "how many shelves (SHELVES; 4)" in group
+    assert "--spare, --no-spare" in group
+
+
+def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        cli.main(["run", "DRIVER", "--help"])
+    assert e.value.code == 0
+    assert "cannot be told: DRIVER: no module DRIVER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "FILE", "--shelfes", "3"], "there is no option --shelfes, did you mean '--shelves'?"),
+        (["run", "FILE", "--shelves"], "--shelves needs a value"),
+        (["run", "FILE", "--shelves=x"], "dra: --shelves 'x' is not a whole number"),
+        (["controller", "FILE", "--shelves=x"], "dra: --shelves 'x' is not a whole number"),
+        (["dev", "FILE", "--shelves=x"], "dra: --shelves 'x' is not a whole number"),
+        (["dev", "--shelves=x", "--spare", "FILE"], "dra: --shelves 'x' is not a whole number"),
+        (["run", "none.py", "--shelves=3"], "none.py is not a file"),
+        (["run", "none.py", "--nodename=3"], "there is no option --nodename, did you mean '--node-name'?"),
+        (["run", "FILE", "FILE", "--shelves=3"], "is one word too many"),
+    ],
+)
+def test_what_is_wrong_on_the_line_is_told_with_exit_code_2(
+    words: list[str], says: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: Any = cli.main([file if word == "FILE" else word for word in words])
+    except SystemExit as e:
+        code = e.code
+    assert code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_settings_and_options_is_told_together(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", file, "--call-timeout=x", "--shelves=x"]) == 2
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["--call-timeout", "--shelves"]
+
+
+def test_drivers_whose_flags_do_not_agree_are_refused(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.py").write_text(FILE.replace("bool", "int").replace("False", "1").replace("rack.", "other."))
+    assert cli.main(["dev", file, str(tmp_path / "other.py"), "--shelves=2"]) == 2
+    assert "dra: --spare has a value for one of these drivers, and none for another" in capsys.readouterr().err
