@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import tempfile
 import urllib.error
@@ -24,6 +23,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, NODES
 from dra_kubeletplugin.local.kubelet.plugins import dial
 from dra_kubeletplugin.testing import ClaimSpec
 from dra_kubeletplugin.testing.pods import claim
+from dra_kubeletplugin.testing.ports import free_port
 
 NODE = "node-1"
 START = 90.0  # seconds; a loaded machine validates thousands of devices slowly
@@ -88,12 +88,6 @@ def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
         "LOCAL_CLUSTER": "1",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
-_LOWEST = 20_000
+from dra_kubeletplugin.testing.ports import free_port
 
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """One that no connection takes meanwhile: the kernel gives out those of its own range only, and this is none of them."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(_LOWEST, first)
-        with contextlib.suppress(OSError), socket.create_server((host, port)):
-            return port
+__all__ = ["free_port", "refusing_port"]
 
 
 @contextlib.contextmanager

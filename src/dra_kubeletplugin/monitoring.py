@@ -27,6 +27,8 @@ class HealthWatch:
     def __init__(self, driver: Driver, calls: Calls, inventory: Inventory, metrics: Metrics, interval: float) -> None:
         self.fault = ""
         """Why the driver's last answer is none; empty where it is one."""
+        self.answered = asyncio.Event()
+        """Set once the driver was asked, whatever it said."""
         self._driver = driver
         self._calls = calls
         self._inventory = inventory
@@ -52,9 +54,12 @@ class HealthWatch:
     async def run(self) -> None:
         """Never returns; no fault from outside ends it."""
         self._loop = asyncio.get_running_loop()
+        while not self._inventory.known:  # of devices that are not known yet a report would be lost
+            await self._inventory.changed(self._inventory.version)
         while True:
             self._wanted.clear()
             await self._ask()
+            self.answered.set()
             ended = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):

@@ -358,6 +358,7 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
         node.cluster.api.faults.down = True
         node.driver.bad = False
         await node.plugin.scan.look()
+        await until(lambda: "publishing failed" in node.plugin.publisher.fault)
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
             await node.plugin.published(1)
         node.cluster.api.faults.down = False
@@ -402,9 +403,11 @@ async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_serv
     async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of("a")
         task = asyncio.create_task(Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node").run())
-        for n in range(60):
+        for n in range(25):  # each is told while there is room for it
+            await inventory.refuse({"a": f"<object at {n:#x}>"})
+            await until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
+        for n in range(25, 60):
             await inventory.refuse({"a": f"<object at {n:#x}>"})
             await asyncio.sleep(0.02)
-        made = len(server.storage.list("events"))
-        assert 11 < made <= 25
+        assert len(server.storage.list("events")) == 25
         task.cancel()

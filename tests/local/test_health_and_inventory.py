@@ -11,10 +11,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from dra_kubeletplugin import Device, Health, RetryableError, Taint
+from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.monitoring import HealthWatch
+from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.resources.releases import Features
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Sick, Toy, toy
@@ -51,6 +55,22 @@ async def test_health_that_was_never_reported_is_unknown_however_long_the_driver
         await node.run_pod()
         Hanging.go_on.set()
         await reported(node, "toy-0", UNHEALTHY)
+
+
+async def test_health_is_asked_for_when_the_devices_are_known_so_that_the_first_report_is_not_lost() -> None:
+    class Ill(Toy):
+        def health(self) -> dict[str, Health]:
+            return {"toy-0": Health(False, "hot")}
+
+    inventory = Inventory("node")
+    watch = HealthWatch(Ill(), Calls(), inventory, Metrics(), interval=3600.0)
+    task = asyncio.create_task(watch.run())
+    await asyncio.sleep(0.1)
+    await inventory.update([Pool("node", _toys())])
+    async with asyncio.timeout(30):
+        await watch.answered.wait()
+    assert not inventory.healthy("toy-0")
+    task.cancel()
 
 
 async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(

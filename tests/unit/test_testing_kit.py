@@ -32,7 +32,7 @@ from dra_kubeletplugin.testing import (
     claim,
     pod,
 )
-from dra_kubeletplugin.testing.events import folded, hopeless, stuck
+from dra_kubeletplugin.testing.events import fails, folded, hopeless, stuck
 from dra_kubeletplugin.testing.hosting import Hosted
 from dra_kubeletplugin.testing.thread import LoopThread, Scope, both
 
@@ -165,6 +165,13 @@ def a_pod(phase: str = "Pending", **more: Any) -> dict[str, Any]:
 )
 def test_a_pod_is_given_up_where_waiting_is_of_no_use(found: dict[str, Any] | None, message: str, why: str) -> None:
     assert hopeless("p", found, folded([event("FailedPrepareDynamicResources", message, 1)])) == why
+
+
+def test_what_fails_is_known_also_where_the_scheduler_s_word_comes_later() -> None:
+    """Each component tells its events in the background."""
+    told = [event("FailedPrepareDynamicResources", "the bus is gone [DRA-E103]", 1), event("Scheduled", "to node-1", 2)]
+    assert fails(folded(told)) == "the bus is gone [DRA-E103]"
+    assert fails(folded([*told, event("Started", "main", 3)])) == ""
 
 
 def test_a_pod_that_has_a_node_or_was_not_refused_is_not_stuck() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -22,6 +23,7 @@ from ..driver import Driver, load_driver
 from ..driver.contract import Health
 from ..driver.told_health import told_besides
 from ..errors import DraError, NotReadyError
+from ..monitoring import HealthWatch
 from ..plugin import Plugin
 from ..resources.types import Taint
 from ..scanning import DeviceScan
@@ -89,8 +91,9 @@ class _Servant(Protocol):
     async def notes(self) -> list[str]: ...
 
 
-async def _tell(process: _Servant) -> None:
-    """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then what is odd."""
+async def _tell(process: _Servant, health: HealthWatch | None = None) -> None:
+    """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then what is odd: of its
+    first report of health too, unless that takes long."""
     file, clock = Path(os.environ[READY]), asyncio.get_running_loop().time
     well = clock()
     while True:
@@ -99,6 +102,9 @@ async def _tell(process: _Servant) -> None:
             why = []
         except NotReadyError:
             why = await process.not_ready()
+        if not why and health:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(health.answered.wait(), _PATIENCE)
         well = well if process.scan.fault else clock()
         hopeless = bool(why) and clock() - well > _PATIENCE  # a slow machine is waited for, a driver that fails is not
         temporary = file.with_suffix(".tmp")
@@ -111,7 +117,7 @@ async def _tell(process: _Servant) -> None:
 
 
 async def _beside_plugin(plugin: Plugin, stop: Stop) -> None:
-    await _tell(plugin)
+    await _tell(plugin, plugin.health if plugin.driver.reports_health else None)
     await tidy(plugin, stop)
 
 

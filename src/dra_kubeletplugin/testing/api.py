@@ -28,6 +28,7 @@ _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
 _ONE_LOOK = (
     10.0  # seconds: an error tells what was seen, so there is one look however short the wait and slow the machine
 )
+_COUNTED = 0.2  # the most seconds that one look counts as patience: on a machine that stands still nothing can change
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
@@ -203,11 +204,12 @@ class AsyncApi:
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()
-        waits, since, seen = "", loop.time(), False
+        waits, waited, looked, seen = "", 0.0, loop.time(), False
 
         async def look() -> JSON | None:
             __tracebackhide__ = True
-            nonlocal waits, since, seen
+            nonlocal waits, waited, looked, seen
+            waited, looked = waited + min(loop.time() - looked, _COUNTED), loop.time()
             pod = await self.get("Pod", name, namespace)
             if pod is not None and has_run(pod):
                 return pod
@@ -222,8 +224,8 @@ class AsyncApi:
             failed = fails(events)
             now = failed or stuck(pod, events)
             if now != waits or (now and not failed and await self._goes_on(pod)):
-                waits, since = now, loop.time()
-            if waits and loop.time() - since > patience:
+                waits, waited = now, 0.0
+            if waits and waited > patience:
                 if failed:
                     raise PodError(f"pod {name} does not start: {failed}", events)
                 why = f"pod {name} finds no place, and nothing has changed for {patience:g} s"

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from .api import AsyncApi
+from .ports import free_port
 from .survivors import Watcher
 
 JSON = dict[str, Any]
@@ -61,7 +61,10 @@ class ControlPlane:
     def __enter__(self) -> ControlPlane:
         etcd, api = self._binary("etcd"), self._binary("kube-apiserver")
         self.folder.mkdir(parents=True, exist_ok=True)
-        client, peer, port = _free_ports(3)
+        ports: set[int] = set()
+        while len(ports) < 3:
+            ports.add(free_port())
+        client, peer, port = ports
         try:
             self._keys()
             self._start(etcd_command(etcd, self.folder / "etcd", client, peer))
@@ -207,17 +210,6 @@ async def emptied(api: AsyncApi) -> None:
         for obj in await api.get_all(kind):
             meta = obj["metadata"]
             await api.remove(kind, meta["name"], meta.get("namespace", ""))
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def _told(process: subprocess.Popen[bytes]) -> str:

@@ -110,7 +110,10 @@ def fails(events: Sequence[Event]) -> str:
 
     Empty where that is not what is in the way.
     """
-    return reason_of(events[-1]) if events and any(mark in events[-1].message for mark in _FAILS) else ""
+    last = next(
+        (e for e in reversed(events) if e.reason != "Scheduled"), None
+    )  # told in the background, and perhaps late
+    return reason_of(last) if last and any(mark in last.message for mark in _FAILS) else ""
 
 
 def stuck(pod: Mapping[str, Any], events: Sequence[Event]) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import os
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ from ..plugin import Plugin
 from ..settings import Settings
 from .api import PATIENCE, FaultError
 from .hosting import Hosted
+from .ports import free_port
 from .survivors import Watcher
 
 READY = 20.0  # seconds
@@ -130,7 +130,7 @@ class OwnProcess:
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster, options: object = None) -> None:
         self._target = _target(driver)
         self._flags = as_flags(driver, read_options(driver, options))
-        self._address = settings.http_address or f"127.0.0.1:{_free_port()}"
+        self._address = settings.http_address or f"127.0.0.1:{free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
         given = {**cluster.access, "HTTP_ADDRESS": self._address}
         path = os.pathsep.join(p for p in sys.path if p)
@@ -252,9 +252,3 @@ def _environment(settings: Settings) -> Mapping[str, str]:
         elif str(value):
             out[f.metadata["env"]] = str(value)
     return out
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
