@@ -39,6 +39,7 @@ from .supervision import Supervisor
 
 JSON = dict[str, Any]
 _LOOK = 0.01  # seconds between looks at what is waited for
+_LONGEST = 60.0  # seconds until it is given up: a machine may be busy
 RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
@@ -252,7 +253,7 @@ class LocalCluster:
         """Every object of a file. Raises :class:`ManifestError`."""
         return await self.apply(*(m.value for m in objects([path])))
 
-    async def wait(self, what: str, check: Any, timeout: float = 20.0) -> Any:
+    async def wait(self, what: str, check: Any, timeout: float = _LONGEST) -> Any:
         """Waits until ``await check()`` answers something true, and answers that.
 
         Raises ``TimeoutError`` that says what was waited for.
@@ -274,7 +275,7 @@ class LocalCluster:
                 return None
             raise
 
-    async def wait_running(self, name: str, namespace: str = "default", timeout: float = 20.0) -> JSON:
+    async def wait_running(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> JSON:
         async def check() -> JSON | None:
             pod = await self.pod(name, namespace)
             return pod if pod and pod.get("status", {}).get("phase") == "Running" else None
@@ -289,7 +290,7 @@ class LocalCluster:
             raise TimeoutError(f"{e}; events: {told}") from None
         return found
 
-    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = 20.0) -> None:
+    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> None:
         """Deletes a pod and waits until it has gone."""
         await self.client.delete(PODS, name, namespace)
 
