@@ -53,8 +53,9 @@ async def test_a_plugin_that_cannot_be_told_stays_registered_and_goes_with_its_s
     gone = []
     watcher = PluginWatcher(folder, 0.01, ("v1.DRAPlugin",), gone.append)
     for instance in (1, 2):
-        async with served(folder / "reg.sock"):
-            await watcher.look()
+        async with served(folder / "reg.sock"), asyncio.timeout(60):
+            while NAME not in watcher.connected:  # a plugin has a second for its answer, and is asked again
+                await watcher.look()
             assert [c.order for c in watcher.connected[NAME]] == [instance]
             await watcher.look()
             assert [c.order for c in watcher.connected[NAME]] == [instance]
