@@ -35,7 +35,7 @@ async def published(server: Odd, pool: Pool) -> tuple[Any, list[dict[str, Any]]]
     inventory = Inventory("node")
     await inventory.update([pool])
     async with publishing(server, inventory) as publisher:
-        status = await asyncio.wait_for(publisher.current(), 15)
+        status = await asyncio.wait_for(publisher.current(), 30)
     return status, [s["spec"] for s in server.slices()]
 
 

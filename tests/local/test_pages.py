@@ -114,7 +114,14 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     folder = tmp_path_factory.mktemp("dev")
     file = folder / "manifest.yaml"
     file.write_text("\n---\n".join(json.dumps(o) for o in [*MANIFEST, pod("greedy", "nine")]))
-    with running(folder, GPU, "--http-address", "127.0.0.1:0", "--log-level", "info", "--apply", str(file)) as found:
+    serves = (
+        "--http-address",
+        "127.0.0.1:0",
+        "--log-level",
+        "info",
+        "--no-reload",
+    )  # at one address, whoever edits the driver
+    with running(folder, GPU, *serves, "--apply", str(file)) as found:
         yield found
 
 

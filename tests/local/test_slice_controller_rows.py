@@ -62,9 +62,9 @@ class Row:
     @contextlib.asynccontextmanager
     async def published(self) -> AsyncIterator[Publisher]:
         async with publishing(self.server, self.inventory, scope=self.scope) as publisher:
-            await asyncio.wait_for(publisher.current(), 15)
+            await asyncio.wait_for(publisher.current(), 30)
             yield publisher
-            await asyncio.wait_for(publisher.current(), 15)
+            await asyncio.wait_for(publisher.current(), 30)
 
     async def reconcile(self) -> list[str]:
         """Publishes once; answers the writes, in order."""

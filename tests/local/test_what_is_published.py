@@ -115,9 +115,9 @@ async def test_a_state_is_waited_for_by_names_or_by_what_a_function_says_of_it()
 async def test_what_is_published_instead_is_told_a_line_for_each_device(wanted: Any, why: str) -> None:
     async with node_with(Cards) as node:
         with pytest.raises(PublishedError) as e:
-            await node.wait_published(wanted, timeout=0.05)
+            await node.wait_published(wanted, timeout=0)
     first, *lines = str(e.value).splitlines()
-    assert first.startswith(f"waited 0.05 s for what {NAME} publishes: ") and why in first
+    assert first.startswith(f"waited 0 s for what {NAME} publishes: ") and why in first
     assert lines == [
         "  pool node-1 has card-0: model='x1', index=0, fast=True, firmware=1.2.3, memory 40Gi",
         "  pool node-1 has card-1: other.example.com/rack='r1', memory 8Gi",
@@ -132,14 +132,14 @@ async def test_the_reason_why_a_device_is_left_out_is_told() -> None:
         with pytest.raises(
             PublishedError, match="part is missing; part is not published: it draws from counter set 'card'"
         ):
-            await node.wait_published(["part"], timeout=0.05)
+            await node.wait_published(["part"], timeout=0)
 
 
 async def test_a_driver_s_name_that_is_written_wrong_is_told_with_the_right_one() -> None:
     async with node_with(Cards) as node:
         assert not await node.api.published("card.example.com"), "a driver that publishes nothing is no fault"
         with pytest.raises(PublishedError, match=f"did you mean '{NAME}'.*\n  nothing is published"):
-            await node.api.wait_published("card.example.com", ["card-0"], timeout=0.05)
+            await node.api.wait_published("card.example.com", ["card-0"], timeout=0)
 
 
 async def test_the_pool_of_each_node_has_its_name() -> None:
@@ -147,7 +147,7 @@ async def test_the_pool_of_each_node_has_its_name() -> None:
         other = {"node-1": layout("node-1")}
         assert (await node.api.published(NAME)).pools == other
         with pytest.raises(PublishedError, match="nothing is published"):
-            await node.wait_published(["card-0"], "node-2", timeout=0.05)
+            await node.wait_published(["card-0"], "node-2", timeout=0)
 
 
 async def test_what_is_left_of_a_claim_is_the_same_from_inside_and_from_outside() -> None:

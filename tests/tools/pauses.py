@@ -91,6 +91,8 @@ class Pauses:
         code = getattr(owner.get_coro(), "cr_code", None)
         if code is None or code.co_filename.endswith((".pyx", ".pyx.pxi")):
             return 0.0  # grpc's own: a call that is cancelled before its first step complains
+        if code.co_name == "_accept_connection2":
+            return 0.0  # asyncio's own: a server that closes waits for it one step of the loop, which is enough without pauses
         if "late" in self.kinds and code.co_name == self._test:
             return self._random.uniform(0, 0.4) if self._random.random() < 0.3 else 0.0
         return self._random.uniform(0, 0.05) if "tasks" in self.kinds and self._random.random() < 0.1 else 0.0
