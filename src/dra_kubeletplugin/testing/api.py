@@ -25,6 +25,7 @@ TIMEOUT = 20.0  # seconds until waiting is given up
 PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose claims fail
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
+_MOST = 0.2  # seconds between two looks that count as patience: in a loop that stands still nothing can change
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
@@ -196,11 +197,11 @@ class AsyncApi:
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()
-        waits, since, seen = "", loop.time(), False
+        waits, quiet, looked, seen = "", 0.0, loop.time(), False
 
         async def look() -> JSON | None:
             __tracebackhide__ = True
-            nonlocal waits, since, seen
+            nonlocal waits, quiet, looked, seen
             pod = await self.get("Pod", name, namespace)
             if pod is not None and has_run(pod):
                 return pod
@@ -214,9 +215,11 @@ class AsyncApi:
             assert pod
             failed = fails(events)
             now = failed or stuck(pod, events)
+            quiet += min(loop.time() - looked, _MOST)
+            looked = loop.time()
             if now != waits or (now and not failed and await self._goes_on(pod)):
-                waits, since = now, loop.time()
-            if waits and loop.time() - since > patience:
+                waits, quiet = now, 0.0
+            if waits and quiet > patience:
                 if failed:
                     raise PodError(f"pod {name} does not start: {failed}", events)
                 why = f"pod {name} finds no place, and nothing has changed for {patience:g} s"
