@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import pydoc
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -305,3 +306,32 @@ async def test_what_ends_by_itself_is_raised_where_it_is_looked_at() -> None:
     assert e.group_contains(OSError, match="the bus is gone")
     with pytest.raises(ExceptionGroup):
         await hosted.leave()
+
+
+async def test_a_loop_that_stands_still_costs_no_patience() -> None:
+    """A machine that is busy elsewhere gives the scheduler no time either."""
+    looks = 0
+    about = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    told = {
+        "metadata": about,
+        "involvedObject": about,
+        "reason": "FailedScheduling",
+        "message": "no",
+        "type": "Warning",
+    }
+
+    class Slow(AsyncApi):
+        def __init__(self) -> None:
+            pass
+
+        async def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+            nonlocal looks
+            looks += 1
+            time.sleep(0.6)  # noqa: ASYNC251  (this is what the test is about)
+            status = {"phase": "Pending" if looks < 4 else "Running"}
+            return {"metadata": about, "spec": {"nodeName": "n" if looks > 3 else ""}, "status": status}
+
+        async def get_all(self, kind: str, namespace: str = "") -> list[dict[str, Any]]:
+            return [told] if kind == "Event" else []
+
+    assert (await Slow().wait_running("p", patience=1.0))["status"]["phase"] == "Running"

@@ -69,6 +69,7 @@ async def test_a_device_is_attached_to_the_node_of_its_pod_before_the_pod_is_bou
         assert attached
         assert attached.node == found["spec"]["nodeName"]
         assert env_of(api.cluster, found)["FABRIC_GPU_0"] == f"slot-{attached.slot}"
+        await api.wait_event("p", "Scheduled")
         reasons = [e.reason for e in await api.events("p")]
         assert reasons[:2] == ["BindingConditionsPending", "Scheduled"]
         await api.delete_pod("p")
@@ -97,8 +98,8 @@ async def test_a_broken_port_is_told_and_the_pod_runs_once_it_is_repaired(fabric
 
 
 async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undone(fabric: FabricManager) -> None:
-    fabric.add("gpu-0", "a100", seconds=3.0)
-    async with running(binding_timeout=1.0) as api, controller_on(api.cluster, Fabric):
+    fabric.add("gpu-0", "a100", seconds=6.0)
+    async with running(binding_timeout=3.0) as api, controller_on(api.cluster, Fabric):
         await api.apply(claim("c"), pod("p", claims=["c"]))
         assert (await api.wait_event("p", "device binding timeout")).reason == "FailedScheduling"
         fabric.add("gpu-0", "a100")

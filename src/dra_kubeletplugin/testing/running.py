@@ -84,13 +84,11 @@ class InProcess:
 
     async def _until(self, ready: asyncio.Task[None]) -> None:
         """A driver that cannot say which devices there are is not waited for as long as a slow machine is."""
-        loop = asyncio.get_running_loop()
-        well = loop.time()
+        faulty = 0.0  # seconds: looks are counted, for in a loop that stands still nothing gets better
         while not ready.done():
             await asyncio.wait({ready}, timeout=_LOOK)
-            if not self.plugin.scan.fault:
-                well = loop.time()
-            elif loop.time() - well > PATIENCE and not ready.done():
+            faulty = faulty + _LOOK if self.plugin.scan.fault else 0.0
+            if faulty > PATIENCE and not ready.done():
                 raise NotReadyError(f"the plugin is not ready: {'; '.join(await self.plugin.not_ready())}")
         await ready
 
