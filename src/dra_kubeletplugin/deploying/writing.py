@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from ..documents import Document
 from ..driver import Driver
 from . import driver as own_folder
 from . import helm, judging, kustomize, monitoring
+from .aside import aside
 from .source import JSON, MADE, Source, SourceError
 from .values import Values, merged, read
 
@@ -99,12 +98,12 @@ def _needed(source: Source, values: Values) -> Iterator[tuple[str, str]]:
 def _replace(folder: Path, files: Iterable[tuple[str, str]], gone: Iterable[str] = ()) -> None:
     """Writes ``files``, and takes away those of ``gone`` that are none of them. Their own folders are replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".dra-deploy-") as aside:
-        fresh, old = Path(aside, "new"), Path(aside, "old")
+    with aside(folder) as place:
+        fresh, old = place / "new", place / "old"
         for name, text in files:
             path = fresh / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         old.mkdir()
         names = {path.name for path in fresh.iterdir()}
         if others := [path for name in sorted(names) for path in _not_ours(folder / name)]:
@@ -118,18 +117,6 @@ def _replace(folder: Path, files: Iterable[tuple[str, str]], gone: Iterable[str]
         for name in set(gone) - names:
             if (folder / name).is_file() and not list(_not_ours(folder / name)):
                 (folder / name).unlink()
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One at a time writes into a folder."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
 
 
 def _not_ours(path: Path) -> Iterator[Path]:

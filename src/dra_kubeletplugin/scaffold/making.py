@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import string
-import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
+from ..deploying.aside import aside
 from ..deploying.source import load
 from ..deploying.writing import values_of, write_driver
 from ..errors import SettingsError, describe
@@ -54,8 +54,8 @@ def make(names: Names, directory: Path) -> Path:
     if not directory.is_dir():
         raise SettingsError(f"--directory {directory} is no folder: make it first, or give another")
     try:
-        with tempfile.TemporaryDirectory(dir=directory, prefix=f".{names.name}-") as aside:
-            unfinished = Path(aside) / names.name
+        with aside(directory) as place:
+            unfinished = place / names.name
             _write(names, unfinished)
             unfinished.rename(folder)
     except OSError as e:
