@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from .driver import Config, Driver
-from .driver.parameters import judge
+from .driver.parameters import Entry, applies, judge, together
 from .errors import DraError, printable
 
 JSON = Mapping[str, Any]
@@ -62,6 +62,91 @@ def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> 
     return out
 
 
+def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[Reader]) -> list[str]:
+    """A sentence with the path for what a claim's parameters, or a template's, and those of its classes come to together, where its driver
+    would refuse that at prepare. What is wrong with one of the two alone is not told again.
+
+    ``classes`` are by name; of a request whose class is none of them nothing is known.
+    """
+    if str(obj.get("kind")) not in _PLACES.keys() - {"DeviceClass"}:
+        return []
+    own, requests = list(_given(obj)), list(_requests(obj))
+    out: dict[str, None] = {}
+    for path, request, class_name in requests:
+        if (found := classes.get(class_name)) is None:
+            continue
+        below = list(_given(found))
+        for reader in readers:
+            under = [g for g in below if g.opaque.get("driver") == reader.driver]
+            over = [g for g in own if g.opaque.get("driver") == reader.driver and applies(g.requests, request)]
+            # An entry for all requests may be for another one's devices: which driver a class leads to, only its own entries tell.
+            if under or any(g.requests or len(requests) == 1 for g in over):
+                at = over[-1].path if over else path
+                out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, reader)))
+    return list(out)
+
+
+def _together(under: Sequence[_Given], over: Sequence[_Given], reader: Reader) -> Iterator[str]:
+    entries = [
+        Entry(given.where, source, given.opaque.get("parameters"))
+        for source, several in (("FromClass", under), ("FromClaim", over))
+        for given in several
+    ]
+    try:
+        for entry in entries:
+            judge(entry.parameters, reader.kinds, reader.driver, entry.where)
+    except DraError:
+        return  # told with the entry itself
+    try:
+        together(entries, reader.kinds, reader.driver)
+    except DraError as e:
+        yield from map(printable, e.faults or (e,))
+
+
+class _Given(NamedTuple):
+    """An entry of a claim or a class: its path there, and the same with kind and name."""
+
+    path: str
+    where: str
+    requests: Sequence[str]
+    opaque: JSON
+
+
+def _given(obj: JSON) -> Iterator[_Given]:
+    name = printable(_at(obj, ("metadata", "name")) or _at(obj, ("metadata", "generateName")) or "")
+    for path, entry in _config(obj):
+        where = f"{obj['kind']} {name} {path.removesuffix('.opaque').rpartition('.')[2]}"
+        requests = entry.get("requests")
+        yield _Given(path, where, requests if isinstance(requests, list) else (), entry["opaque"])
+
+
+def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
+    """Path, name and class of every request, of alternatives by ``request/alternative``."""
+    steps = _PLACES[str(claim["kind"])]
+    for path, request in _listed(_at(claim, steps), "requests", ".".join(steps)):
+        name, exactly = request.get("name"), request.get("exactly")
+        own = exactly if isinstance(exactly, Mapping) else request  # v1beta1 has the class in the request
+        if isinstance(own.get("deviceClassName"), str):
+            yield path, str(name), own["deviceClassName"]
+        for below, other in _listed(request, "firstAvailable", path):
+            yield below, f"{name}/{other.get('name')}", str(other.get("deviceClassName"))
+
+
+def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, JSON]]:
+    """Objects of a list, each with its path. What has another shape is not looked at: the API server judges that."""
+    items = at.get(name) if isinstance(at, Mapping) else None
+    for i, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, Mapping):
+            yield f"{path}.{name}[{i}]", item
+
+
+def _at(obj: JSON, steps: Sequence[str]) -> Any:
+    at: Any = obj if steps else None
+    for step in steps:
+        at = at.get(step) if isinstance(at, Mapping) else None
+    return at
+
+
 def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
     """A sentence with the path for every entry whose driver is none of the readers', so that nobody has read its parameters."""
     import difflib  # for files of users only
@@ -85,13 +170,12 @@ def _content(entry: JSON) -> bytes:
 
 
 def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:
-    """Every ``opaque`` of an object with its path. What has another shape is not looked at: the API server judges that."""
+    """Every ``opaque`` of an object with its path."""
+    return ((path, entry["opaque"]) for path, entry in _config(obj))
+
+
+def _config(obj: JSON) -> Iterator[tuple[str, JSON]]:
     steps = _PLACES.get(str(obj.get("kind")), ())
-    at: Any = obj if steps else None
-    for step in steps:
-        at = at.get(step) if isinstance(at, Mapping) else None
-    entries = at.get("config") if isinstance(at, Mapping) else None
-    for i, entry in enumerate(entries if isinstance(entries, list) else ()):
-        opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
-        if isinstance(opaque, Mapping):
-            yield f"{'.'.join(steps)}.config[{i}].opaque", opaque
+    for path, entry in _listed(_at(obj, steps), "config", ".".join(steps)):
+        if isinstance(entry.get("opaque"), Mapping):
+            yield f"{path}.opaque", entry

@@ -52,13 +52,14 @@ def test_the_sentences_of_the_page_are_what_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for language, name in (("python", "clocks.py"), ("yaml", "claims.yaml")):
+    for language, name in (("python", "clocks.py"), ("yaml", "claims.yaml"), ("yaml", "layers.yaml")):
         found = re.search(rf"```{language}\n(# {name}\n.*?)```", PAGE, re.DOTALL)
         assert found
         (tmp_path / name).write_text(found[1])
-    assert main(["validate", "claims.yaml", "--driver", "clocks.py"]) == 1
-    said = capsys.readouterr().out
-    assert f"```text\n{said}```" in PAGE
+    for name in ("claims.yaml", "layers.yaml"):
+        assert main(["validate", name, "--driver", "clocks.py"]) == 1
+        said = capsys.readouterr().out
+        assert f"```text\n{said}```" in PAGE
 
 
 def test_the_manifest_of_the_page_is_right_and_covers_all_that_has_parameters() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from .. import opaque
 from ..cluster import Fit, Simulation, Snapshot, simulate, take
-from ..errors import SettingsError
+from ..driver import load_driver, make
+from ..errors import SettingsError, printable
 from ..kube import KubeClient
 from ..settings import load
 from ..wording import counted, listed
@@ -22,6 +25,7 @@ from .progress import Progress
 from .style import Style
 from .written import from_files
 
+JSON = Mapping[str, Any]
 _NODES = 3
 
 
@@ -34,7 +38,7 @@ def simulate_command(args: argparse.Namespace) -> int:
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is of described hosts: give --host and --driver too")
     with Progress() as progress:
-        snapshot, namespace, notes = _described(args, progress) if args.hosts else _live(args, progress)
+        snapshot, namespace, notes = _described(args, progress, manifests) if args.hosts else _live(args, progress)
         found = simulate(
             snapshot,
             manifests,
@@ -47,15 +51,30 @@ def simulate_command(args: argparse.Namespace) -> int:
     return Exit.WELL if found.fits else Exit.FOUND
 
 
-def _described(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:
+def _described(
+    args: argparse.Namespace, progress: Progress, manifests: Sequence[JSON]
+) -> tuple[Snapshot, str, tuple[str, ...]]:
     free = allocatable(args.allocatable or "")
-    made = cluster_of(host_kinds(args.hosts), args.drivers, load(given(args)), free, progress)
-    notes = list(dict.fromkeys(made.notes))
+    settings = load(given(args))
+    made = cluster_of(host_kinds(args.hosts), args.drivers, settings, free, progress)
+    notes = list(
+        dict.fromkeys((*made.notes, *_refused(args.drivers, settings.driver_name, [*made.objects, *manifests])))
+    )
     if not args.allocatable:
         notes.append(
             "cpu and memory of the nodes do not limit: say what they have with --allocatable cpu=64,memory=512Gi"
         )
     return Snapshot.of(made.objects), args.namespace or "default", tuple(notes)
+
+
+def _refused(drivers: Sequence[str], name: str, objects: Sequence[JSON]) -> Iterator[str]:
+    """What the drivers would refuse at prepare, of objects whose devices a scheduler gives all the same."""
+    readers = [opaque.Reader.of(make(load_driver(d)), name) for d in drivers]
+    classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
+    for obj in objects:
+        for fault in (*opaque.faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):
+            name = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
+            yield printable(f"{name}: {fault}: a pod with it would be placed, and fail at prepare")
 
 
 def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:

@@ -38,9 +38,11 @@ _GROUP = "resource.k8s.io/"
 
 @dataclass
 class Judged:
-    """One object. ``faults`` and ``warnings`` are sentences, each after its place."""
+    """One object. ``faults`` and ``warnings`` are sentences, each after its place; ``sound``: of the API group, and as a server takes it,
+    whatever its parameters are."""
 
     manifest: Manifest
+    sound: bool = False
     faults: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
@@ -77,11 +79,21 @@ def validate(args: argparse.Namespace) -> int:
         raise SettingsError(f"no object in {', '.join(args.files)}")
     found, of_a_cluster = _apart(args.files, found)
     objects = [j.value for j in of_a_cluster if not j.manifest.faults]
-    beside = list(_classes(args.drivers, files, unreadable))
+    beside = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
     published = naming.Published([*slices, *_slices(drivers, readers, args.host)])
     for judged in of_a_cluster:
         _judge(judged, readers)
+    right = [
+        j.value
+        for j in of_a_cluster
+        if not j.manifest.faults and not j.faults and j.value["apiVersion"].startswith(_GROUP)
+    ]
+    classes = beside | {str(o["metadata"].get("name")): o for o in right if o["kind"] == "DeviceClass"}
+    for judged in of_a_cluster:
+        if any(judged.value is o for o in right):
+            for text in opaque.faults_with_classes(judged.value, classes, readers):
+                judged.fault(text)
         if not judged.manifest.faults:
             for path, doubt in naming.doubts(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
@@ -133,6 +145,7 @@ def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
     if judged.manifest.faults:
         return
     if value["apiVersion"].startswith(_GROUP):
+        judged.sound = known and not told
         for text in opaque.faults(value, readers):
             judged.fault(text)
         for text in opaque.unjudged(value, readers):
@@ -154,13 +167,13 @@ def _key(value: JSON) -> tuple[str, ...]:
     return value["apiVersion"], value["kind"], str(meta.get("namespace", "")), str(own)
 
 
-def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str]) -> Iterator[str]:
-    """Names of the DeviceClasses that lie beside the drivers, in files that are not judged."""
+def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str]) -> Iterator[JSON]:
+    """The DeviceClasses that lie beside the drivers, in files that are not judged."""
     judged = {f.resolve() for f in files}
     for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in judged):
         for manifest in manifests.read([file], unreadable):
             if not manifest.faults and manifest.value["kind"] == "DeviceClass":
-                yield str(manifest.value["metadata"].get("name"))
+                yield manifest.value
 
 
 def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: str | None) -> Iterator[JSON]:
