@@ -67,7 +67,7 @@ async def main(description: str | None = None) -> int:
             for step in (lambda: story.hardware(found), story.claim, story.container, story.clean_up):
                 await step()
         took = time.monotonic() - started
-        print(f"\n{STYLE.green('All done')} in {took:.1f} s. Next: dra dev drivers/pci, then kubectl.")
+        print(f"\n{STYLE.green('All done')} in {took:.1f} s. Next: make dev, then kubectl.")
         print(
             "examples/ has a manifest for each feature, from one device to taints and partitions; "
             "make examples runs them."

@@ -75,6 +75,17 @@ def test_pyright_finds_nothing_in_it_at_its_strictest(package: Path) -> None:
     assert "0 errors, 0 warnings" in run("pyright", cwd=package)
 
 
+def test_what_cannot_be_installed_is_told_with_where_a_wheel_of_the_framework_goes(tmp_path: Path) -> None:
+    package = made(tmp_path, "acme-fpga", "chardev")
+    (package / ".venv/bin").mkdir(parents=True)
+    for tool in ("python", "pip"):  # an index that has nothing
+        (package / ".venv/bin" / tool).write_text("#!/bin/sh\nexit 1\n")
+        (package / ".venv/bin" / tool).chmod(0o755)
+    with pytest.raises(AssertionError, match="Put its wheel into the folder wheels/, or say FRAMEWORK="):
+        run("make", "test", cwd=package)
+    assert not (package / ".venv/.installed").exists()
+
+
 def _dev(package: Path) -> None:
     """`make dev` until the pod that it applies runs; then Ctrl-C."""
     log = package.parent / "log"

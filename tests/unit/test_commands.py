@@ -95,6 +95,7 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
         (["completion", "fsh"], "dra: shell: 'fsh' is none of bash, zsh, fish, did you mean 'fish'?"),
         (["validate"], "dra: FILE is needed; see dra validate --help"),
         (["dev", "slow"], "dra: SECONDS is needed; see dra dev slow --help"),
+        (["dev", "health", "card-0"], "dra: health is needed: healthy, unhealthy, unknown, reported; see dra dev health --help"),
         (["dev", "--nodes", "two"], "dra: --nodes: 'two' is no whole number; see dra dev --help"),
         (["new", "--kind"], "dra: --kind needs a value; see dra new --help"),
         (["schema", "a.py", "b.py"], "dra: 'b.py' is one word too many; see dra schema --help"),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.doctor import Finding, Level, kubelet, machine, published, runtimes, specs
 from dra_kubeletplugin.doctor.processes import Process, running
 from dra_kubeletplugin.doctor.redaction import REMOVED, text, tidy
@@ -175,3 +176,25 @@ def test_what_only_refers_to_a_secret_stays() -> None:
     assert tidy(obj)["secretName"] == "tls"
     assert tidy(obj)["volumes"] == obj["volumes"]
     assert REMOVED not in json.dumps(tidy({"imagePullSecrets": [{"name": "x"}], "automountServiceAccountToken": False}))
+
+
+def test_a_driver_that_is_sick_is_a_finding_and_the_others_are_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    sick = tmp_path / "sick.py"
+    sick.write_text(
+        "from dra_kubeletplugin import Driver\n"
+        "class Sick(Driver):\n"
+        "    name = 'sick.example.com'\n"
+        "    def devices(self): raise OSError('the bus is gone')\n"
+        "    def prepare(self, claim): return []\n"
+    )
+    assert main(["doctor", "--no-host", "--driver", str(sick), "-o", "json"]) == 1
+    findings = {f["topic"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["driver"]["level"] == "failure"
+    assert findings["driver"]["text"].startswith(
+        "sick.example.com: the driver's devices raised OSError: the bus is gone"
+    )
+    assert findings["API server"]["level"] == "unknown"  # and it was asked

@@ -98,6 +98,15 @@ async def test_the_kubelet_is_told_when_health_was_measured_and_not_the_time_of_
     assert inventory.health_age() == 23
 
 
+async def test_before_the_first_answer_of_devices_no_name_in_a_report_is_a_stranger() -> None:
+    inventory = Inventory("node-1")
+    await inventory.set_health({"a": Health(True)}, at=1.0)
+    assert inventory.odd.notes == []
+    await inventory.update([Pool("node-1", [])])
+    await inventory.set_health({"a": Health(True)}, at=2.0)
+    assert inventory.odd.notes == ["health() tells of a, which is no device of this node: it is ignored"]
+
+
 async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
     clock = Clock()
     inventory = await stocked(clock=clock)

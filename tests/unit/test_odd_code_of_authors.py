@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+import dra_kubeletplugin
 from dra_kubeletplugin import Config, CounterSet, Device, Driver
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.loading import load_driver
@@ -64,6 +65,16 @@ def test_what_a_package_above_fails_at_is_told_and_not_that_there_is_no_such_mod
         load_driver("odd_package.driver:Made")
     assert said in str(e.value)
     assert "no module odd_package" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["CounterConsumption", "plugn", "Inventry"])
+def test_a_name_that_is_not_public_is_not_proposed_for_one_that_is_not_there(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(f"from dra_kubeletplugin import {name}")
+    with pytest.raises(DriverError, match=f"cannot import name '{name}'") as e:
+        load_driver(str(path))
+    _, meant, proposed = str(e.value).partition("did you mean '")
+    assert not meant or proposed.partition("'")[0] in dra_kubeletplugin.__all__
 
 
 @pytest.mark.parametrize("target", ["argparse.jso", "argparse.jso:Made", "os.path.jon:Made"])

@@ -193,6 +193,8 @@ class Undoing:
             log.info("claim %s holds a device from before a reboot or a crash: undoing it", holder.shown)
             try:
                 await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid))
+            except UndoFailedError as e:  # it names the claim
+                raise DeviceHeldError(f"a device is still held: {e}") from None
             except DraError as e:
                 raise DeviceHeldError(
                     f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"

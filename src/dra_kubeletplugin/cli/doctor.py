@@ -7,7 +7,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +102,7 @@ def _examination(args: argparse.Namespace) -> Examination:
     if args.host is False:
         refuse(args, _OF_HOST, "is of this machine, and --no-host does not look at it")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()
+    devices, mute = _devices(args.drivers, settings)
     return Examination(
         api=_api(settings),
         permissions=_PERMISSIONS[wanted],
@@ -112,7 +113,8 @@ def _examination(args: argparse.Namespace) -> Examination:
         sysfs_root=settings.sysfs_root,
         dev_root=settings.dev_root,
         node=settings.node_name,
-        devices=_devices(args.drivers, settings),
+        devices=devices,
+        mute=mute,
         timeout=settings.api_timeout,
     )
 
@@ -124,16 +126,21 @@ def _api(settings: Settings) -> ApiConfig | str:
         return e.message
 
 
-def _devices(drivers: list[str], settings: Settings) -> Mapping[str, frozenset[str]]:
-    """What drivers find on this machine, by their names."""
-    out = {}
+def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[str]]:
+    """What drivers find on this machine, by their names; and why others do not say."""
+    out, mute = {}, []
     for target in drivers:
         driver = make(load_driver(target))
+        name = settings.driver_name or driver.name
         driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings)
-        inventory = asyncio.run(look(driver, settings))
+        try:
+            inventory = asyncio.run(look(driver, settings))
+        except DraError as e:  # that it is sick is a finding, and the rest is looked at
+            mute.append(f"{name}: {e.message}")
+            continue
         left_out = inventory.left_out
-        out[settings.driver_name or driver.name] = frozenset(d.name for d in inventory if d.name not in left_out)
-    return out
+        out[name] = frozenset(d.name for d in inventory if d.name not in left_out)
+    return out, mute
 
 
 async def _all(what: Examination, progress: Progress) -> list[Finding]:

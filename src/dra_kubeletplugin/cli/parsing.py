@@ -87,6 +87,11 @@ class Parser(argparse.ArgumentParser):
             )
         raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{near(value, known)}")
 
+    def _needed(self, missing: re.Match[str]) -> str:
+        """A sentence of what was left out, with what it may be where few words will do."""
+        choices = next((a.choices for a in self._actions if a.dest == missing[1] and a.choices), None)
+        return f"{missing[1]} is needed{': ' + ', '.join(choices) if choices else ''}"
+
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message)  # argparse says nothing of an output that cannot be written
 
@@ -94,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         """Ends the process: what is wrong, and where to read on, in one line."""
         said = _OF_ARGUMENT.sub(r"\1: ", message)
         said = said.replace(": expected one argument", " needs a value")
-        said = re.sub(r"^the following arguments are required: (.+)$", r"\1 is needed", said)
+        said = re.sub(r"^the following arguments are required: (.+)$", self._needed, said)
         said = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", said)
         self.exit(Exit.WRONG, f"dra: {said}\n" if said.endswith("?") else f"dra: {said}; see {self.prog} --help\n")
 

@@ -11,7 +11,7 @@ from ..errors import DraError, describe
 from ..kube import ApiConfig, KubeClient
 from . import cluster, kubelet, machine, processes, published, records, runtimes, specs
 from .cluster import Permission
-from .findings import Finding, unknown
+from .findings import Finding, failure, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Examination:
         host_root: where the host's file system is seen from here.
         node: name of the Node object; all nodes' slices are looked at where it is empty.
         devices: by driver, what its code finds on this machine.
+        mute: why drivers do not say what they find.
     """
 
     api: ApiConfig | str
@@ -37,6 +38,7 @@ class Examination:
     dev_root: Path = Path("/dev")
     node: str = ""
     devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    mute: Sequence[str] = ()
     timeout: float = 10.0
 
 
@@ -45,8 +47,10 @@ async def examine(what: Examination) -> AsyncIterator[Finding]:
     if what.host:
         async for finding in _of_host(what):
             yield finding
+    for why in what.mute:
+        yield failure("driver", why, "mend what it names; `dra inspect DRIVER` shows where it was raised")
     if isinstance(what.api, str):
-        yield unknown("API server", what.api, "give --kubeconfig (KUBECONFIG), or run it in a pod")
+        yield unknown("API server", what.api)  # which says what to give
         if what.host:
             async for finding in _safely("records", lambda: records.look(what.kubelet_root, what.cdi_root, None)):
                 yield finding

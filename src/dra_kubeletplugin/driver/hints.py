@@ -65,7 +65,10 @@ def _name(e: Any, text: str, frame: FrameType | None) -> str:
 
 def _import(e: Any, text: str, frame: FrameType | None) -> str:
     named = _IMPORT.match(text)
-    return near(named[1], dir(sys.modules.get(named[2], ModuleType("none")))) if named else ""
+    if not named:
+        return ""
+    module = sys.modules.get(named[2], ModuleType("none"))
+    return near(named[1], getattr(module, "__all__", dir(module)))  # what it offers, where it says so
 
 
 def _call(e: Any, text: str, frame: FrameType | None) -> str:
