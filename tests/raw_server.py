@@ -30,7 +30,7 @@ class Peer:
         self.requests: list[bytes] = []
         self.most_at_once = 0
         self._now = 0
-        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self.open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # connections, by who serves them
 
     async def __aenter__(self) -> Peer:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls)
@@ -41,10 +41,10 @@ class Peer:
     async def __aexit__(self, *exc: object) -> None:
         await stop_listening(self._server)
         self.cut()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*self.open, return_exceptions=True)
 
     def cut(self) -> None:
-        for task, writer in self._open.items():
+        for task, writer in self.open.items():
             task.cancel()
             writer.close()  # a task that was cancelled before its first step closes nothing
 
@@ -52,8 +52,8 @@ class Peer:
         """Known from here on, not from its task's first step: an end that comes between would leave it open."""
         self.accepted += 1
         task = asyncio.create_task(self._connection(reader, writer))
-        self._open[task] = writer
-        task.add_done_callback(self._open.pop)
+        self.open[task] = writer
+        task.add_done_callback(self.open.pop)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

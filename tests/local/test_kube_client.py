@@ -110,7 +110,7 @@ async def test_a_connection_that_was_closed_while_idle_is_replaced(secure: bool,
         async with KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client:
             for method in ("GET", "POST", "GET"):
                 await client.call(method, "/x", None if method == "GET" else {})
-                served = list(peer._open)
+                served = list(peer.open)
                 peer.cut()
                 await asyncio.gather(*served, return_exceptions=True)  # its end is on the wire
         assert len(peer.requests) == 3
@@ -203,7 +203,7 @@ async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
     async with Peer(soon()) as peer:
         transport = Transport(peer.url, connections=4, idle_seconds=0.05)
         await asyncio.gather(*(transport.request("GET", "/x", {}) for _ in range(4)))
-        while len(peer._open) > 1:
+        while len(peer.open) > 1:
             await asyncio.sleep(0.01)
         await transport.request("GET", "/x", {})
         assert peer.accepted == 4

@@ -216,6 +216,12 @@ def is_numbered(name: str) -> bool:
     return bool(_NUMBERED.match(name))
 
 
+def in_order_of_names(contents: Sequence[SliceContent]) -> list[SliceContent]:
+    """As names sort them; one that is made has its number for a name."""
+    names = [c.key or f"{n:05x}-" for c, n in zip(contents, _numbers(contents), strict=True)]
+    return [contents[i] for i in sorted(range(len(names)), key=names.__getitem__)]
+
+
 def _numbers(contents: Sequence[SliceContent]) -> list[int]:
     """A number for each slice that sorts it, if it is made, behind the one before it."""
     out, last = [], -1

@@ -20,7 +20,7 @@ from ..publishable import decoded
 from ..resources.gates import gate_of
 from .echo import REFUSED, as_sent, in_v1, lost, refused_devices
 from .pack import Held, SliceContent, on_to, pack
-from .plan import Found, Frame, Plan, Write, first_frame, found, is_numbered, make_plan, newest
+from .plan import Found, Frame, Plan, Write, first_frame, found, in_order_of_names, is_numbered, make_plan, newest
 from .sameness import digest
 from .scope import Scope
 from .times import TaintTimes
@@ -360,7 +360,7 @@ def _age(metadata: Mapping[str, Any]) -> _Age:
 def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
     """Whether the allocator, which looks at slices by name, meets the devices as the author ordered them."""
     place = {d.name: i for i, d in enumerate(pool.devices)}
-    met = [place[d.name] for s in sorted(slices, key=lambda s: s.key or "\uffff") for d in s.devices]
+    met = [place[d.name] for s in in_order_of_names(slices) for d in s.devices]
     return met == sorted(met)
 
 
