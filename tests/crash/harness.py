@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 DRIVER = "crash.example.com"
 _METADATA = f"{DRIVER}_metadata_"
 TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
+WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
 
 
 class Box:
@@ -81,7 +82,7 @@ class Box:
         manager._call = measured
 
     async def start(
-        self, name: str = "plugin", *, ready: bool = True, timeout: float = 40, **environment: str
+        self, name: str = "plugin", *, ready: bool = True, timeout: float = WAIT, **environment: str
     ) -> asyncio.subprocess.Process:
         """``environment`` adds variables of the process: KILL_AT, POD_UID, any setting."""
         # Compiled once, as in the image: the next start is what is tested, a hundred times.
@@ -141,14 +142,14 @@ class Box:
             process.send_signal(number)
         return await process.wait()
 
-    async def died(self, name: str = "plugin", timeout: float = 40) -> None:
+    async def died(self, name: str = "plugin", timeout: float = WAIT) -> None:
         """Waits until the process has killed itself."""
         process = self.plugins.pop(name)
         async with asyncio.timeout(timeout):
             code = await process.wait()
         assert code == -signal.SIGKILL, f"exit code {code}: {self.log.read_text()[-2000:]}"
 
-    async def until(self, what: str, check: Callable[[], Any], timeout: float = 40) -> Any:
+    async def until(self, what: str, check: Callable[[], Any], timeout: float = WAIT) -> Any:
         async def ask() -> Any:
             return check()
 

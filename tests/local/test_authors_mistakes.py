@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def named(mistakes: Iterable[Mistake]) -> Any:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.testing.running.PATIENCE", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """A coroutine that nobody awaited warns when it goes, which is to be here, and not in another test."""
+    yield
+    gc.collect()
 
 
 @contextlib.asynccontextmanager

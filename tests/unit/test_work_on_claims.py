@@ -137,8 +137,8 @@ async def test_of_waits_for_a_rest_only_the_last_is_left(
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
 
-    def later(seconds: float, what: Any, *args: Any) -> asyncio.TimerHandle:
-        timer = call_later(seconds, what, *args)
+    def later(seconds: float, what: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timer = call_later(seconds, what, *args, **options)
         if seconds == 61.0:
             timers.append(timer)
         return timer
@@ -232,8 +232,8 @@ async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leave
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
 
-    def later(seconds: float, what: Any, *args: Any) -> asyncio.TimerHandle:
-        timers.append(call_later(seconds, what, *args))
+    def later(seconds: float, what: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(seconds, what, *args, **options))
         return timers[-1]
 
     monkeypatch.setattr(loop, "call_later", later)
