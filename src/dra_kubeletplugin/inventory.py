@@ -400,12 +400,11 @@ class Inventory:
             found[key] = before.after(health, when, self._policy) if before else Diagnosis.first(health, when)
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
-        if self._stocks:  # before the driver's first answer nobody is a stranger
+        if self.known:  # before the driver's first answer nobody is a stranger
             self.odd.tell_strangers(told.keys(), {n for s in self._stocks.values() for n in (*s.entries, *s.gone)})
         await asyncio.sleep(0)
         fresh = {k: d for k, d in found.items() if self._entry(k)}  # others had their turn
-        fell: list[tuple[DeviceKey, Health]] = []
-        rose: list[DeviceKey] = []
+        fell, rose = list[tuple[DeviceKey, Health]](), list[DeviceKey]()
         turned = False
         for key, now in fresh.items():
             was = self._diagnoses.get(key)
