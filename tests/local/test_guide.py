@@ -34,16 +34,13 @@ def loaded(folder: Path, name: str) -> Any:
     return load_driver(str(folder / name))
 
 
-async def test_the_card_that_is_healthy_gets_the_mode_of_the_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_card_that_is_healthy_gets_the_mode_of_the_claim(tmp_path: Path) -> None:
     cards = tmp_path / "cards"
-    monkeypatch.setenv("ACME_CARDS", str(cards))
     for name in ("a1", "b2"):
         (cards / name).mkdir(parents=True)
         (cards / name / "node").write_text("/dev/null")  # making device nodes needs root
     (cards / "a1/fault").touch()
-    async with node_with(loaded(tmp_path, "acme.py")) as node:
+    async with node_with(loaded(tmp_path, "acme.py"), options={"acme_cards": cards}) as node:
         running = await node.run_pod(parameters={"mode": "Fast"})
         assert node.env(running)["ACME_QUEUES"] == "16"
         assert [d["path"] for d in node.oci(running)["linux"]["devices"]] == ["/dev/null"]

@@ -12,7 +12,13 @@ from .roles import ControllerSettings, WebhookSettings
 
 def page() -> str:
     """The Markdown page that lists all options."""
-    lines = ["# Options", "", "Generated from `src/dra_kubeletplugin/settings` by `make docs`.", ""]
+    lines = [
+        "# Options",
+        "",
+        "Generated from `src/dra_kubeletplugin/settings` by `make docs`. A driver may have "
+        "[options of its own](drivers.md#options-of-your-own): `dra run DRIVER --help` lists them too.",
+        "",
+    ]
     lines += _table(Settings.options())
     for kind, title, command in (
         (ControllerSettings, "Controller", "controller"),
