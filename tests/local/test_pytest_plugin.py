@@ -333,6 +333,13 @@ def test_a_marker_s_misspelt_name_is_told_with_the_nearest(author: pytest.Pytest
     result.stdout.fnmatch_lines(["*takes no 'health_intervall': did you mean health_interval?*"])
 
 
+def test_options_of_the_driver_that_are_wrong_are_one_sentence(author: pytest.Pytester) -> None:
+    author.makepyfile("import pytest\n@pytest.mark.dra(options={'slots': 1})\ndef test_it(node): pass")
+    result = run(author)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["options: Fpga has no option 'slots': it declares none*"])
+
+
 def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytester) -> None:
     author.makepyfile(
         """

@@ -244,6 +244,9 @@ def test_an_environment_variable_that_is_nearly_an_option_is_told_and_others_are
         "the environment variable HEALTH_INTERVALL is read by nobody, did you mean 'HEALTH_INTERVAL'?",
         "the environment variable LOG_LEVLE is read by nobody, did you mean 'LOG_LEVEL'?",
     ]
+    assert misspelt(Settings(), ["SHELFES", "HEALTH_INTERVALS"], ["SHELVES", "HEALTH_INTERVALS"]) == [
+        "the environment variable SHELFES is read by nobody, did you mean 'SHELVES'?"
+    ]
 
 
 @pytest.mark.parametrize("kind", [Settings, ControllerSettings, WebhookSettings])

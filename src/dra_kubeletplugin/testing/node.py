@@ -118,7 +118,8 @@ class DriverNode(Generic[D]):
         try:
             await self.start(**{"pod_uid": str(uuid.uuid4())} | settings)
         except BaseException:  # the old one stays, as a DaemonSet's does
-            await self.stop()
+            if self._running is not old:  # else there was no next one yet
+                await self.stop()
             self._running, (self.driver_class, self.settings, self.options) = old, before
             raise
         if old:
