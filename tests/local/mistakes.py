@@ -186,7 +186,7 @@ CLASSES = [
     options("an option whose type is misspelt", "ports: Tuple = ()", "the types of AcmeOptions cannot be read: name 'Tuple' is not defined, did you mean 'tuple'?"),
     options("an option with a wrong default", "port: int = '80'", "AcmeOptions.port = '80' is not a whole number, which is its type"),
     options("an option without a type", "port = 80", "AcmeOptions.port has no type, so nobody can give it: write `port: int = ...`"),
-    options("an option that we have", "node_name: str = ''", "AcmeOptions.node_name: --node-name is an option of `dra` itself: name it otherwise, such as acme_node_name"),
+    options("an option that we have", "node_name: str = ''", "AcmeOptions.node_name: --node-name is an option of `dra` itself: name it otherwise, such as acme_"),
     options("an option that is the machine's", "path: str = ''", "PATH is a variable that others set"),
     options("an option in another style", "cardCount: int = 1", "AcmeOptions.cardCount can be no flag: name it in lower case with single _"),
     cls("options that are an object of nothing", "options = {'port': 80}", "Acme.options is {'port': 80}: give an object of a frozen dataclass"),

@@ -11,6 +11,7 @@ from ..errors import SettingsError
 from ..opaque import Reader
 from ..settings import WebhookSettings, load
 from ..webhook import Webhook
+from .own_options import variables
 from .serving import serve
 from .stopping import Stop
 
@@ -31,4 +32,5 @@ def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)
     if twice := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
         raise SettingsError(f"two drivers are named {', '.join(sorted(twice))}")
-    serve(lambda: Webhook(readers, settings), settings, stop, _nothing)
+    own = variables([type(d) for d in drivers])  # the pod has them, as the plugin's has
+    serve(lambda: Webhook(readers, settings), settings, stop, _nothing, own)
