@@ -29,6 +29,7 @@ from .dev_page import DevPage
 from .dev_plan import Plan, planned
 from .ending import report
 from .exits import Exit
+from .open_files import need_files
 from .options import given
 from .progress import Progress
 from .style import Style
@@ -39,6 +40,7 @@ _READY = 20.0  # seconds until a driver that does not come up is given up
 def dev(args: argparse.Namespace) -> int:
     """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for what the user has to correct."""
     plan = planned(args)
+    need_files()
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
     with _owned(plan.state):
         try:

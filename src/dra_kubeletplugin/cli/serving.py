@@ -23,6 +23,7 @@ from ..wording import near
 from .ending import report
 from .exits import Exit
 from .holding import watch
+from .open_files import need_files
 from .stopping import Stop
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def serve(
     for note in misspelt(settings, os.environ, own):
         log.warning("%s", note)
     settings.check()
+    need_files()
     stop.grace = settings.stop_grace
     process = build()
     try:

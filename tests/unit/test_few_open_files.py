@@ -1,0 +1,53 @@
+"""Where a process may have few files open, a command that serves says so in one sentence, and does not spin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAIN = """from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
+
+class Plain(Driver):
+    name = "plain.example.com"
+
+    def devices(self) -> list[Device]:
+        return []
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+"""
+LIMITED = 'ulimit -S -n "$1" && ulimit -H -n "$2" && shift 2 && exec "$@"'
+
+
+def limited(soft: int, hard: int, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", LIMITED, "sh", str(soft), str(hard), sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("files", [20, 60, 255])
+@pytest.mark.parametrize("command", ["dev", "run"])
+def test_a_command_that_serves_says_how_many_it_needs(command: str, files: int, tmp_path: Path) -> None:
+    driver, root = tmp_path / "plain.py", tmp_path / "kubelet"
+    driver.write_text(PLAIN)
+    for name in ("plugins", "plugins_registry"):
+        (root / name).mkdir(parents=True)
+    more = ["--kubelet-root", str(root), "--node-name", "node-1"] if command == "run" else []
+    done = limited(files, files, "-m", "dra_kubeletplugin.cli", command, str(driver), *more)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert f"a process may have {files} files open here, and 256 are needed: raise the limit (ulimit -n 256)" in said
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("soft", "hard", "taken"), [(64, 512, 512), (64, 4096, 1024), (2048, 4096, 2048)])
+def test_what_may_be_had_is_taken_up_to_the_usual_number(soft: int, hard: int, taken: int) -> None:
+    ask = "from dra_kubeletplugin.cli.open_files import need_files; import resource; need_files(); "
+    done = limited(soft, hard, "-c", ask + "print(resource.getrlimit(resource.RLIMIT_NOFILE))")
+    assert (done.stdout, done.stderr) == (f"({taken}, {hard})\n", "")
