@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 PATH = "/validate"
 _MIB = 1024 * 1024
+_FINISH = 1.0  # seconds for reviews that arrive while it stops
 LIMITS = Limits(
     head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, head_bytes=16 * 1024,
     body_bytes=6 * _MIB,  # an object of the 3 MiB that an API server reads, the one before it, and what is around them
@@ -68,7 +69,7 @@ class Webhook:
             raise SettingsError(f"--address (WEBHOOK_ADDRESS) {self.settings.address}: {describe(e)}") from None
         log.info("reviewing claims at %s%s for %s", self.url, PATH, ", ".join(r.driver for r in self.readers))
         async with contextlib.AsyncExitStack() as stack:
-            bounded(stack, "closing the webhook", server.close)
+            bounded(stack, "closing the webhook", lambda: server.close(_FINISH))
             async with asyncio.TaskGroup() as tasks:
                 reload = tasks.create_task(self._keep_certificate(server), name="certificate")
                 try:

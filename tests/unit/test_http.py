@@ -355,3 +355,45 @@ async def test_what_a_client_sends_before_its_connection_is_begun_with_is_not_lo
     asyncio.get_running_loop().set_task_factory(begins_late)
     async with serving(None, tls=tls) as port:
         assert (await get(port, tls=trusting)).endswith(b"ok /healthz")
+
+
+@pytest.mark.parametrize("at_work", [False, True], ids=["half of its body is there", "its answer is made"])
+async def test_what_has_begun_to_arrive_is_answered_by_a_server_that_finishes(at_work: bool) -> None:
+    hold = Held()
+
+    async def handle(request: Request) -> Response:
+        hold.asked.set()
+        if at_work:
+            await hold.go_on.wait()
+        return Response(200, request.body, "text/plain")
+
+    server = HttpServer(handle, limits=PROBES)
+    port = int((await server.start()).rpartition(":")[2])
+    async with asyncio.timeout(60):
+        idle, idle_writer = await asyncio.open_connection("127.0.0.1", port)
+        idle_writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        if at_work:
+            hold.go_on.set()
+        assert b"200" in await idle.readuntil(b"\r\n\r\n")
+        hold.asked.clear()
+        hold.go_on.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        assert b"100" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"ab" if not at_work else b"abcd")
+        if at_work:
+            await hold.asked.wait()
+        closing = asyncio.create_task(server.close(grace=40))
+        assert await idle.read() == b""  # at once: nothing of it is under way
+        assert not closing.done()
+        if at_work:
+            hold.go_on.set()
+        else:
+            writer.write(b"cd")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"Connection: close\r\n" in answer
+        assert answer.endswith(b"abcd")
+        await closing
+        for each in (idle_writer, writer):
+            each.close()

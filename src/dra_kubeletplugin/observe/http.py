@@ -159,13 +159,24 @@ class HttpServer:
         shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls else 'http'}://{shown}:{port}"
 
-    async def close(self) -> None:
+    async def close(self, grace: float = 0.0) -> None:
+        """``grace``: seconds for requests that have begun to arrive, which are answered still."""
         try:
             if self._server:
                 await stop_listening(self._server)
+            if grace:
+                await self._finish(grace)
         finally:
             self.drop_connections()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _finish(self, grace: float) -> None:
+        for task, connection in self._tasks.items():
+            connection.last = True
+            if connection.between:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=grace)
 
     @property
     def open_connections(self) -> int:
@@ -243,7 +254,8 @@ def _date(second: int) -> str:
 
 
 class _Connection:
-    """``idle_since`` is when a client began to wait, in seconds of the loop's clock; None while a request is worked on."""
+    """``idle_since`` is when a client began to wait, in seconds of the loop's clock; None while a request is worked on. ``between`` two
+    requests nothing of the next has come; ``last``: none follows the one under way."""
 
     def __init__(
         self, handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bodies: _Bodies
@@ -253,6 +265,7 @@ class _Connection:
         self.writer = writer
         self.bodies, self.limits = bodies, bodies.limits
         self.held = 0  # bytes of its body
+        self.between = self.last = False
         self.idle_since: float | None = asyncio.get_running_loop().time()
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
 
@@ -293,10 +306,12 @@ class _Connection:
             if response.tunnel:
                 await self._become(response.tunnel, response.headers)
                 return
+            if self.last:
+                response.headers = {**response.headers, "Connection": "close"}
             await self._send(request, response)
             del request  # its body
             self._free()
-            if self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
+            if self.last or self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
                 return
             try:
                 self.h11.start_next_cycle()
@@ -322,8 +337,10 @@ class _Connection:
     async def _request(self) -> Request | None:
         """The next request; None where the client ended or breaks off. Raises ``TimeoutError``."""
         if not self.h11.trailing_data[0]:
+            self.between = True
             async with _within(self.limits.idle_timeout):
                 self.h11.receive_data(await self.reader.read(65536))
+            self.between = False
         async with _within(self.limits.head_timeout):
             head = await self._event()
         if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # nobody's tunnel
