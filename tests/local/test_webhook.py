@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dra_kubeletplugin import Config
+from dra_kubeletplugin import Config, lifespan
+from dra_kubeletplugin import webhook as webhook_module
 from dra_kubeletplugin.driver.checks import Checks
 from dra_kubeletplugin.errors import DriverFailedError, SettingsError
 from dra_kubeletplugin.local.apiserver import certificate
@@ -191,6 +192,35 @@ async def test_odd_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> N
         odd = review(claim(parameters(no_such_field=1)))
         odd["request"]["kind"] = "ResourceClaim"
         assert not (await webhook.review(odd))["response"]["allowed"]
+
+
+async def test_a_review_that_arrives_while_the_webhook_stops_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_module, "_FINISH", 60.0)
+    monkeypatch.setattr(lifespan, "STOP", 60.0)
+    body = json.dumps(review(claim(parameters(cuont=2)))).encode()
+
+    async def the_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            while True:  # until nobody listens there any more
+                _, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+                other.close()
+                await asyncio.sleep(0.01)
+        writer.write(body)
+        return await reader.readuntil(b"did you mean 'count'")
+
+    async with asyncio.timeout(60):
+        async with serving(tmp_path) as (webhook, ca):
+            host, port = webhook.url.removeprefix("https://").split(":")
+            context = ssl.create_default_context(cafile=str(ca))
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+            head = f"POST /validate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode())
+            assert b"100" in await reader.readuntil(b"\r\n\r\n")
+            answer = asyncio.create_task(the_rest(reader, writer))
+        assert (await answer).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path: Path) -> None:
