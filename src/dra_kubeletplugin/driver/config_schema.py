@@ -1,7 +1,8 @@
 """The JSON Schema of a driver's parameters, for editors, documentation and checks outside of Python.
 
 Source: JSON Schema 2020-12. msgspec's own generator stops at a default that is a :class:`Quantity`, so this walks what
-``msgspec.inspect`` tells of the types. What types cannot say (:meth:`Config.check`) is not in it.
+``msgspec.inspect`` tells of the types. A schema takes more than the kind does: numbers such as 1.0 as integers, dates that no calendar
+has, text that is no Decimal, amounts out of order, all that :meth:`Config.check` refuses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec import inspect
 
 from ..resources.amounts import Capacity, RequestPolicy
 from ..resources.quantity import Quantity
-from ..resources.version import Version
+from ..resources.version import PATTERN, Version
 from .config import Config, as_json
 
 JSON = dict[str, Any]
@@ -34,26 +35,37 @@ _FORMS: dict[type, JSON] = {  # what has a form of its own in JSON
         ],
         "examples": ["80Gi", "500m"],
     },
-    Version: {"type": "string", "examples": ["1.2.3"]},
+    Version: {"type": "string", "pattern": f"^{PATTERN}$", "examples": ["1.2.3"]},
     RequestPolicy: _object(
         ["default"],
         default=_QUANTITY,
         validValues={"type": "array", "items": _QUANTITY},
-        validRange=_object([], min=_QUANTITY, max=_QUANTITY, step=_QUANTITY),
-    ),
+        validRange=_object([], min=_QUANTITY, max=_QUANTITY, step=_QUANTITY)
+        | {"dependentRequired": {"max": ["min"], "step": ["min"]}},
+    )
+    | {
+        "not": {
+            "required": ["validValues", "validRange"],
+            "properties": {"validValues": {"minItems": 1}, "validRange": {"minProperties": 1}},
+        }
+    },
     Capacity: {
         "anyOf": [_QUANTITY, _object(["value"], value=_QUANTITY, requestPolicy={"$ref": "#/$defs/RequestPolicy"})]
     },
 }
 _WITHIN: dict[type, tuple[type, ...]] = {RequestPolicy: (Quantity,), Capacity: (Quantity, RequestPolicy)}
-_TEXTS: dict[type[inspect.Type], str] = {  # what JSON has as text, by format
-    inspect.DateTimeType: "date-time",
-    inspect.DateType: "date",
-    inspect.TimeType: "time",
-    inspect.TimeDeltaType: "duration",
-    inspect.UUIDType: "uuid",
-    inspect.DecimalType: "decimal",
+_DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = "[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?"
+_OFFSET = "([Zz]|[+-][0-9]{2}:?[0-9]{2})"
+_HEX = "[0-9a-fA-F]"
+_AMOUNT = "[0-9]+([.][0-9]+)?"
+_SMALLER = f"({_AMOUNT}[Hh])?({_AMOUNT}[Mm])?({_AMOUNT}[Ss])?"
+_TEXTS: dict[type[inspect.Type], str] = {  # what JSON has as text; formats are no patterns: with them validators differ
+    inspect.DateType: _DATE,
+    inspect.TimeDeltaType: f"[+-]?[Pp](?=[0-9Tt])({_AMOUNT}[Dd])?([Tt](?=[0-9]){_SMALLER})?",
+    inspect.UUIDType: f"({_HEX}{{32}}|{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}})",
 }
+_BASE64 = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
 _LIMITS = {
     "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum", "multiple_of": "multipleOf",
     "pattern": "pattern",
@@ -92,9 +104,11 @@ class _Walk:
         out: JSON = {"title": info.cls.__name__, "type": "object"}
         if own := vars(info.cls).get("__doc__"):
             out["description"] = " ".join(own.split("\n\n")[0].split())
+        if isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False):
+            return out | self._positions(info)
         tag = {info.tag_field: {"const": info.tag}} if getattr(info, "tag_field", None) else {}
         out["properties"] = tag | {f.encode_name: self.of(f.type) | _default(f) for f in info.fields}
-        out["required"] = [] if self.partial else [*tag, *(f.encode_name for f in info.fields if f.required)]
+        out["required"] = [] if self.partial else [f.encode_name for f in info.fields if f.required]
         if getattr(info, "forbid_unknown_fields", False):
             out["additionalProperties"] = False
         return out
@@ -103,23 +117,31 @@ class _Walk:
         if isinstance(info, inspect.Metadata):
             return self.of(info.type) | (info.extra_json_schema or {})
         if (text := _TEXTS.get(type(info))) is not None:
-            return {"type": "string", "format": text}
+            return _text(text)
         match info:
-            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
+            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
                 return self._reference(info)
             case inspect.CustomType():
                 return self._form(info.cls)
             case inspect.UnionType():
-                return {"anyOf": [self.of(t) for t in info.types]}
+                structs = [t for t in info.types if isinstance(t, inspect.StructType)]
+                return {"anyOf": [self.of(t) | (self._tagged(t) if len(structs) > 1 else {}) for t in info.types]}
             case inspect.LiteralType():
                 return {"enum": list(info.values)}
             case inspect.EnumType():
                 return {"enum": [member.value for member in info.cls]}
             case inspect.DictType():
-                return {"type": "object", "additionalProperties": self.of(info.value_type)} | _sizes(info, "Properties")
+                names = self._key(info.key_type)
+                values = {"additionalProperties": self.of(info.value_type)}
+                return (
+                    {"type": "object"}
+                    | ({"propertyNames": names} if names else {})
+                    | values
+                    | _sizes(info, "Properties")
+                )
             case inspect.TupleType():
                 items = [self.of(t) for t in info.item_types]
-                return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+                return _array(items, len(items), closed=True)
             case inspect.CollectionType():
                 return {"type": "array", "items": self.of(info.item_type)} | _sizes(info, "Items")
             case inspect.StrType():
@@ -133,12 +155,44 @@ class _Walk:
             case inspect.NoneType():
                 return {"type": "null"}
             case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
-                return {"type": "string", "contentEncoding": "base64"}
+                return {"contentEncoding": "base64"} | _text(_BASE64)
+            case inspect.DateTimeType() | inspect.TimeType():
+                day = f"{_DATE}[Tt ]" if isinstance(info, inspect.DateTimeType) else ""
+                return _text(f"{day}{_TIME}" + {None: f"{_OFFSET}?", True: _OFFSET, False: ""}[info.tz])
+            case inspect.DecimalType():
+                return {"type": ["string", "number"]}
         return {}
+
+    def _key(self, info: Any) -> JSON:
+        """The schema of a mapping's keys, which JSON has as text; nothing where any text is one."""
+        match info:
+            case inspect.Metadata():
+                return self._key(info.type)
+            case inspect.LiteralType():
+                return {"enum": [str(value) for value in info.values]}
+            case inspect.EnumType():
+                return {"enum": [str(member.value) for member in info.cls]}
+            case inspect.IntType():
+                return {"pattern": "^-?(0|[1-9][0-9]*)$"}
+            case inspect.StrType():
+                return _sizes(info, "Length") | _limits(info)
+        return {"pattern": f"^({_TEXTS[type(info)]})$"} if type(info) in _TEXTS else {}
+
+    def _tagged(self, info: Any) -> JSON:
+        """Alone a struct may leave its tag out; among others it must have it, unless it stands in another layer."""
+        named = info.tag_field and not info.array_like and not self.partial
+        return {"required": [info.tag_field]} if named else {}
+
+    def _positions(self, info: Any) -> JSON:
+        """Of what is an object in Python and a list in JSON."""
+        tag = [{"const": info.tag}] if getattr(info, "tag_field", None) else []
+        needed = [f for f in info.fields if f.required]
+        closed = isinstance(info, inspect.NamedTupleType) or info.forbid_unknown_fields
+        return _array([*tag, *(self.of(f.type) for f in info.fields)], len(tag) + len(needed), closed=closed)
 
     def _form(self, cls: type) -> JSON:
         self.definitions |= {
-            c.__name__: _FORMS[c] for c in (cls, *_WITHIN.get(cls, ()))
+            c.__name__: _FORMS.get(c, {}) for c in (cls, *_WITHIN.get(cls, ()))
         }  # their names are theirs alone
         return {"$ref": f"#/$defs/{cls.__name__}"}
 
@@ -152,6 +206,15 @@ class _Walk:
             self.definitions[name] = {}  # one that holds itself ends here
             self.definitions[name] = self.struct(info)
         return {"$ref": f"#/$defs/{name}"}
+
+
+def _text(pattern: str) -> JSON:
+    return {"type": "string", "pattern": f"^{pattern}$"}
+
+
+def _array(items: list[JSON], least: int, *, closed: bool) -> JSON:
+    sizes = {"minItems": least} | ({"maxItems": len(items)} if closed else {})
+    return {"type": "array"} | ({"prefixItems": items} if items else {}) | sizes
 
 
 def _default(field: inspect.Field) -> JSON:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -26,7 +26,7 @@ def judge_partial(given: JSON, cls: type[Config]) -> None:
 
 
 def _judge(given: JSON, info: Any, path: str) -> None:
-    """``info`` is of a struct."""
+    """``info`` is of an object with fields."""
     types = {f.encode_name: f.type for f in info.fields}
     rest = _besides_objects(given, types.get, lambda key: f"{path}.{key}")
     try:
@@ -46,7 +46,7 @@ def _besides_objects(given: JSON, type_of: Callable[[str], Any], path_of: Callab
         found = _laid_over_as(type_of(key), value) if isinstance(value, Mapping) else None
         if found is None:
             rest[key] = value
-        elif isinstance(found, msgspec.inspect.StructType):
+        elif isinstance(found, _OBJECTS):
             _judge(value, found, path_of(key))
         elif isinstance(found, msgspec.inspect.DictType):
             at, inner = path_of(key), found.value_type
@@ -60,22 +60,30 @@ def _besides_objects(given: JSON, type_of: Callable[[str], Any], path_of: Callab
 
 
 _LATER = object()
+_OBJECTS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
 
 
 def _laid_over_as(info: Any, value: JSON) -> Any:
     """The struct, or mapping of objects, that an object is a part of at this place; ``_LATER`` where its tag comes from elsewhere;
     None for what is no such place."""
     infos = apart([info])
-    structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
-    if tagged := [i for i in structs if i.tag_field is not None]:
-        given = value.get(tagged[0].tag_field or "", _LATER)  # one union has one tag field
-        return _LATER if given is _LATER else next((i for i in tagged if i.tag == given), None)
+    structs: list[Any] = [i for i in infos if isinstance(i, _OBJECTS) and not getattr(i, "array_like", False)]
+    if tagged := [i for i in structs if getattr(i, "tag_field", None)]:
+        given = value.get(tagged[0].tag_field, _LATER)  # one union has one tag field
+        if given is _LATER:
+            return _LATER if len(tagged) > 1 else tagged[0]
+        return next((i for i in tagged if i.tag == given), None)
     maps = [i for i in infos if isinstance(i, msgspec.inspect.DictType) and _laid_over_as(i.value_type, {}) is not None]
     return next(iter((*structs, *maps)), None)
 
 
 def _partial(info: Any) -> type:
     """A struct like the one that ``info`` tells of, of which no field is required."""
+    if isinstance(info, msgspec.inspect.DataclassType):
+        types = get_type_hints(info.cls, include_extras=True)
+        return msgspec.defstruct(
+            info.cls.__name__, [(f.name, types[f.name] | msgspec.UnsetType, msgspec.UNSET) for f in info.fields]
+        )
     fields = [(f.name, f.type | msgspec.UnsetType, msgspec.UNSET) for f in msgspec.structs.fields(info.cls)]
     names = {f.name: f.encode_name for f in info.fields}
     return msgspec.defstruct(

@@ -57,8 +57,8 @@ class RequestPolicy(Immutable):
     def from_json(cls, value: object) -> RequestPolicy:
         """The policy that resource.k8s.io/v1 has as ``value``; raises ``ValueError``."""
         policy = _fields(value, {"default"}, {"validValues", "validRange"})
-        span = _fields(policy.get("validRange") or {}, set(), {"min", "max", "step"})
-        options = policy.get("validValues") or []
+        span = _fields({} if policy.get("validRange") is None else policy["validRange"], set(), {"min", "max", "step"})
+        options = [] if policy.get("validValues") is None else policy["validValues"]
         if not isinstance(options, Sequence) or isinstance(options, str):
             raise ValueError("Expected `array` as validValues")
         try:

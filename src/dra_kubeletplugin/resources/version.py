@@ -7,12 +7,12 @@ from functools import total_ordering
 
 from .immutable import Immutable
 
-_VERSION = re.compile(
+PATTERN = (  # for other languages too, to whom a digit is one of ASCII's
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
     r"(?:-((?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(?:\.(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*))?"
-    r"(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?",
-    re.ASCII,
+    r"(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?"
 )
+_VERSION = re.compile(PATTERN, re.ASCII)
 _MAX = 2**64 - 1
 _MAX_DIGITS = len(str(_MAX))
 
