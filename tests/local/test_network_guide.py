@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ from dra_kubeletplugin.testing import node_with
 from .test_guides import ROOT, Page
 
 pytestmark = [pytest.mark.runc, pytest.mark.netns]
-NIC, PEER = "dranic0", "dranic1"
+OF_GUIDE = "dranic0"
+NIC, PEER = f"dra{os.getpid()}n0", f"dra{os.getpid()}n1"  # the machine's: another run of this test may be beside it
 
 
 def ip(*args: str) -> str:
@@ -39,7 +41,7 @@ def interface() -> Iterator[None]:
 async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_path: Path) -> None:
     files = Page.of((ROOT / "docs/guides/network.md").read_text()).files
     for name in ("nics.py", "host.yaml"):
-        (tmp_path / name).write_text(files[name])
+        (tmp_path / name).write_text(files[name].replace(OF_GUIDE, NIC))
     nics = load_driver(str(tmp_path / "nics.py"))
     async with node_with(nics, host=tmp_path / "host.yaml") as node, contextlib.AsyncExitStack() as stack:
         await node.run_pod(parameters={"address": "192.0.2.7/24"})
