@@ -151,9 +151,15 @@ def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Gpu],
 # --- health -------------------------------------------------------------------------------------
 
 
-def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path) -> None:
-    driver = make(Gpu, options=GpuOptions(num_devices=2, gpu_partitions=2, gpu_faults=tmp_path))
+def attached(options: GpuOptions) -> Gpu:
+    driver = make(Gpu, options=options)
+    assert isinstance(driver, Gpu)
     driver.attach(Host(), Settings(node_name="node-1"))
+    return driver
+
+
+def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path) -> None:
+    driver = attached(GpuOptions(num_devices=2, gpu_partitions=2, gpu_faults=tmp_path))
     (tmp_path / "gpu-1").write_text("NoExecute: on fire")
     report = driver.health()
     assert sorted(report) == ["gpu-1-full", "gpu-1-partition-0", "gpu-1-partition-1"]
@@ -161,8 +167,7 @@ def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path)
 
 
 def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_is_one(tmp_path: Path) -> None:
-    driver = make(Gpu, options=GpuOptions(num_devices=2, gpu_faults=tmp_path))
-    driver.attach(Host(), Settings(node_name="node-1"))
+    driver = attached(GpuOptions(num_devices=2, gpu_faults=tmp_path))
     (tmp_path / "gpu-0").symlink_to(tmp_path / "gone")
     (tmp_path / "gpu-1").mkdir()
     assert {n: h.message for n, h in driver.health().items()} == {
