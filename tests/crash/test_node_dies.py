@@ -119,6 +119,13 @@ async def allocated(cluster: LocalCluster, claim: str) -> str:
     return found
 
 
+async def deallocated(cluster: LocalCluster, claim: str) -> None:
+    async def check() -> bool:
+        return not (await cluster.client.get(CLAIMS, claim, "default")).get("status")
+
+    await cluster.wait(f"claim {claim} to be deallocated", check)
+
+
 async def reconciled(b: Box, count: int) -> None:
     """Until the plugin has looked so often from now on, or given something back."""
     before, held = b.log.read_text().count("reconciled:"), b.holders()
@@ -202,6 +209,7 @@ async def test_a_device_that_a_restarted_kubelet_still_gives_to_a_claim_is_nobod
         await cluster.wait_running("first")
         await one.node.kubelet.stop()
         await cluster.client.delete(PODS, "first", "default", grace=0)
+        await deallocated(cluster, "kept")
         await cluster.apply(claim("next"), on(here, "second", "next"))
         assert await allocated(cluster, "next") == "c-0"
         await cluster.apply(on(here, "third", "kept"))

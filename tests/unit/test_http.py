@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import email.utils
+import gc
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,31 @@ async def test_what_a_client_sends_before_its_connection_is_begun_with_is_not_lo
     asyncio.get_running_loop().set_task_factory(begins_late)
     async with serving(None, tls=tls) as port:
         assert (await get(port, tls=trusting)).endswith(b"ok /healthz")
+
+
+async def test_a_client_that_goes_when_its_handshake_is_done_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The loop has much to do just then: the connection's task goes on when its end has been seen."""
+    ca = authority(tmp_path)
+    tls, trusting = server_side(signed(tmp_path, ca, "server")), ssl.create_default_context(cafile=ca.cert)
+    trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as above
+    loop = asyncio.get_running_loop()
+    told: list[Any] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    at_once = loop.call_soon
+
+    def call_soon(callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        task = getattr(callback, "__self__", None)
+        if isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__qualname__", "") == "HttpServer._connection":
+            return loop.call_later(0.1, callback, *args, context=context)
+        return at_once(callback, *args, context=context)
+
+    loop.call_soon = call_soon  # type: ignore[method-assign, assignment]
+    async with serving(None, tls=tls) as port:
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+            writer.transport.abort()
+    gc.collect()  # a task that nobody waits for, or a writer, complains when it goes
+    assert told == []
 
 
 @pytest.mark.parametrize("at_work", [False, True], ids=["half of its body is there", "its answer is made"])

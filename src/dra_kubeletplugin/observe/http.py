@@ -209,7 +209,7 @@ class HttpServer:
     ) -> None:
         try:
             if tls:  # here, because a handshake takes a third of a MiB: it counts as a connection
-                await writer.start_tls(tls, ssl_handshake_timeout=self._limits.head_timeout)
+                await _secure(writer, tls, self._limits.head_timeout)
             await connection.serve()
         except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
             pass
@@ -231,6 +231,18 @@ class HttpServer:
             return False
         min(idle, key=lambda i: i[0])[1].cancel()
         return True
+
+
+async def _secure(writer: asyncio.StreamWriter, tls: ssl.SSLContext, seconds: float | None) -> None:
+    """Raises ``OSError``, also where the client went in the very moment that its handshake was done: asyncio has no transport then."""
+    plain = writer.transport
+    try:
+        await writer.start_tls(tls, ssl_handshake_timeout=seconds)
+    except AttributeError:
+        if writer.transport is not None:
+            raise
+        writer._transport = plain  # to be closed as any other
+        raise ConnectionResetError("the client went after its handshake") from None
 
 
 def _any(port: int) -> socket.socket:
