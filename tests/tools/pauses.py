@@ -77,12 +77,13 @@ class Pauses:
             return made
 
         def paused(self_: Any) -> None:
-            if self._test and "loop" in self.kinds and self._random.random() < 0.002:
+            if self._test and self._random.random() < 0.002:
                 time.sleep(self._random.uniform(0.03, 0.8))
             run(self_)
 
         loop.call_soon = soon  # type: ignore[method-assign, assignment]
-        handle._run = paused  # type: ignore[method-assign, assignment]
+        if "loop" in self.kinds:
+            handle._run = paused  # type: ignore[method-assign, assignment]
 
     def _before(self, owner: object) -> float:
         """Seconds until a task may go on."""

@@ -31,7 +31,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
         looks, where = 0, ""
         while not answered.wait(_LOOK):
             looks += 1
-            if looks == _LOOKS and (where := at_work(sys._current_frames().get(thread))):
+            if looks >= _LOOKS and not where and (where := at_work(sys._current_frames().get(thread))):
                 log.warning(
                     "the event loop is held by %s: the kubelet, probes and all claims wait for it: `await` what takes long, or make "
                     "the method plain `def`, which runs in a thread",
