@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from types import FrameType
 
 import pytest
 
@@ -58,6 +59,31 @@ def test_a_method_that_blocks_is_named_with_its_line_and_when_it_goes_on(told: T
     line = Card.prepare.__code__.co_firstlineno + 1
     assert f"held by unit/test_holding_the_event_loop.py:{line} in Card.prepare: the kubelet, " in told.lines[0]
     assert told.lines[1].startswith("the event loop goes on, after ")
+
+
+def test_a_method_that_blocks_is_named_also_where_something_else_blocked_first(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one step of the loop: the first looks see a library's code, which is no line of the author's."""
+    found, looks = holding.at_work, 0
+
+    def at_work(frame: FrameType | None) -> str:
+        nonlocal looks
+        looks += 1
+        return found(frame) if looks > 3 else ""
+
+    monkeypatch.setattr(holding, "at_work", at_work)
+
+    async def main() -> None:
+        holding.watch(asyncio.get_running_loop())
+        await asyncio.create_task(Card().prepare(told.first))
+
+    holding.log.addHandler(told)
+    try:
+        asyncio.run(main())
+    finally:
+        holding.log.removeHandler(told)
+    assert " in Card.prepare: " in told.lines[0]
 
 
 def test_the_watch_ends_with_its_loop() -> None:
