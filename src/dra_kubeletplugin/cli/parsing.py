@@ -44,9 +44,7 @@ class Parser(argparse.ArgumentParser):
         if self.commands:
             return super().parse_known_args(command_first(words, self.commands, self), namespace)
         namespace, rest = super().parse_known_args(self._options_first(words), namespace)
-        if (
-            rest
-        ):  # known options stood first, and others are refused: these are words, also where they begin with a dash
+        if rest:  # words, also where they begin with a dash: known options stood first, and others are refused
             self.error(f"{next((word for word in rest if word != '--'), '--')!r} is one word too many")
         return namespace, rest
 

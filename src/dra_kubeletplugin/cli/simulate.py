@@ -73,8 +73,8 @@ def _refused(drivers: Sequence[str], name: str, objects: Sequence[JSON]) -> Iter
     classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:
         for fault in (*opaque.faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):
-            name = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
-            yield printable(f"{name}: {fault}: a pod with it would be placed, and fail at prepare")
+            which = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
+            yield printable(f"{which}: {fault}: a pod with it would be placed, and fail at prepare")
 
 
 def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:

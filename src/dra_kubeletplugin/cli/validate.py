@@ -38,11 +38,9 @@ _GROUP = "resource.k8s.io/"
 
 @dataclass
 class Judged:
-    """One object. ``faults`` and ``warnings`` are sentences, each after its place; ``sound``: of the API group, and as a server takes it,
-    whatever its parameters are."""
+    """One object. ``faults`` and ``warnings`` are sentences, each after its place."""
 
     manifest: Manifest
-    sound: bool = False
     faults: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
@@ -85,15 +83,15 @@ def validate(args: argparse.Namespace) -> int:
     for judged in of_a_cluster:
         _judge(judged, readers)
     right = [
-        j.value
-        for j in of_a_cluster
-        if not j.manifest.faults and not j.faults and j.value["apiVersion"].startswith(_GROUP)
+        j for j in of_a_cluster if not j.manifest.faults and not j.faults and j.value["apiVersion"].startswith(_GROUP)
     ]
-    classes = beside | {str(o["metadata"].get("name")): o for o in right if o["kind"] == "DeviceClass"}
+    classes = beside | {
+        str(j.value["metadata"].get("name")): j.value for j in right if j.value["kind"] == "DeviceClass"
+    }
+    for judged in right:
+        for text in opaque.faults_with_classes(judged.value, classes, readers):
+            judged.fault(text)
     for judged in of_a_cluster:
-        if any(judged.value is o for o in right):
-            for text in opaque.faults_with_classes(judged.value, classes, readers):
-                judged.fault(text)
         if not judged.manifest.faults:
             for path, doubt in naming.doubts(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
@@ -145,7 +143,6 @@ def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
     if judged.manifest.faults:
         return
     if value["apiVersion"].startswith(_GROUP):
-        judged.sound = known and not told
         for text in opaque.faults(value, readers):
             judged.fault(text)
         for text in opaque.unjudged(value, readers):

@@ -24,7 +24,5 @@ def files() -> Iterator[tuple[str, str]]:
     rules = (FOLDER / "alerts.yaml").read_text()
     indented = "".join(f"  {line}" for line in rules[rules.index("groups:") :].splitlines(keepends=True))
     yield "prometheusrule.yaml", HEADER + _OPERATORS + indented
-    yield (
-        "dashboard.json",
-        (FOLDER / "dashboard.json").read_text(),
-    )  # its description has the mark: JSON has no comments
+    # Its description has the mark: JSON has no comments.
+    yield "dashboard.json", (FOLDER / "dashboard.json").read_text()

@@ -25,9 +25,7 @@ TIMEOUT = 20.0  # seconds until waiting is given up
 PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose claims fail
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
-_ONE_LOOK = (
-    10.0  # seconds: an error tells what was seen, so there is one look however short the wait and slow the machine
-)
+_ONE_LOOK = 10.0  # seconds for the first look, however short the wait: an error tells what was seen
 _COUNTED = 0.2  # the most seconds that one look counts as patience: on a machine that stands still nothing can change
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}

@@ -110,9 +110,8 @@ def fails(events: Sequence[Event]) -> str:
 
     Empty where that is not what is in the way.
     """
-    last = next(
-        (e for e in reversed(events) if e.reason != "Scheduled"), None
-    )  # told in the background, and perhaps late
+    # That a pod was placed is told in the background, and perhaps late.
+    last = next((e for e in reversed(events) if e.reason != "Scheduled"), None)
     return reason_of(last) if last and any(mark in last.message for mark in _FAILS) else ""
 
 
