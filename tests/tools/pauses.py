@@ -8,6 +8,8 @@ Kinds of pauses:
     tasks: any task goes on late: 0 to 0.05 s, one time in ten. Wakes in another order than asyncio's, so not each find is a fault.
     loop: the whole event loop stands still: 0.03 to 0.8 s, one time in five hundred.
     children: a process that the test started is stopped for 0.1 to 1 s, about every second.
+    steps: this process, and each Python process that the test starts, pauses at random before a step that others see: a process started,
+        a file opened or renamed, a connection. What is killed or looked at between two steps is met so. See inside/pausing.py.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +28,10 @@ from typing import Any
 
 import pytest
 
-KINDS = ("late", "tasks", "loop", "children")
+from tests.tools.inside.pausing import pause_at_steps
+
+KINDS = ("late", "tasks", "loop", "children", "steps")
+_INSIDE = Path(__file__).parent / "inside"
 _PAUSES: pytest.StashKey[Pauses] = pytest.StashKey()
 
 
@@ -84,6 +90,21 @@ class Pauses:
         loop.call_soon = soon  # type: ignore[method-assign, assignment]
         if "loop" in self.kinds:
             handle._run = paused  # type: ignore[method-assign, assignment]
+        if "steps" in self.kinds:
+            self._install_steps()
+
+    def _install_steps(self) -> None:
+        pause_at_steps(self._random, lambda: bool(self._test))
+        start = subprocess.Popen.__init__
+
+        def started(self_: Any, *args: Any, env: Any = None, **given: Any) -> None:
+            if self._test:
+                env = dict(os.environ if env is None else env)
+                path = [str(_INSIDE), *filter(None, [env.get("PYTHONPATH")])]
+                env |= {"PYTHONPATH": os.pathsep.join(path), "PAUSES_SEED": str(self.seed)}
+            start(self_, *args, env=env, **given)
+
+        subprocess.Popen.__init__ = started  # type: ignore[method-assign]
 
     def _before(self, owner: object) -> float:
         """Seconds until a task may go on."""
