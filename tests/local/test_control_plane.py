@@ -79,30 +79,29 @@ def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
         ControlPlane(tmp_path, tmp_path / "plane").__enter__()
 
 
-def test_what_a_killed_pytest_started_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_killed(tmp_path: Path) -> None:
     """A session that is killed, by a CI's time limit say, runs no line of its own any more."""
-    deaf = "trap '' TERM; while :; do sleep 0.05; done"
+    deaf = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
     assets = install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
-    script = (
-        "import sys, pathlib; from dra_kubeletplugin.testing.controlplane import ControlPlane\n"
-        f"ControlPlane(pathlib.Path({str(assets)!r}), pathlib.Path({str(tmp_path / 'plane')!r})).__enter__()"
-    )
-    session = subprocess.Popen([sys.executable, "-c", script])
-    try:
-        until(lambda: len(alive(assets)) == 2)
-    finally:
-        session.kill()
-        session.wait()
-    until(lambda: not alive(assets))
+    command = [sys.executable, "-m", "tests.local.killed_while_starting", str(assets), str(tmp_path / "plane")]
+    session = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert session.stdout
+    kills, most = 0, 0
+    with session.stdout as lines:
+        for kills, line in enumerate(lines, 1):  # noqa: B007 - the number of the last
+            most = max(most, int(line))
+            until(lambda: not alive(tmp_path))
+    assert session.wait() == 0
+    assert (most, kills > 20) == (2, True)  # it was killed while both ran, too
 
 
-def alive(assets: Path) -> list[str]:
-    """The command lines of what runs from that folder."""
+def alive(folder: Path) -> list[str]:
+    """The command lines of what has to do with that folder, but for the session's."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             lines.append(path.read_text())
-    return [line for line in lines if f"/bin/sh\0{assets}/" in line]
+    return [line for line in lines if str(folder) in line and "killed_while_starting" not in line]
 
 
 def until(check: Callable[[], bool]) -> None:

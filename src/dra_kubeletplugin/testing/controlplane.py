@@ -6,6 +6,7 @@ folder (``KUBEBUILDER_ASSETS``), Kubernetes' own help texts for the options.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -16,13 +17,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .api import AsyncApi
 from .ports import free_port
-from .survivors import Watcher
+from .survivors import OPEN, Watcher, gated
 
 JSON = dict[str, Any]
 START = 60.0  # seconds until a server that is not ready is given up
@@ -35,6 +37,19 @@ _ADMISSION_OFF = "ServiceAccount,TaintNodesByCondition"
 
 class ControlPlaneError(RuntimeError):
     """The control plane cannot be started; the text has the command and the end of its output."""
+
+
+@dataclass(frozen=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    command: Sequence[str]
+    output: Path
+
+    def __str__(self) -> str:
+        return " ".join(self.command)
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")[-_SHOWN:].strip() or "it wrote nothing"
 
 
 class ControlPlane:
@@ -53,7 +68,7 @@ class ControlPlane:
         self.folder = folder
         self.feature_gates = feature_gates
         self.kubeconfig = folder / "kubeconfig"
-        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._running: list[_Server] = []
         self._watchers: list[Watcher] = []
         self.ended: list[subprocess.Popen[bytes]] = []
         self._token = secrets.token_hex(16)
@@ -107,19 +122,22 @@ class ControlPlane:
     def _start(self, command: Sequence[str]) -> None:
         output = self.folder / f"{Path(command[0]).name}.log"
         with output.open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder)  # noqa: S603
-        self._running.append((process, output))
+            process = subprocess.Popen(gated(command), stdout=log, stderr=log, stdin=subprocess.PIPE, cwd=self.folder)  # noqa: S603
+        self._running.append(_Server(process, command, output))
         self._watchers.append(Watcher(process.pid, command[1]))
+        assert process.stdin
+        with contextlib.suppress(BrokenPipeError), process.stdin as gate:  # one that has ended is told as any other
+            gate.write(OPEN)
 
     def _wait(self, url: str) -> None:
         end = time.monotonic() + START
         while why := self._not_ready(url):
-            for process, output in self._running:
-                if process.poll() is not None:
-                    raise ControlPlaneError(f"{_told(process)} has ended with {process.returncode}: {_tail(output)}")
+            for server in self._running:
+                if server.process.poll() is not None:
+                    raise ControlPlaneError(f"{server} has ended with {server.process.returncode}: {server.said()}")
             if time.monotonic() > end:
-                process, output = self._running[-1]
-                raise ControlPlaneError(f"{_told(process)} is not ready after {START:g} s: {why}; {_tail(output)}")
+                server = self._running[-1]
+                raise ControlPlaneError(f"{server} is not ready after {START:g} s: {why}; {server.said()}")
             time.sleep(_PAUSE)
 
     def _not_ready(self, url: str) -> str:
@@ -155,7 +173,7 @@ class ControlPlane:
     def _stop(self) -> None:
         """The API server first: it needs etcd to end in order."""
         while self._running:
-            process, _ = self._running.pop()
+            process = self._running.pop().process
             self.ended.append(process)
             process.terminate()
             try:
@@ -210,14 +228,6 @@ async def emptied(api: AsyncApi) -> None:
         for obj in await api.get_all(kind):
             meta = obj["metadata"]
             await api.remove(kind, meta["name"], meta.get("namespace", ""))
-
-
-def _told(process: subprocess.Popen[bytes]) -> str:
-    return " ".join(map(str, process.args)) if isinstance(process.args, list) else str(process.args)
-
-
-def _tail(output: Path) -> str:
-    return output.read_text(errors="replace")[-_SHOWN:].strip() or "it wrote nothing"
 
 
 __all__ = ["ControlPlane", "ControlPlaneError", "apiserver_command", "emptied", "etcd_command"]

@@ -22,7 +22,7 @@ from ..settings import Settings
 from .api import PATIENCE, FaultError
 from .hosting import Hosted
 from .ports import free_port
-from .survivors import Watcher
+from .survivors import OPEN, Watcher, gated
 
 READY = 20.0  # seconds
 _LOOK = 0.1  # seconds between looks at what a plugin says of itself
@@ -141,11 +141,15 @@ class OwnProcess:
         """As :meth:`InProcess.start`; the error has the end of the process's log."""
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target, *self._flags),
+                *gated([sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target, *self._flags]),
                 env=self._environment,
+                stdin=asyncio.subprocess.PIPE,
                 stderr=log,
             )
         self._watcher = Watcher(self._process.pid, self._target)
+        assert self._process.stdin
+        self._process.stdin.write(OPEN)
+        self._process.stdin.close()
         try:
             async with asyncio.timeout(READY):
                 while await self._not_ready():
