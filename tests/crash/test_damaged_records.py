@@ -57,8 +57,9 @@ async def check_goes_on(folder: Path) -> None:
     for new in ("new", "newer"):
         async with instance(folder, wait=0.5) as store:
             assert set(WITH_FILES) <= {d for _, d in await store.held()}
-            with pytest.raises(DeviceHeldError):
-                await add(store, a_record("thief", "d-0"))
+            for device in WITH_FILES:
+                with pytest.raises(DeviceHeldError):
+                    await add(store, a_record("thief", device))
             await add(store, a_record(new, f"d-{new}"))
             await store.probe()
             assert store.fault == ""
