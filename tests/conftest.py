@@ -21,6 +21,8 @@ from .packaging import images
 # By default an example may take 200 ms and ten a second to be made: a machine that is busy elsewhere is no fault of the code.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+# kubectl and helm keep for six hours what a server at an address serves; clusters of tests follow each other at the same ones.
+os.environ["KUBECACHEDIR"] = os.devnull
 
 
 def _can_mount() -> bool:

@@ -54,20 +54,22 @@ def _tell(text: str) -> None:
         file.write(text + "\n")
 
 
-async def _until_told() -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
+def _end() -> asyncio.Event:
+    """Set by SIGTERM from now on."""
+    end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    return end
 
 
 async def etcd(given: argparse.Namespace) -> None:
     assert given.listen_client_urls == given.advertise_client_urls
     assert given.initial_cluster == f"default={given.initial_advertise_peer_urls}"
     Path(given.data_dir).mkdir()
+    end = _end()
     url = urlsplit(given.listen_client_urls)
     server = await asyncio.start_server(lambda _, writer: writer.close(), url.hostname, url.port)
     _tell("etcd serves")
-    await _until_told()
+    await end.wait()
     server.close()
     _tell("etcd has ended")
 
@@ -90,10 +92,11 @@ async def api_server(given: argparse.Namespace) -> None:
     assert row[3] == "system:masters"
     server = ApiServer(f"{given.bind_address}:{given.secure_port}", server_side(pair), tokens=Tokens(row[0]))
     server.faults.down = True  # until it is ready
+    end = _end()
     await server.start()
     asyncio.get_running_loop().call_later(0.2, setattr, server.faults, "down", False)
     _tell("kube-apiserver serves")
-    await _until_told()
+    await end.wait()
     await server.close()
     _tell("kube-apiserver has ended")
 

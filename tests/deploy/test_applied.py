@@ -18,6 +18,8 @@ from .rendering import ALL, DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, pla
 
 CERT_MANAGER = Path(__file__).parent / "cert_manager.yaml"
 Kubectl = Callable[..., Awaitable[str]]
+LONGEST = 100.0  # seconds that a command may take: a machine may be busy
+TIMEOUT = "--timeout=90s"  # of a command that waits
 NAMESPACED = "serviceaccount,configmap,daemonset,deployment,role,rolebinding,service,poddisruptionbudget"
 CLUSTER_WIDE = (
     "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace,"
@@ -33,7 +35,7 @@ async def run(cluster: LocalCluster, *command: str, stdin: str = "") -> str:
         capture_output=True,
         text=True,
         env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(cluster.state)},
-        timeout=60,
+        timeout=LONGEST,
         check=False,
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
@@ -51,7 +53,7 @@ async def kubectl() -> AsyncIterator[Kubectl]:
             return await run(cluster, "kubectl", *args, stdin=stdin)
 
         await kubectl("apply", "-f", str(CERT_MANAGER))
-        await kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(CERT_MANAGER))
+        await kubectl("wait", "--for=condition=Established", TIMEOUT, "-f", str(CERT_MANAGER))
         yield kubectl
 
 
@@ -90,7 +92,7 @@ async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
     kustomized(changed, tmp_path / "changed")
     updated = await kubectl("apply", "--validate=strict", "-k", str(tmp_path / "changed"))
     assert f"daemonset.apps/{values_of(name)['name']} configured" in updated
-    await kubectl("delete", "-k", folder, "--ignore-not-found", "--timeout=40s")
+    await kubectl("delete", "-k", folder, "--ignore-not-found", TIMEOUT)
     assert (await kubectl("get", CLUSTER_WIDE, "-o", "name")).split() == before
     left = await kubectl("get", NAMESPACED, "-n", values_of(name)["namespace"], "-o", "name")
     assert left == ""
@@ -107,7 +109,7 @@ async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> No
             kustomized(merged(given, {"image": image}), tmp_path / str(i))
             await run(cluster, "kubectl", "apply", "-k", str(tmp_path / str(i)))
             for workload in ("daemonset/npu", "deployment/npu-controller"):
-                await run(cluster, "kubectl", "rollout", "status", workload, "-n", "npu-system", "--timeout=40s")
+                await run(cluster, "kubectl", "rollout", "status", workload, "-n", "npu-system", TIMEOUT)
         images = await run(cluster, "kubectl", "get", "pods", "-n", "npu-system", "-o", "jsonpath={..image}")
         assert "npu:2" in images
 
@@ -141,5 +143,5 @@ async def test_helm_installs_upgrades_and_uninstalls(tmp_path: Path) -> None:
         assert "deviceclass.resource.k8s.io/tpu.fabric.dra-kubeletplugin.dev" in made
         await helm("upgrade", "fabric-example", chart, *values, "--set", "features.controller=false,options.MORE=yes")
         assert {n for n in made if "controller" not in n} == set(await names())
-        await helm("uninstall", "fabric-example", "--timeout", "40s")
+        await helm("uninstall", "fabric-example", TIMEOUT)
         assert await names() == []

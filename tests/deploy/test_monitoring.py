@@ -149,7 +149,7 @@ def test_the_operators_files_say_the_same_as_the_plain_ones() -> None:
 
 def tool(*arguments: str | Path) -> None:
     assert PROMTOOL
-    done = subprocess.run([PROMTOOL, *arguments], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PROMTOOL, *arguments], check=False, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

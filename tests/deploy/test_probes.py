@@ -96,6 +96,8 @@ def _joined(network: Network) -> Iterator[str]:
         subprocess.run([*inside, "ip", "link", "set", theirs, "up"], check=True)
         yield name
     finally:
+        # With its network it would go too, but later, and the next test has the same addresses. It may not have been made.
+        subprocess.run(["ip", "link", "delete", ours], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
@@ -120,7 +122,7 @@ def test_the_kubelet_reaches_the_pod_by_each_address_that_it_has(kind: str, work
 
 
 def probe(host: str, port: int) -> bytes:
-    with socket.create_connection((host, port), timeout=20) as connection:
+    with socket.create_connection((host, port), timeout=60) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")
         return connection.recv(13)
 

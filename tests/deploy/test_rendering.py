@@ -551,7 +551,7 @@ def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -
     path = tmp_path / "values.yaml"
     path.write_text(yaml.safe_dump(LEAST | given))
     done = subprocess.run(
-        ["helm", "template", "x", str(CHART), "-f", str(path)], capture_output=True, text=True, timeout=60, check=False
+        ["helm", "template", "x", str(CHART), "-f", str(path)], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode != 0
     assert says in done.stderr
@@ -564,7 +564,7 @@ def test_the_chart_passes_helms_own_lint() -> None:
         ["helm", "lint", "--strict", str(CHART), "-f", str(values)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -29,7 +29,7 @@ from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.resources.convert import convert
 
 from .rendering import ALL, JSON, ROOT, container, helmed, kustomized, one, plain, with_features
-from .test_applied import run
+from .test_applied import TIMEOUT, run
 
 DRIVER = "gpu.example.com"
 GPU: JSON = {
@@ -139,7 +139,7 @@ class Process:
     async def stop(self) -> None:
         if self.process and self.process.returncode is None:
             self.process.terminate()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await self.process.communicate()
 
 
@@ -306,5 +306,5 @@ async def test_helm_takes_the_webhook_away_whole(tmp_path: Path) -> None:
         )
         made = (await run(cluster, "kubectl", "get", kinds, "-n", "npu", "-o", "name")).split()
         assert {n.partition("/")[0].partition(".")[0] for n in made if "npu" in n} == set(kinds.split(","))
-        await run(cluster, "helm", "uninstall", "npu", "-n", "npu", "--timeout", "40s")
+        await run(cluster, "helm", "uninstall", "npu", "-n", "npu", TIMEOUT)
         assert "npu" not in await run(cluster, "kubectl", "get", kinds, "-n", "npu", "-o", "name")

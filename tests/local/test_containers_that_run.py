@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -459,14 +460,41 @@ async def test_a_container_is_probed_from_beside_it(
     assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 60))).verdict is verdict
 
 
+HUNGRY = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"
+
+
 async def test_a_container_that_wants_more_memory_than_it_may_have_is_killed(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
-    hungry = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"
-    await runtime.start(sandbox(tmp_path), shell(hungry, limits=Limits(memory=32 << 20)))
+    await runtime.start(sandbox(tmp_path), shell(HUNGRY, limits=Limits(memory=32 << 20)))
     found = await ended(runtime)
     assert (found.exit_code, found.reason) == (137, "OOMKilled")
-    assert not list(Path("/sys/fs/cgroup").glob("**/dra-dev-u1-main-*")), "no cgroup is left"
+    assert cgroups(found) == [], "none is left"
+
+
+def cgroups(of: ContainerStatus) -> list[Path]:
+    """Directly below a controller, or the root: folders of other containers vanish while one looks through all."""
+    name = f"*{of.id.removeprefix('runc://')}*"
+    return [path for pattern in (name, f"*/{name}") for path in Path("/sys/fs/cgroup").glob(pattern)]
+
+
+async def test_containers_of_the_same_name_in_two_clusters_of_a_machine_have_cgroups_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """One beside a container that is killed for its memory was said to have run out of it too."""
+    async with contextlib.AsyncExitStack() as stack:
+        runtimes = []
+        for name in ("one", "other"):
+            runc = await Runc.find(tmp_path / f"runc-{name}")
+            runtimes.append(RuncRuntime(tmp_path / name, Images({}, tmp_path / "images"), [], runc))
+            stack.push_async_callback(runtimes[-1].close)
+        quiet, hungry = runtimes
+        calm = await quiet.start(sandbox(tmp_path), shell("sleep 1000"))
+        await hungry.start(sandbox(tmp_path), shell(HUNGRY, limits=Limits(memory=32 << 20)))
+        assert (await ended(hungry)).reason == "OOMKilled"
+        assert cgroups(calm)
+        await quiet.stop("u1", "main", 0)
+        assert quiet.statuses("u1")["main"].reason == "Error"
 
 
 async def test_a_container_that_is_killed_for_another_reason_has_not_run_out_of_memory(

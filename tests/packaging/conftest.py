@@ -11,6 +11,13 @@ from . import images
 from .installing import Environment, build
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Building, installing and judging types take their time on a busy machine."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist of this tree."""

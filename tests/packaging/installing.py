@@ -38,10 +38,13 @@ def as_elsewhere() -> dict[str, str]:
 
 def run(*argv: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
     """What it printed. Nothing of this tree is on its path but what ``environment`` says."""
-    done = subprocess.run(
-        argv, cwd=cwd, env=as_elsewhere() | environment, capture_output=True, text=True, timeout=timeout, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            argv, cwd=cwd, env=as_elsewhere() | environment, capture_output=True, text=True, timeout=timeout, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as e:  # which does not show what was said so far
+        raise AssertionError(f"{' '.join(argv)} has not ended after {timeout:g} s\n{e.stdout}\n{e.stderr}") from None
     assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

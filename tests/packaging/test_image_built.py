@@ -20,7 +20,7 @@ from . import images
 from .daemon import running
 from .installing import ROOT
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 JSON = dict[str, Any]
 SBOM = "usr/share/sbom/image.cdx.json"
 

@@ -12,7 +12,7 @@ from .installing import Environment, run
 
 
 @pytest.mark.image
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_its_image_is_made_of_what_the_index_has_and_the_lock_says(wheel: Path, base: str, tmp_path: Path) -> None:
     digest = index.fill(tmp_path / "index", wheel)
     with index.served(tmp_path / "index") as url:

@@ -23,6 +23,7 @@ from dra_kubeletplugin.testing.cluster import plugin_on
 JSON = dict[str, Any]
 NAMESPACE = "scen"
 HELD = 0.3  # seconds that a state must last
+LONGEST = 60.0  # seconds until a state is given up: a machine may be busy
 PATHS = {
     "pods": f"/api/v1/namespaces/{NAMESPACE}/pods",
     "nodes": "/api/v1/nodes",
@@ -65,7 +66,7 @@ class Differs(AssertionError):
 Look = Callable[[LocalCluster, int], Awaitable[None]]
 
 
-async def replay(story: JSON, limit: float = 8.0, look: Look | None = None) -> None:
+async def replay(story: JSON, limit: float = LONGEST, look: Look | None = None) -> None:
     """``look`` is at the cluster after each step, once it is as recorded.
 
     Raises :class:`Differs` with the step, the place and both values, where a state is not reached in ``limit`` seconds.
@@ -120,7 +121,7 @@ class Telling:
                 await self._patch(path + "/status", {"status": {"allocatable": node["allocatable"]}})
             else:
                 await self.post(node)
-        async with asyncio.timeout(self.limit):
+        async with asyncio.timeout(LONGEST):
             while not await self._nodes_are_as_given():  # what is new has a taint until it was looked at
                 await asyncio.sleep(0.02)
 

@@ -12,7 +12,7 @@ from dra_kubeletplugin.cluster import Explanation, Kind, State, explain, take, w
 from dra_kubeletplugin.kube.resource import NODES, PODS
 from dra_kubeletplugin.local.cluster import LocalCluster
 
-from .stories import JSON, NAMESPACE, replay
+from .stories import JSON, LONGEST, NAMESPACE, replay
 from .test_scenarios import NOT_YET, STORIES
 
 _DEVICES = {
@@ -91,7 +91,7 @@ async def tried_again(cluster: LocalCluster, pod: str, nodes: tuple[str, ...]) -
     """What a pod's event says may be of a time before the last step, after which nobody tried it. So it is tried now."""
     for node in nodes:
         await cluster.client.patch(NODES, node, {"metadata": {"labels": {"tried": "again"}}})
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(LONGEST):
         while (await cluster.client.get(PODS, pod, NAMESPACE))["spec"].get("nodeName") not in nodes:
             await asyncio.sleep(0.02)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .stories import JSON, Differs, replay
+from .stories import JSON, LONGEST, Differs, replay
 from .test_vectors import FOLDER
 
 HERE = Path(__file__).parent
@@ -22,7 +22,7 @@ NOT_YET = dict(line.split(": ", 1) for line in (HERE / "stories_not_yet.txt").re
 async def test_the_cluster_tells_the_story_that_kubernetes_told(story: JSON) -> None:
     reason = NOT_YET.get(story["id"])
     try:
-        await replay(story, 1.0 if reason else 8.0)
+        await replay(story, 1.0 if reason else LONGEST)
     except Differs as e:
         if reason:
             pytest.xfail(f"{reason} ({e})")

@@ -34,7 +34,7 @@ from .options import given
 from .progress import Progress
 from .style import Style
 
-_READY = 20.0  # seconds until a driver that does not come up is given up
+_READY = 60.0  # seconds until a driver that does not come up is given up
 
 
 def dev(args: argparse.Namespace) -> int:

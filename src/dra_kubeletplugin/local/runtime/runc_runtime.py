@@ -104,8 +104,8 @@ class RuncRuntime:
             pod = _Pod(sandbox, await PodNamespaces.make(sandbox.hostname))
             self._pods[sandbox.uid] = pod
         folder = self.state / sandbox.uid / f"{container.name}-{container.attempt}"
-        spec = await asyncio.to_thread(self._prepare, pod, container, image, folder)
         identity = secrets.token_hex(32)
+        spec = await asyncio.to_thread(self._prepare, pod, container, image, folder, identity)
         if before := pod.containers.pop(container.name, None):
             before.log.close()
             pod.earlier[container.name] = before.log
@@ -136,7 +136,7 @@ class RuncRuntime:
         found.ended = asyncio.create_task(self._follow(sandbox.uid, found), name=f"container {container.name}")
         return status
 
-    def _prepare(self, pod: _Pod, container: ContainerConfig, image: Image, folder: Path) -> JSON:
+    def _prepare(self, pod: _Pod, container: ContainerConfig, image: Image, folder: Path, identity: str) -> JSON:
         """Writes the bundle; answers the spec as injected. Raises :class:`ContainerError`."""
         uid, gid = image.user_of(container.user, container.group)
         may = refusals.allowed(pod.sandbox, container, uid)
@@ -162,7 +162,7 @@ class RuncRuntime:
         around = Around(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
-            f"/dra-dev-{pod.sandbox.uid}-{container.name}-{container.attempt}",  # flat: runc removes no folder above it
+            f"/dra-dev-{identity}",  # flat: runc removes no folder above it
             may.read_only_root,
             container.limits,
         )
