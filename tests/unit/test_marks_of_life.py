@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin import locks
 from dra_kubeletplugin.claims import processes as module
 from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
 
@@ -204,9 +206,37 @@ def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypa
         (folder / "new").rename(path)
 
     fake = SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
-    monkeypatch.setattr(module, "fcntl", fake)
+    monkeypatch.setattr(locks, "fcntl", fake)
     assert ProcessLock(folder).bury() == []
     assert path.exists()
+
+
+def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks whether it lives has its lock for a moment."""
+    folder.mkdir(parents=True)
+    path = folder / "1-dead.lock"
+    path.write_bytes(written(b'{"sockets": [{"path": "/x"}]}'))
+    with path.open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)))
+        assert ProcessLock(folder).bury() == [Owned("/x")]
+    assert not path.exists()
+
+
+def test_who_cannot_be_looked_at_now_is_not_taken_for_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver's library has every file open that this process may have."""
+    with living(folder) as mine:
+        other = ProcessLock(folder)
+
+        def none_left(*_: Any) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(module, "os", SimpleNamespace(**{**vars(os), "open": none_left}))
+        assert other.alive(mine.id)
+        monkeypatch.undo()
+        assert not other.alive("1-none")
 
 
 @pytest.mark.parametrize(
