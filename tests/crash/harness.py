@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dra_kubeletplugin.errors import MetadataError
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
@@ -46,6 +47,14 @@ def _as_it_stands(look: Callable[[Box], Found]) -> Callable[[Box], Found]:
         return look(box)
 
     return looks
+
+
+def _described_by(path: Path) -> str:
+    """The UID of a claim; the path where the file is not whole, which no claim is called."""
+    try:
+        return decode(path.read_bytes(), path).claim.uid
+    except MetadataError:
+        return str(path)
 
 
 class Box:
@@ -236,7 +245,7 @@ class Box:
             if _METADATA in p.name
         }
         found = list((self.records_path.parent / "dra-device-metadata").rglob("*"))
-        files = {decode(p.read_bytes(), p).claim.uid for p in found if p.name == "metadata.json"}
+        files = {_described_by(p) for p in found if p.name == "metadata.json"}
         links = {p.name for p in found if p.is_symlink()}
         return {uid: uid in specs and uid in files and uid in links for uid in {*specs, *files, *links}}
 

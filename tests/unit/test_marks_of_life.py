@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -225,18 +226,34 @@ def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
     assert not path.exists()
 
 
-def test_who_cannot_be_looked_at_now_is_not_taken_for_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver's library has every file open that this process may have."""
-    with living(folder) as mine:
-        other = ProcessLock(folder)
+NO_FILE_LEFT = """
+import errno, os, resource, sys
+from pathlib import Path
+from dra_kubeletplugin.claims.folder import Folder
+from dra_kubeletplugin.claims.processes import ProcessLock
 
-        def none_left(*_: Any) -> int:
-            raise OSError(errno.EMFILE, "Too many open files")
+living, looking = (ProcessLock(Path(sys.argv[1])) for _ in range(2))
+living.acquire()
+folder = Folder(Path(sys.argv[1]) / "records.db", looking, 1)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    print(looking.alive(living.id))
+for look in (looking.others, looking.bury, folder.unmerged, folder.damaged):
+    try:
+        print(look())
+    except OSError as e:
+        print(errno.errorcode[e.errno])
+"""
 
-        monkeypatch.setattr(module, "os", SimpleNamespace(**{**vars(os), "open": none_left}))
-        assert other.alive(mine.id)
-        monkeypatch.undo()
-        assert not other.alive("1-none")
+
+def test_where_no_file_is_left_to_open_nobody_is_taken_for_dead_and_nothing_for_gone(tmp_path: Path) -> None:
+    """A driver's library has every file open that the process may have."""
+    command = [sys.executable, "-c", NO_FILE_LEFT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", *["EMFILE"] * 4]
 
 
 @pytest.mark.parametrize(

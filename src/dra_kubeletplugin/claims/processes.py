@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ..locks import taken
+from ..paths import named
 
 _SUFFIX = ".lock"
 _READS = 10  # half a millisecond apart; a write takes a hundredth of one
@@ -147,9 +148,9 @@ class ProcessLock:
         return _is_locked(self._path(id))
 
     def others(self) -> list[Instance]:
-        """The other living instances."""
+        """The other living instances. Raises ``OSError`` where they cannot be looked for."""
         found = []
-        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+        for path in named(self.folder, "", _SUFFIX):
             id = path.name.removesuffix(_SUFFIX)
             if id != self.id and _is_locked(path):
                 content = _read(path)
@@ -163,7 +164,7 @@ class ProcessLock:
     def bury(self) -> list[Owned]:
         """Takes the files of dead instances away; answers the sockets that they may have left."""
         left: list[Owned] = []
-        for path in [*self.folder.glob(f"*{_SUFFIX}"), *self.folder.glob(f".*{_UNLOCKED}")]:
+        for path in [*named(self.folder, "", _SUFFIX), *named(self.folder, ".", _UNLOCKED)]:
             with contextlib.suppress(OSError):
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
