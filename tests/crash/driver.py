@@ -142,6 +142,8 @@ class Crash(Driver):
             take(d.name, "a", claim.uid)
             if DELAY:
                 time.sleep(DELAY)
+            while asked("prepare-held"):
+                time.sleep(0.01)
             reach("prepare: between two steps of hardware")
             take(d.name, "b", claim.uid)
         reach("prepare: after hardware")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import signal
 import sqlite3
@@ -14,8 +15,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from dra_kubeletplugin.errors import MetadataError
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.local.kubelet import Timers
@@ -28,7 +30,31 @@ ROOT = Path(__file__).parents[2]
 DRIVER = "crash.example.com"
 _METADATA = f"{DRIVER}_metadata_"
 TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
+Found = TypeVar("Found")
 WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
+
+
+def _as_it_stands(look: Callable[[Box], Found]) -> Callable[[Box], Found]:
+    """Looks again where a file went, by a plugin's hand, after its name was found and before it was read."""
+
+    @functools.wraps(look)
+    def looks(box: Box) -> Found:
+        for _ in range(1000):
+            try:
+                return look(box)
+            except FileNotFoundError:
+                continue
+        return look(box)
+
+    return looks
+
+
+def _described_by(path: Path) -> str:
+    """The UID of a claim; the path where the file is not whole, which no claim is called."""
+    try:
+        return decode(path.read_bytes(), path).claim.uid
+    except MetadataError:
+        return str(path)
 
 
 class Box:
@@ -132,7 +158,7 @@ class Box:
 
     def _registered(self, process: asyncio.subprocess.Process, before: int) -> bool:
         if process.returncode is not None:
-            raise RuntimeError(f"the plugin ended with {process.returncode}: {self.log.read_text()[-2000:]}")
+            raise RuntimeError(f"the plugin ended with {process.returncode}: {self.logged[-2000:]}")
         return self._registrations() > before
 
     async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
@@ -147,7 +173,7 @@ class Box:
         process = self.plugins.pop(name)
         async with asyncio.timeout(timeout):
             code = await process.wait()
-        assert code == -signal.SIGKILL, f"exit code {code}: {self.log.read_text()[-2000:]}"
+        assert code == -signal.SIGKILL, f"exit code {code}: {self.logged[-2000:]}"
 
     async def until(self, what: str, check: Callable[[], Any], timeout: float = WAIT) -> Any:
         async def ask() -> Any:
@@ -156,7 +182,7 @@ class Box:
         try:
             return await self.cluster.wait(what, ask, timeout)
         except TimeoutError as e:
-            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.connected, self.log.read_text()[-3000:])
+            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.connected, self.logged[-3000:])
             raise TimeoutError("; ".join(map(str, (e, *said)))) from None
 
     @contextlib.contextmanager
@@ -182,6 +208,18 @@ class Box:
         template = pods.template(f"{name}-t", ClaimSpec(request))
         await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"], restart_policy="Always"))
 
+    def hold_prepare(self) -> Path:
+        """Whoever prepares has each device half taken, and waits until the file that is answered is gone."""
+        held = self.faults / "prepare-held"
+        held.touch()
+        return held
+
+    @property
+    def logged(self) -> str:
+        """Its last line may be half written."""
+        return self.log.read_text(errors="replace")
+
+    @_as_it_stands
     def holders(self) -> dict[str, str]:
         """Device → claim UID, for devices that are taken whole."""
         return {p.stem: p.read_text() for p in self.hardware.glob("*.b")}
@@ -193,6 +231,12 @@ class Box:
         """Names in the CDI folder, but for the specs that mount metadata files."""
         return sorted(p.name for p in self.node.cdi_root.iterdir() if _METADATA not in p.name)
 
+    def unrepaired(self) -> list[str]:
+        """What a repair of the records has beside them until it is done."""
+        parts = (".new-", ".again-", ".unmerged-")
+        return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
+
+    @_as_it_stands
     def described(self) -> dict[str, bool]:
         """Claims that have a spec for a metadata file, or a file: whether they have both, and all of it."""
         specs = {
@@ -201,7 +245,7 @@ class Box:
             if _METADATA in p.name
         }
         found = list((self.records_path.parent / "dra-device-metadata").rglob("*"))
-        files = {decode(p.read_bytes(), p).claim.uid for p in found if p.name == "metadata.json"}
+        files = {_described_by(p) for p in found if p.name == "metadata.json"}
         links = {p.name for p in found if p.is_symlink()}
         return {uid: uid in specs and uid in files and uid in links for uid in {*specs, *files, *links}}
 
@@ -210,7 +254,7 @@ class Box:
         path = self.records_path
         if not path.exists():
             return {}
-        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=10)
+        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)
         try:
             return dict(db.execute("SELECT uid, state FROM claims"))
         finally:
@@ -227,7 +271,7 @@ class Box:
     def _told(self, what: str, uids: set[str]) -> str:
         """``what``, and what the log says of some claims and of the records."""
         uids = {*uids, "claims.keeper", "claims.recovery", "claims.store", "started as"}
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.logged.splitlines()
         return "\n".join([what, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
 
     def check_quiet(self) -> None:

@@ -73,7 +73,9 @@ flips = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(flips=flips)
 def test_any_bytes_of_the_file_may_be_wrong(original: Path, tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     path = copy(original, tmp_path / "copy")
@@ -86,7 +88,9 @@ def test_any_bytes_of_the_file_may_be_wrong(original: Path, tmp_path: Path, flip
         asyncio.run(check_goes_on(path.parent))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(size=st.integers(0, 5 * PAGE))
 def test_the_file_may_be_cut_anywhere(original: Path, tmp_path: Path, size: int) -> None:
     path = copy(original, tmp_path / "copy")
@@ -94,7 +98,9 @@ def test_the_file_may_be_cut_anywhere(original: Path, tmp_path: Path, size: int)
     asyncio.run(check_goes_on(path.parent))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(seed=st.integers(0, 2**32), cut=st.booleans())
 def test_the_log_may_be_cut_or_wrong_anywhere_and_claims_with_files_are_known(
     original: Path, tmp_path: Path, seed: int, cut: bool

@@ -334,7 +334,9 @@ odd = st.recursive(
 FIELDS = ["attributes", "capacity", "taints", "consumesCounters", "nodeSelector", "nodeName", "allNodes", "bindingConditions"]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(device=st.dictionaries(st.sampled_from(FIELDS), odd, max_size=3), spec=st.dictionaries(
     st.sampled_from(["devices", "sharedCounters", "nodeSelector", "perDeviceNodeSelection"]), odd, max_size=2))  # fmt: skip
 async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(

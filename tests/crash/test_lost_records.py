@@ -101,7 +101,7 @@ class Worker:
 
     async def answer(self) -> Any:
         assert self.process.stdout
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return json.loads(await self.process.stdout.readline())
 
     async def stop(self) -> None:

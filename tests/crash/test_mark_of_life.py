@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_of_400_starts_beside_a_cleaner_none_is_taken_for_dead(tmp_path: Path) -
         for thread in threads:
             thread.join()
         for starter in starters:
-            starter.communicate(timeout=20)
+            starter.communicate(timeout=60)
         cleaner.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -131,7 +132,8 @@ async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leav
     tmp_path: Path,
 ) -> None:
     async with box(tmp_path) as b:
-        process = await b.start(CRASH_DELAY="30", STOP_GRACE="1s")
+        process = await b.start(STOP_GRACE="1s")
+        held = b.hold_prepare()
         await b.apply_pod("pod")
         await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
         folder = b.node.kubelet_root / "plugins" / DRIVER / "processes"
@@ -143,6 +145,7 @@ async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leav
             assert other.alive(id) or is_ending(process.pid)
             await asyncio.sleep(0.01)
         assert not other.alive(id)
+        held.unlink()
         b.plugins.clear()
         await b.start()
         assert not mark.exists()
@@ -219,6 +222,34 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
         for thread in threads:
             thread.join()
         lock.release()
+
+
+def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, other = ProcessLock(tmp_path), tmp_path / "records.db"
+    lock.acquire()
+    opened: list[int] = []
+
+    def go() -> None:
+        lock.release()
+        opened.append(os.open(other, os.O_RDWR | os.O_CREAT))  # the lowest number that is free: that of the mark
+
+    going, crc32 = threading.Thread(target=go), zlib.crc32
+
+    def meanwhile(data: bytes) -> int:
+        monkeypatch.undo()
+        going.start()
+        going.join(0.2)  # it waits, or is done
+        return crc32(data)
+
+    monkeypatch.setattr(zlib, "crc32", meanwhile)
+    lock.note_records(Opened(1, ((1, 2), None, None)))
+    going.join()
+    os.close(opened[0])
+    assert other.read_bytes() == b""
+    lock.own([])  # and nothing after it
+    assert list(tmp_path.iterdir()) == [other]
 
 
 async def test_hidden_sockets_and_sockets_of_the_killed_go_and_those_of_the_living_stay() -> None:

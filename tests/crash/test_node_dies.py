@@ -170,7 +170,7 @@ async def test_a_claim_that_moved_to_another_node_is_undone_on_the_first_and_sta
         # All devices of the first node, for which the one that the claim left behind has to be free.
         await one.cluster.apply(claim("all", count=DEVICES), on(one.node.name, "third", "all"))
         await back(one)
-        await one.cluster.wait_running("third", timeout=30)
+        await one.cluster.wait_running("third")
         everything = (await one.cluster.client.get(CLAIMS, "all", "default"))["metadata"]["uid"]
         assert set(one.holders().values()) == {everything}
         assert len(one.holders()) == DEVICES
@@ -191,7 +191,7 @@ async def test_a_claim_that_comes_back_to_the_node_that_died_is_prepared_there_a
         assert two.is_empty()
         await one.cluster.apply(on(one.node.name, "third", "kept"))
         await kubelet_then_plugin(one)
-        await one.cluster.wait_running("third", timeout=30)
+        await one.cluster.wait_running("third")
         assert set(one.holders().values()) == {uid}
         one.check_quiet()
         await one.cluster.delete_pod("third")

@@ -165,7 +165,9 @@ values = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(change=st.dictionaries(st.sampled_from(rows.COLUMNS[1:]), values, max_size=3))
 def test_a_row_of_any_values_is_a_record_or_is_set_aside_alone(change: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -168,10 +168,10 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
         def slow_insert(db: sqlite3.Connection) -> None:
             rows.insert(db, DRIVER, a_record("late", "d-0", State.PREPARING, writer.keeper.process.id))
             inside.set()
-            read.wait(10)
+            read.wait(60)
 
         writing = asyncio.create_task(writer.do(slow_insert))
-        await asyncio.to_thread(inside.wait, 10)
+        assert await asyncio.to_thread(inside.wait, 60)
         repairer._drop()
         repairer._damage = sqlite3.DatabaseError("malformed")
         monkeypatch.setattr("dra_kubeletplugin.claims.keeper.is_sound", lambda db: False)

@@ -210,7 +210,7 @@ async def test_a_driver_that_takes_long_is_told_of_asked_once_and_waited_for(
             await asyncio.sleep(0.005)
     assert driver.asked == 1
     driver.go.set()
-    assert await asyncio.wait_for(asyncio.gather(*waiting), 10) == [True, True]
+    assert await asyncio.wait_for(asyncio.gather(*waiting), 60) == [True, True]
     assert (driver.asked, asks.fault) == (1, "")
     await pending(store)
     assert await asks.once()

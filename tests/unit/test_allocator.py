@@ -252,4 +252,4 @@ async def test_a_search_that_nobody_waits_for_ends() -> None:
     assert not done
     allocator.cancel()
     with pytest.raises(AllocationTimeout):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, PermanentError, RetryableError
 
-BOUND = 10.0  # seconds for anything here
+BOUND = 60.0  # seconds for anything here
 
 
 class Unprintable(BaseException):
@@ -322,9 +322,10 @@ async def test_a_call_made_while_our_task_is_being_cancelled_still_works() -> No
 
 
 async def test_when_every_thread_hangs_a_further_call_is_told_so_and_async_ones_go_on() -> None:
-    calls, gate = Calls(threads=2, thread_wait=0.1), threading.Event()
+    calls, gate, inside = Calls(threads=2), threading.Event(), threading.Semaphore(0)
 
     def hangs() -> None:
+        inside.release()
         gate.wait(BOUND)
 
     async def quick() -> str:
@@ -334,7 +335,9 @@ async def test_when_every_thread_hangs_a_further_call_is_told_so_and_async_ones_
         return "plain"
 
     stuck = [asyncio.create_task(calls(hangs)) for _ in range(2)]
-    await asyncio.sleep(0)
+    for _ in stuck:
+        assert await asyncio.to_thread(inside.acquire, timeout=BOUND)
+    calls.thread_wait = 0.1
     texts = set()
     for _ in range(2):
         with pytest.raises(
@@ -352,6 +355,7 @@ async def test_when_every_thread_hangs_a_further_call_is_told_so_and_async_ones_
         await cancelled
     assert calls.busy == 2
     gate.set()
+    calls.thread_wait = BOUND
     await asyncio.gather(*stuck)
     assert await calls(plain) == "plain"
     await idle(calls)

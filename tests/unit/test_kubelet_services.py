@@ -8,11 +8,13 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
 import pytest
 
+from dra_kubeletplugin import locks
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
@@ -331,25 +333,44 @@ def test_a_dead_one_s_file_that_goes_while_it_is_taken_over_is_not_the_lock(
 ) -> None:
     path = tmp_path / "x.lock"
     path.touch()
-    locks = 0
+    times = 0
 
     def flock(fd: int, how: int) -> None:
-        nonlocal locks
-        locks += 1
+        nonlocal times
+        times += 1
         fcntl.flock(fd, how)
-        if locks == 2:  # the first one is on our own file, the second one on the dead one's
+        if times == 1:
             path.unlink()
             if instead:
                 path.touch()
 
     fake = type("Fcntl", (), {"flock": staticmethod(flock), "LOCK_EX": fcntl.LOCK_EX, "LOCK_NB": fcntl.LOCK_NB})
-    monkeypatch.setattr(path_lock_module, "fcntl", fake)
+    monkeypatch.setattr(locks, "fcntl", fake)
     mine = lock(tmp_path)
     assert mine.acquire() is True
     monkeypatch.undo()
     assert lock(tmp_path, OTHER).acquire() is False, "the file that has the name is the one that is locked"
     mine.release()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_a_dead_one_s_file_that_another_instance_is_taking_away_keeps_nobody_from_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.lock"
+    with path.open("w") as clearing:
+        fcntl.flock(clearing, fcntl.LOCK_EX)
+
+        def goes(seconds: float) -> None:
+            path.unlink(missing_ok=True)
+            fcntl.flock(clearing, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=goes))
+        mine = lock(tmp_path)
+        assert mine.acquire() is True
+        assert lock(tmp_path, OTHER).acquire() is False
+        mine.release()
 
 
 @pytest.mark.usefixtures("no_leak")
@@ -377,7 +398,7 @@ def test_a_lock_that_is_replaced_while_it_is_looked_at_is_left(tmp_path: Path, m
         (tmp_path / "new").rename(path)
 
     fake = type("Fcntl", (), {"flock": staticmethod(flock), "LOCK_EX": fcntl.LOCK_EX, "LOCK_NB": fcntl.LOCK_NB})
-    monkeypatch.setattr(path_lock_module, "fcntl", fake)
+    monkeypatch.setattr(locks, "fcntl", fake)
     assert remove_dead(path) is False
     assert path.exists()
 

@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import itertools
 import os
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin import locks
 from dra_kubeletplugin.claims import processes as module
 from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
 
@@ -204,9 +207,53 @@ def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypa
         (folder / "new").rename(path)
 
     fake = SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
-    monkeypatch.setattr(module, "fcntl", fake)
+    monkeypatch.setattr(locks, "fcntl", fake)
     assert ProcessLock(folder).bury() == []
     assert path.exists()
+
+
+def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks whether it lives has its lock for a moment."""
+    folder.mkdir(parents=True)
+    path = folder / "1-dead.lock"
+    path.write_bytes(written(b'{"sockets": [{"path": "/x"}]}'))
+    with path.open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)))
+        assert ProcessLock(folder).bury() == [Owned("/x")]
+    assert not path.exists()
+
+
+NO_FILE_LEFT = """
+import errno, os, resource, sys
+from pathlib import Path
+from dra_kubeletplugin.claims.folder import Folder
+from dra_kubeletplugin.claims.processes import ProcessLock
+
+living, looking = (ProcessLock(Path(sys.argv[1])) for _ in range(2))
+living.acquire()
+folder = Folder(Path(sys.argv[1]) / "records.db", looking, 1)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    print(looking.alive(living.id))
+for look in (looking.others, looking.bury, folder.unmerged, folder.damaged):
+    try:
+        print(look())
+    except OSError as e:
+        print(errno.errorcode[e.errno])
+"""
+
+
+def test_where_no_file_is_left_to_open_nobody_is_taken_for_dead_and_nothing_for_gone(tmp_path: Path) -> None:
+    """A driver's library has every file open that the process may have."""
+    command = [sys.executable, "-c", NO_FILE_LEFT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", *["EMFILE"] * 4]
 
 
 @pytest.mark.parametrize(

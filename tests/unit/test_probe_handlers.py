@@ -50,7 +50,7 @@ class Session:
         self.closed = True
 
 
-async def ask(handler: dict[str, Any], timeout: float = 5, session: Session | None = None) -> Outcome:
+async def ask(handler: dict[str, Any], timeout: float = 60, session: Session | None = None) -> Outcome:
     async def run(command: Sequence[str]) -> Session:
         if session is None:
             raise ContainerError(f"exec: {command[0]}: not found")
@@ -182,7 +182,7 @@ async def test_a_server_without_a_health_service_or_none_at_all_fails() -> None:
     finally:
         await server.stop(None)
     with refusing_port(ADDRESS) as port:
-        found = await ask({"grpc": {"port": port}})
+        found = await ask({"grpc": {"port": port}}, 0.2)
     assert found.text.startswith('timeout: failed to connect service "127.0.0.1:')
     with socket.create_server((ADDRESS, 0)) as silent:
         assert "within 0.2s" in (await ask({"grpc": {"port": silent.getsockname()[1]}}, 0.2)).text

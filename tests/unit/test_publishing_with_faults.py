@@ -409,36 +409,45 @@ class Agreeable:
         return made
 
 
-async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_the_loop_for_50_ms() -> None:
-    """The kubelet's question who we are has one second, and others wait too. Counted is the work of this thread alone."""
-    server = Agreeable()
-    inventory, longest = Inventory("node"), 0.0
+async def longest_work(answers: list[list[Device]]) -> list[float]:
+    """For each answer of a driver, the most CPU seconds of this thread between two turns of the loop while it is published."""
+    server, inventory = Agreeable(), Inventory("node")
     scope = NodeScope("d.example.com", "node")
     syncer = Syncer(server, inventory, scope, Metrics(), TaintTimes(), lambda: True)  # type: ignore[arg-type]
-    attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
-    first = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
-    second = [*first[:4000], Device("new", {"index": 1}), *first[4100:]]
+    longest = [0.0]
 
     async def tick() -> None:
-        nonlocal longest
         while True:
             began = time.thread_time()
             await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
+            longest[-1] = max(longest[-1], time.thread_time() - began)
 
+    ticking = asyncio.create_task(tick())
+    for devices in answers:
+        await inventory.update([Pool("node", devices)])
+        sync = await syncer.plan(SLICES)
+        await syncer.carry_out(sync, SLICES)
+        longest.append(0.0)
+    ticking.cancel()
+    assert len(server.kept) == 64
+    return longest[:-1]
+
+
+async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_the_loop_for_50_ms() -> None:
+    """The kubelet's question who we are has one second, and others wait too.
+
+    What a busy host takes from a virtual machine is counted as the thread's own: it is in some rounds, the work is in each.
+    """
+    attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
+    first = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
+    second = [*first[:4000], Device("new", {"index": 1}), *first[4100:]]
     gc.collect()
     gc.freeze()  # what the other tests left is not looked through now
-    ticking = asyncio.create_task(tick())
     try:
-        for devices in (first, second):
-            await inventory.update([Pool("node", devices)])
-            sync = await syncer.plan(SLICES)
-            await syncer.carry_out(sync, SLICES)
+        rounds = [await longest_work([first, second]) for _ in range(3)]
     finally:
-        ticking.cancel()
         gc.unfreeze()
-    assert len(server.kept) == 64
-    assert longest < 0.05
+    assert max(min(of_one_answer) for of_one_answer in zip(*rounds, strict=True)) < 0.05
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])

@@ -19,7 +19,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.driver.data import MAX_DATA_BYTES, plain_json
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError
 
-BOUND = 10.0
+BOUND = 60.0
 CLAIM = PreparedClaim(namespace="ns", name="n", uid="u", devices=())
 
 

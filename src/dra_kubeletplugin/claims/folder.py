@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..errors import RecordsBusyError
+from ..paths import named
 from .processes import ProcessLock
 from .schema import PARTS, Inode, lenient, sync_file, transaction
 
@@ -74,8 +75,8 @@ class Folder:
 
     def _unfinished(self) -> list[Path]:
         names = [
-            *self.path.parent.glob(f".{self.path.name}.new-*"),
-            *self.path.parent.glob(f".{self.path.name}.again-*"),
+            *named(self.path.parent, f".{self.path.name}.new-"),
+            *named(self.path.parent, f".{self.path.name}.again-"),
         ]
         return [p for p in names if not self.process.alive(p.name.rpartition(".new-")[2])]
 
@@ -143,9 +144,8 @@ class Folder:
 
     def unmerged(self) -> list[Path]:
         """What was set aside and not read, oldest first."""
-        return sorted(
-            p for p in self.path.parent.glob(f"{self.path.name}.{_UNMERGED}*") if not p.name.endswith(PARTS[1:])
-        )
+        found = named(self.path.parent, f"{self.path.name}.{_UNMERGED}")
+        return [p for p in found if not p.name.endswith(PARTS[1:])]
 
     def unread(self) -> set[Inode]:
         """The files of :meth:`unmerged`: they live on under another name."""
@@ -157,7 +157,7 @@ class Folder:
 
     def _inodes(self, what: str) -> set[Inode]:
         found: set[Inode] = set()
-        for path in self.path.parent.glob(f"{self.path.name}.{what}*"):
+        for path in named(self.path.parent, f"{self.path.name}.{what}"):
             with contextlib.suppress(OSError):
                 info = path.lstat()
                 found.add((info.st_dev, info.st_ino))

@@ -21,6 +21,7 @@ from ..driver.metadata_update import attribute_faults
 from ..errors import BadAnswerError, DriverError, MetadataError, MetadataUpdateError
 from ..metadata.document import ClaimRef, decode, encode
 from ..metadata.paths import base_request, in_container
+from ..paths import named
 from ..resources.types import attribute_json
 from .in_place import rewrite
 from .record import Record
@@ -211,7 +212,7 @@ class MetadataFiles:
             return
         folder = self.root / _CLAIMS / target
         prefix = f"{self._prefix}{uid}_"
-        for path in self.specs.root.glob(f"{prefix}*.json"):
+        for path in named(self.specs.root, prefix, ".json"):
             path.unlink(missing_ok=True)
         for request in _folders(folder):
             owner = _uid_of(request / _FILE)

@@ -7,6 +7,7 @@ in the file system, so that the next instance can take away what a killed one le
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -20,9 +21,13 @@ from pathlib import Path
 
 import msgspec
 
+from ..locks import taken
+from ..paths import named
+
 _SUFFIX = ".lock"
 _READS = 10  # half a millisecond apart; a write takes a hundredth of one
 _MOST_LEFT = 16  # databases; more did not die since somebody looked after them
+_NOT_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is judged by it
 
 
@@ -116,10 +121,10 @@ class ProcessLock:
         self._write()
 
     def _write(self) -> None:
-        fd = self._fd
-        if fd is None:
-            return
         with self._writing:
+            fd = self._fd
+            if fd is None:
+                return
             content = msgspec.json.encode(self._content)
             data = b"%s\n%08x\n" % (content, zlib.crc32(content))
             # The lock is on this file, so no other can take its name: it is written over, and never shrinks.
@@ -128,10 +133,11 @@ class ProcessLock:
 
     def release(self) -> None:
         """The mark goes; call it when no thread of this process can touch hardware any more."""
-        if self._fd is not None:
-            self._path(self.id).unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = None
+        with self._writing:  # the number of a closed file is soon another file's
+            if self._fd is not None:
+                self._path(self.id).unlink(missing_ok=True)
+                os.close(self._fd)
+                self._fd = None
 
     def alive(self, id: str) -> bool:
         """Whether the process that holds ``id`` lives. Changes nothing."""
@@ -142,9 +148,9 @@ class ProcessLock:
         return _is_locked(self._path(id))
 
     def others(self) -> list[Instance]:
-        """The other living instances."""
+        """The other living instances. Raises ``OSError`` where they cannot be looked for."""
         found = []
-        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+        for path in named(self.folder, "", _SUFFIX):
             id = path.name.removesuffix(_SUFFIX)
             if id != self.id and _is_locked(path):
                 content = _read(path)
@@ -158,11 +164,12 @@ class ProcessLock:
     def bury(self) -> list[Owned]:
         """Takes the files of dead instances away; answers the sockets that they may have left."""
         left: list[Owned] = []
-        for path in [*self.folder.glob(f"*{_SUFFIX}"), *self.folder.glob(f".*{_UNLOCKED}")]:
+        for path in [*named(self.folder, "", _SUFFIX), *named(self.folder, ".", _UNLOCKED)]:
             with contextlib.suppress(OSError):
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not taken(fd):
+                        continue
                     content = _read(path)
                     left += content.sockets
                     self._inherit(content)
@@ -191,8 +198,8 @@ class ProcessLock:
 def _is_locked(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as e:
+        return e.errno in _NOT_NOW  # it may live: who is taken for dead loses its devices to others
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask at once do not see each other
     except BlockingIOError:

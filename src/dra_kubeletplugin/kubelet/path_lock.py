@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ..locks import taken
+
 _TRIES = 20  # another one may come and go between any two steps
 _TEMPORARY = re.compile(r"\..+\.lock\.(\d+-[0-9a-f]{8})")
 
@@ -26,8 +28,7 @@ def remove_dead(lock: Path) -> bool:
     with contextlib.suppress(OSError):
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(lock.stat(), os.fstat(fd)):
+            if taken(fd) and os.path.samestat(lock.stat(), os.fstat(fd)):
                 lock.unlink()
                 return True
         finally:
@@ -72,9 +73,9 @@ class PathLock:
                 return True
             finally:
                 self._temporary.unlink(missing_ok=True)
-            taken = self._take_over()
-            if taken is not None:
-                return taken
+            done = self._take_over()
+            if done is not None:
+                return done
         return False
 
     def _take_over(self) -> bool | None:
@@ -83,9 +84,7 @@ class PathLock:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not taken(fd):
             os.close(fd)
             return False
         if not self._names(fd):

@@ -34,7 +34,6 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
         ("grpc.default_authority", authority),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT),
     ]
     return grpc.aio.insecure_channel(f"unix:{escaped}", options=options)
