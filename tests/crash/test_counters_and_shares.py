@@ -91,7 +91,7 @@ class Guard(RuleBasedStateMachine):
     def judge(self) -> Judge:
         process = ProcessLock(Path(self.folder.name))
         process.acquire()
-        return Judge(DRIVER, process, BOOT, ())
+        return Judge(DRIVER, process, BOOT, lambda uid: False)
 
     # --- the model's books ----------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ def guard(tmp_path: Path) -> Iterator[tuple[Any, Judge]]:
     process = ProcessLock(tmp_path / "processes")
     process.acquire()
     db = in_memory()
-    yield db, Judge(DRIVER, process, BOOT, ())
+    yield db, Judge(DRIVER, process, BOOT, lambda uid: False)
     db.close()
     process.release()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import Record, State, rows
+from dra_kubeletplugin.claims import ClaimRef, Record, State, rows
 from dra_kubeletplugin.claims.judge import Fresh, Judge, Nothing, Undo
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, RecordsError
-from tests.crash.rooms import Api, room
+from tests.crash.rooms import Api, Room, room, until
 from tests.crash.stores import DRIVER, Stocked, a_record, in_memory, instance
 
 owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
@@ -190,7 +191,7 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
 def judge(folder: Path, boot: str = "boot") -> Judge:
     process = ProcessLock(folder)
     process.acquire()
-    return Judge(DRIVER, process, boot, set())
+    return Judge(DRIVER, process, boot, lambda uid: False)
 
 
 @given(now=st.sampled_from(["prepared", "gone", "taken over"]))
@@ -239,6 +240,116 @@ async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
         assert isinstance(await one.prepare(new), DeviceHeldError)
         assert hardware == {"d-0": "old"}
         assert await one.records() == {"old": "Prepared"}
+
+
+class SlowToUndo(Slow):
+    """Waits in its undo until it is let go."""
+
+    def __init__(self, hardware: dict[str, str]) -> None:
+        super().__init__(hardware)
+        self.undone: list[str] = []
+        self.undoing, self.may_undo = asyncio.Event(), asyncio.Event()
+
+    async def undo_release(self, claim: PreparedClaim, device: str) -> None:  # type: ignore[override]
+        self.undone.append(device)
+        self.undoing.set()
+        await self.may_undo.wait()
+        super().undo_release(claim, device)
+
+
+@contextlib.asynccontextmanager
+async def left_over(folder: Path, api: Api) -> AsyncIterator[tuple[Room, SlowToUndo]]:
+    """A room where the claim ``gone`` holds d-0 and d-1, from before a reboot."""
+    hardware: dict[str, str] = {}
+    gone = api.allocate("gone", "gone", "d-0", DRIVER)
+    results = api.claims["gone"]["status"]["allocation"]["devices"]["results"]
+    results.append({**results[0], "device": "d-1", "request": "r1"})
+    async with room(folder, Slow(hardware), api, boot="before") as before:
+        await before.prepare(gone)
+    driver = SlowToUndo(hardware)
+    async with room(folder, driver, api) as after:
+        yield after, driver
+
+
+@pytest.mark.parametrize("begun", ["another prepare", "the kubelet", "a reconcile"])
+async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
+    tmp_path: Path, begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    async with left_over(tmp_path, api) as (one, driver):
+        judge, judged = one.claims.engine.judge, set[str]()
+        begin = judge.begin
+
+        def seen(db: sqlite3.Connection, wanted: Record, *more: Any) -> Any:
+            verdict = begin(db, wanted, *more)
+            judged.add(wanted.uid)
+            return verdict
+
+        monkeypatch.setattr(judge, "begin", seen)
+        refs = [api.allocate(name, name, f"d-{i}", DRIVER) for i, name in enumerate("ab")]
+        match begun:
+            case "the kubelet":
+                first = asyncio.create_task(one.unprepare(ClaimRef("ns", "gone", "gone")))
+            case "a reconcile":
+                row = await one.claims.store.get("gone")
+                assert isinstance(row, Record)
+                await one.claims.store.do(lambda db: judge.free(db, "gone"))  # an undo that did not come to its end
+                first = asyncio.create_task(one.claims.reconciler.once(ask_server=False))  # type: ignore[arg-type]
+            case _:
+                first = asyncio.create_task(one.prepare(refs.pop()))
+        await driver.undoing.wait()
+        late = [asyncio.create_task(one.prepare(ref)) for ref in refs]
+        await until(lambda: {ref.uid for ref in refs} <= judged)
+        driver.may_undo.set()
+        answers = [await task for task in (first, *late)]
+        assert not [a for a in answers if isinstance(a, Exception)]
+        assert await one.records() == dict.fromkeys(driver.hardware.values(), "Prepared")
+        assert sorted(driver.undone) == ["d-0", "d-1"]
+
+
+async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    async with left_over(tmp_path, api) as (one, driver):
+        tries, waits = list[str](), list[str]()
+        start = one.claims.flights.start
+
+        async def broken(claim: PreparedClaim, device: str) -> None:
+            tries.append(device)
+            await driver.may_undo.wait()
+            raise RuntimeError("the board is stuck")
+
+        def started(uid: str, *work: Any) -> Any:
+            found = start(uid, *work)
+            waits.extend([uid] if uid == "gone" else [])
+            return found
+
+        monkeypatch.setattr(driver, "undo_release", broken)
+        monkeypatch.setattr(one.claims.flights, "start", started)
+        refs = [api.allocate(name, name, f"d-{i % 2}", DRIVER) for i, name in enumerate("abcdef")]
+        calls = [asyncio.create_task(one.prepare(ref)) for ref in refs]
+        await until(lambda: len(waits) == len(refs))
+        driver.may_undo.set()
+        answers = [await call for call in calls]
+        assert {type(a) for a in answers} == {DeviceHeldError}
+        assert all("ns/gone" in str(a) and "the board is stuck" in str(a) for a in answers)
+        assert sorted(tries) == ["d-0", "d-1"]
+
+
+async def test_who_waits_long_for_an_undo_is_told_for_which_and_the_undo_goes_on(tmp_path: Path) -> None:
+    api = Api()
+    async with left_over(tmp_path, api) as (one, driver):
+        ref = api.allocate("new", "new", "d-0", DRIVER)
+        one.claims.engine.undoing.patience = 0.01
+        answer = await one.prepare(ref)
+        assert isinstance(answer, DeviceHeldError)
+        assert "still held by claim ns/gone" in str(answer)
+        assert "goes on" in str(answer)
+        one.claims.engine.undoing.patience = 60
+        driver.may_undo.set()
+        assert not isinstance(await one.prepare(ref), Exception)
+        assert sorted(driver.undone) == ["d-0", "d-1"]
 
 
 @pytest.mark.parametrize("count", [1, 10, 30])

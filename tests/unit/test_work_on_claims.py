@@ -277,12 +277,16 @@ async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_d
     assert fresh
     second, fresh = flights.start("v", Work.TIDY, work("tidy again"))
     assert (second is other, fresh) == (False, False)
+    free, fresh = flights.start("v", Work.FREE, work("free"))
+    assert (free in {second, other}, fresh) == (False, False)
+    assert flights.start("v", Work.FREE, work("never")) == (free, False)
+    assert [flights.prepares(uid) for uid in "uvw"] == [True, False, False]
     await asyncio.sleep(0.01)
     assert order == ["prepare", "tidy"]
     assert ("u" in flights, "w" in flights, flights.uids, in_flight(metrics)) == (True, False, ["u", "v"], 2)
     go_on.set()
-    assert await asyncio.gather(prepare, unprepare, again, other, second) == [
-        "prepare", "unprepare", "prepare again", "tidy", "tidy again"
+    assert await asyncio.gather(prepare, unprepare, again, other, second, free) == [
+        "prepare", "unprepare", "prepare again", "tidy", "tidy again", "free"
     ]  # fmt: skip
     assert order.index("unprepare") < order.index("prepare again")
     await asyncio.sleep(0)

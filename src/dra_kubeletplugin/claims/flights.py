@@ -17,10 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class Work(enum.Enum):
-    """What is done for a claim. Only the kubelet's calls are joined by others of their kind."""
+    """What is done for a claim. Work is joined by others that ask for the same."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
+    FREE = "free"  # for others, who wait for its devices
     TIDY = "tidy"  # recovery and reconciling: what one pass found is not what another asks for
 
     @property
@@ -45,6 +46,11 @@ class Flights:
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._last
+
+    def prepares(self, uid: str) -> bool:
+        """Whether a prepare is the last that is under way for a claim. May be asked from any thread."""
+        last = self._last.get(uid)
+        return last is not None and last.work is Work.PREPARE
 
     @property
     def uids(self) -> list[str]:

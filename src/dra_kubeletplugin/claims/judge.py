@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
@@ -73,13 +73,16 @@ Verdict = Fresh | Repeat | Undo | Undone | Busy | Stale | Nothing
 
 
 class Judge:
-    """Judges for one process in one boot. Its methods are operations: they run inside a transaction."""
+    """Judges for one process in one boot. Its methods are operations: they run inside a transaction.
 
-    def __init__(self, driver: str, process: ProcessLock, boot_id: str, under_way: Container[str]) -> None:
+    ``prepares`` says whether this process prepares a claim now.
+    """
+
+    def __init__(self, driver: str, process: ProcessLock, boot_id: str, prepares: Callable[[str], bool]) -> None:
         self.driver = driver
         self.process = process
         self.boot_id = boot_id
-        self.under_way = under_way
+        self.prepares = prepares
 
     def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Verdict:
         """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``supply`` is what there is to be had now.
@@ -215,7 +218,8 @@ class Judge:
         return row
 
     def _is_stale(self, holder: Record) -> bool:
-        return holder.uid not in self.under_way and self._may_free(holder)
+        """Also while it is undone: who needs its devices waits for that."""
+        return not self.prepares(holder.uid) and self._may_free(holder)
 
     def _may_free(self, holder: Record) -> bool:
         if self.is_others(holder):

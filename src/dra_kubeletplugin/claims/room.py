@@ -72,15 +72,16 @@ class Claims:
         self.files = Files(specs, MetadataFiles(settings.plugin_dir, specs))
         self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
         self.store = Store(self.keeper)
-        judge = Judge(name, process, boot_id, self.flights)
+        judge = Judge(name, process, boot_id, self.flights.prepares)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
         elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
         verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
         events = events or Events(client, name, settings.node_name, metrics)
         undoing = Undoing(
-            driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events
-        )
+            driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events,
+            patience=settings.call_timeout / 2,
+        )  # fmt: skip
         self.engine = Engine(
             driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, undoing, metrics,
             call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 class Undoing:
     """The undo half of the engine, for the claims of one driver in one process.
 
-    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed.
+    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed. ``patience`` is how many
+    seconds a prepare waits for others' holds to be undone.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Undoing:
         metrics: Metrics,
         changed: Callable[[], None],
         events: Events,
+        *,
+        patience: float,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -57,6 +60,7 @@ class Undoing:
         self.metrics = metrics
         self.changed = changed
         self.events = events
+        self.patience = patience
 
     async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
         """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
@@ -184,15 +188,20 @@ class Undoing:
         return None
 
     async def free(self, holders: Sequence[Record]) -> None:
-        """Undoes all holds that stand in the way, side by side.
+        """Undoes all holds that stand in the way, side by side; whoever needs the same devices meanwhile joins.
 
-        Raises :class:`DeviceHeldError` for one that cannot be undone.
+        Raises :class:`DeviceHeldError` for one that cannot be undone, or takes long: then that goes on.
         """
 
         async def one(holder: Record) -> None:
             log.info("claim %s holds a device from before a reboot or a crash: undoing it", holder.shown)
             try:
-                await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid))
+                async with asyncio.timeout(self.patience):
+                    await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid), work=Work.FREE)
+            except TimeoutError:
+                raise DeviceHeldError(
+                    f"a device is still held by claim {holder.shown}: to undo that takes more than {self.patience:g} s and goes on"
+                ) from None
             except UndoFailedError as e:  # it names the claim
                 raise DeviceHeldError(f"a device is still held: {e}") from None
             except DraError as e:
@@ -224,8 +233,10 @@ class Undoing:
         uid: str,
         judge: Callable[[Connection], Verdict],
         is_over: Callable[[], Awaitable[bool]] | None = None,
+        *,
+        work: Work = Work.TIDY,
     ) -> bool:
-        async def work() -> bool:
+        async def do() -> bool:
             if is_over and not await is_over():
                 return False
             verdict = await self.judged(judge)
@@ -233,7 +244,7 @@ class Undoing:
                 await self.undo(verdict)
             return isinstance(verdict, Undo)
 
-        done: bool = await self._run(uid, work)
+        done: bool = await self._run(uid, do, work)
         return done
 
     async def mend_file(self, uid: str) -> bool:
@@ -269,10 +280,10 @@ class Undoing:
         done: bool = await self._run(uid, work)
         return done
 
-    async def _run(self, uid: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
         if self.flights.ending:
             raise StoppingError("the plugin is shutting down: the next start goes on")
-        task, _ = self.flights.start(uid, Work.TIDY, work)
+        task, _ = self.flights.start(uid, work, do)
         try:
             return await asyncio.shield(task)
         except Exception as e:  # one claim's fault is not the others'
