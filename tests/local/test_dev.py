@@ -365,7 +365,10 @@ def _alive(pid: int) -> bool:
         (["--state", "{deep/}" + "x" * 60], "sockets are made below it"),
         (["nowhere.py"], "nowhere.py is not a file"),
         (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug'?"),
-        (["--nodes", "2", GPU, "--http-address", ":0"], "--http-address is of one process"),
+        (
+            ["--nodes", "2", GPU, "--http-address", ":0"],
+            "--http-address :0: 2 plugins, each driver on each node, cannot share one address",
+        ),
         ([GPU, "--health-interval", "soon"], "'soon' is not a duration"),
     ],
 )

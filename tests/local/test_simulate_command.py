@@ -16,6 +16,7 @@ from mig_example.driver import Mig
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.described_cluster import HostKind, allocatable, classes_of, cluster_of
 from dra_kubeletplugin.cluster import Snapshot, simulate, take
+from dra_kubeletplugin.driver import Driver, load_driver
 from dra_kubeletplugin.local.cluster import LocalCluster
 from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing.node import node_with
@@ -96,11 +97,15 @@ async def test_a_described_cluster_has_the_slices_that_plugins_publish(driver: t
         name = next(iter(node.cluster.nodes))
     kind = HostKind(host, "x", 1)
     made = await asyncio.to_thread(
-        cluster_of, [kind], [str(ROOT / "drivers" / folder)], Settings(), allocatable(""), lambda text: None
+        cluster_of, [kind], loaded(ROOT / "drivers" / folder), Settings(), allocatable(""), lambda text: None
     )
     text = json.dumps([o["spec"] for o in made.objects if o["kind"] == "ResourceSlice"]).replace('"x-1"', f'"{name}"')
     assert _timeless(json.loads(text)) == _timeless(real)
     assert {o["kind"] for o in made.objects} == {"Node", "ResourceSlice", "DeviceClass"}
+
+
+def loaded(folder: Path) -> dict[str, type[Driver]]:
+    return {str(folder): load_driver(str(folder))}
 
 
 def _timeless(specs: list[JSON]) -> list[str]:
@@ -224,7 +229,7 @@ def test_bad_words_get_one_sentence(
 
 def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
     made = cluster_of(
-        [HostKind("nvlink-server", "n", 1)], [str(ROOT / "drivers/gpu_example")], Settings(), allocatable(""), print
+        [HostKind("nvlink-server", "n", 1)], loaded(ROOT / "drivers/gpu_example"), Settings(), allocatable(""), print
     )
     objects = list(yaml.safe_load_all((Path(manifest(tmp_path, 9)) / "w.yaml").read_text()))
     assert len(simulate(Snapshot.of(made.objects), objects).workloads[0].placed) == 8
@@ -236,3 +241,16 @@ def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
 def test_the_classes_of_a_driver_are_found_whichever_way_it_is_named(target: str) -> None:
     found = classes_of(f"{ROOT / 'drivers/gpu_example'}{target}")
     assert [c["metadata"]["name"] for c in found] == ["gpu.example.com"]
+
+
+def test_a_driver_is_loaded_once(tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        "from pathlib import Path\nfrom dra_kubeletplugin import Device, Driver\n"
+        f"with Path({str(tmp_path / 'loads')!r}).open('a') as loads: print('loaded', file=loads)\n"
+        "class Acme(Driver):\n    name = 'gpu.example.com'\n"
+        "    def devices(self):\n        return [Device('acme-0')]\n"
+        "    def prepare(self, claim):\n        return []\n"
+    )
+    main(["simulate", "-f", manifest(tmp_path, 1), "--host", "nvlink-server", "--driver", str(driver)])
+    assert (tmp_path / "loads").read_text() == "loaded\n"

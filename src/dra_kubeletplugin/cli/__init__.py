@@ -218,7 +218,8 @@ def _add_own_package(commands: Any) -> None:
     )  # fmt: skip
     deploy.add_argument(
         "--driver", metavar="DRIVER",
-        help="whose options are judged: a file, a package's folder, or module:Class; the package that VALUES are in when left out",
+        help="whose options are judged, with --shared by the chart: a file, a package's folder, or module:Class; "
+        "the package that VALUES are in when left out",
     )  # fmt: skip
     deploy.add_argument("-C", "--directory", metavar="FOLDER", help="write there instead")
     deploy.add_argument(

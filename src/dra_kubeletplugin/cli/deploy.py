@@ -26,13 +26,13 @@ def deploy(args: argparse.Namespace) -> int:
     if args.shared:
         refuse(
             args,
-            {"above": "-f", "directory": "--directory", "base": "--base", "driver": "--driver"},
+            {"above": "-f", "directory": "--directory", "base": "--base"},
             "is of one driver's VALUES, and --shared has none",
         )
     source = load()
     try:
         if args.shared:
-            write_shared(source, Path(args.shared))
+            write_shared(source, Path(args.shared), _given(args.driver) if args.driver else None)
         else:
             first = Path(args.values)
             paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
@@ -61,15 +61,16 @@ def deploy(args: argparse.Namespace) -> int:
 def _driver(target: str | None, values: Path, doubts: list[str]) -> type[Driver] | None:
     """The driver that is given, else the one whose package the values are in: why that cannot be asked is added to ``doubts``."""
     if target:
-        driver = load_driver(target)
-        declared(driver)
-        return driver
+        return _given(target)
     if folder := driver_beside(values):
         try:
-            driver = load_driver(str(folder))
-            declared(driver)
+            return _given(str(folder))
         except DriverError as e:
             doubts.append(f"the driver cannot be asked: {e.message}")
-        else:
-            return driver
     return None
+
+
+def _given(target: str) -> type[Driver]:
+    driver = load_driver(target)
+    declared(driver)
+    return driver

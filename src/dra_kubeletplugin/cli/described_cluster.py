@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import from_files
-from ..driver import Driver, Role, load_driver, make
+from ..driver import Driver, Role, make
 from ..errors import SettingsError
 from ..host import Host
 from ..inventory import Inventory
@@ -90,13 +90,12 @@ class DescribedCluster:
 
 def cluster_of(
     hosts: Sequence[HostKind],
-    drivers: Sequence[str],
+    drivers: Mapping[str, type[Driver]],
     settings: Settings,
     free: Mapping[str, str],
     progress: Callable[[str], None],
 ) -> DescribedCluster:
-    """Raises :class:`DriverError`, :class:`SettingsError`."""
-    loaded = [load_driver(d) for d in drivers]
+    """``drivers`` are by what names them on the command line. Raises :class:`DriverError`, :class:`SettingsError`."""
     objects = [c for d in drivers for c in classes_of(d)]
     notes: list[str] = []
     number, total = 0, sum(k.count for k in hosts)
@@ -108,9 +107,9 @@ def cluster_of(
                 progress(f"devices of node {number} of {total}")
                 objects.append(_node(name, free))
                 of_node = dataclasses.replace(settings, node_name=name, sysfs_root=root)
-                for cls in loaded:
+                for cls in drivers.values():
                     objects += _slices(cls, of_node, Role.NODE, notes)
-    for cls in loaded:
+    for cls in drivers.values():
         if cls.pools is not Driver.pools:
             objects += _slices(cls, settings, Role.CONTROLLER, notes)
     return DescribedCluster(objects, notes)

@@ -62,8 +62,11 @@ def planned(args: argparse.Namespace) -> Plan:
     faults: list[str] = []
     if len(drivers) > 1 and settings.driver_name:
         faults.append("--driver-name is of one driver, and several are given")
-    if settings.http_address and len(drivers) * args.nodes > 1:
-        faults.append("--http-address is of one process, and each driver is one on each node")
+    if settings.http_address and (plugins := len(drivers) * args.nodes) > 1:
+        faults.append(
+            f"--http-address {settings.http_address}: {plugins} plugins, each driver on each node, cannot share one address: "
+            "leave it out, or give one driver and one node"
+        )
     own = {target: given_own(args, driver) for target, driver in drivers.items()}
     for target, driver in drivers.items():
         try:

@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from ..wording import near
 from .exits import Exit
@@ -52,22 +53,15 @@ class Parser(argparse.ArgumentParser):
         """argparse takes all places of files and names at the first of them: options that stand between them go before."""
         options: list[str] = []
         others: list[str] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
-            if word == "--":
-                others += rest
-                break
-            if not _OPTION.fullmatch(word):
-                others.append(word)
+        for part in _read(self, words):
+            if isinstance(part, str):
+                others.append(part)
                 continue
-            if _action(self, word) is None:
-                self.error(self._unknown(word))
-            options.append(word)
-            if _wants_value(self, word):
-                if not rest or _OPTION.fullmatch(rest[0]) or rest[0] == "--":
-                    self.error(f"{word} needs a value")  # else a word from elsewhere would stand behind it
-                options.append(rest.pop(0))
+            if not part.known:
+                self.error(self._unknown(part.word))
+            if part.wants and part.value is None:
+                self.error(f"{part.word} needs a value")  # else a word from elsewhere would stand behind it
+            options += [part.word] if part.value is None else [part.word, part.value]
         dashed = any(word.startswith("-") and word != "-" for word in others)
         return [*options, *(["--"] if dashed else []), *others]
 
@@ -121,21 +115,40 @@ def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[st
     unknown: list[str] = []
     others: list[str] = []
     perhaps: list[str] = []
-    rest, into = list(words), others
-    while rest:
-        word = rest.pop(0)
-        if word == "--":
-            others += rest
-            break
-        if not _OPTION.fullmatch(word):
-            into.append(word)
+    into = others
+    for part in _read(parser, words):
+        if isinstance(part, str):
+            into.append(part)
             into = others
-        elif _action(parser, word) is None:
-            unknown.append(word.partition("=")[0])
-            into = others if "=" in word else perhaps
-        elif _wants_value(parser, word) and rest and not _OPTION.fullmatch(rest[0]) and rest[0] != "--":
-            rest.pop(0)
+        elif not part.known:
+            unknown.append(part.word.partition("=")[0])
+            into = others if "=" in part.word else perhaps
     return unknown, others, perhaps
+
+
+class _Option(NamedTuple):
+    """An option on a command line; ``value`` is the word behind it, None where it ``wants`` none or none is there."""
+
+    word: str
+    known: bool
+    wants: bool
+    value: str | None
+
+
+def _read(parser: Parser, words: Sequence[str]) -> Iterator[_Option | str]:
+    """What a command line has, in order: options, and words that are none, which all are behind ``--``."""
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        if word == "--":
+            yield from rest
+            return
+        if not _OPTION.fullmatch(word):
+            yield word
+            continue
+        wants = _wants_value(parser, word)
+        there = wants and rest and rest[0] != "--" and not _OPTION.fullmatch(rest[0])
+        yield _Option(word, _action(parser, word) is not None, wants, rest.popleft() if there else None)
 
 
 def _are_options(words: Iterable[str], parser: Parser) -> bool:

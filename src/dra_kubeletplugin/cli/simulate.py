@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import opaque
 from ..cluster import Fit, Simulation, Snapshot, simulate, take
-from ..driver import load_driver, make
+from ..driver import Driver, load_driver, make
 from ..errors import SettingsError, printable
 from ..kube import KubeClient
 from ..settings import load
@@ -55,11 +55,11 @@ def _described(
     args: argparse.Namespace, progress: Progress, manifests: Sequence[JSON]
 ) -> tuple[Snapshot, str, tuple[str, ...]]:
     free = allocatable(args.allocatable or "")
-    settings = load(given(args))
-    made = cluster_of(host_kinds(args.hosts), args.drivers, settings, free, progress)
-    notes = list(
-        dict.fromkeys((*made.notes, *_refused(args.drivers, settings.driver_name, [*made.objects, *manifests])))
-    )
+    settings, hosts = load(given(args)), host_kinds(args.hosts)
+    drivers = {target: load_driver(target) for target in args.drivers}
+    made = cluster_of(hosts, drivers, settings, free, progress)
+    refused = _refused(drivers.values(), settings.driver_name, [*made.objects, *manifests])
+    notes = list(dict.fromkeys((*made.notes, *refused)))
     if not args.allocatable:
         notes.append(
             "cpu and memory of the nodes do not limit: say what they have with --allocatable cpu=64,memory=512Gi"
@@ -67,9 +67,9 @@ def _described(
     return Snapshot.of(made.objects), args.namespace or "default", tuple(notes)
 
 
-def _refused(drivers: Sequence[str], name: str, objects: Sequence[JSON]) -> Iterator[str]:
+def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]) -> Iterator[str]:
     """What the drivers would refuse at prepare, of objects whose devices a scheduler gives all the same."""
-    readers = [opaque.Reader.of(make(load_driver(d)), name) for d in drivers]
+    readers = [opaque.Reader.of(make(d), name) for d in drivers]
     classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:
         for fault in (*opaque.faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import yaml
 
+from ..driver import Driver
 from ..kubectl_yaml import Dumper
 from ..local.apiserver.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, kind_shape
+from . import own_options
 from .fields import ALL, CONTAINER, FIELDS, METADATA, PODS, SPEC
-from .judging import OPTION, REFUSED
+from .judging import OPTION, REFUSED, framework_options
 from .judging_pods import OWN_LABEL, TAKES_NODE_LABEL
 from .kustomize import HEADER
 from .source import JSON, MADE, PARAMETER, Manifest, Parameter, Source
@@ -48,8 +50,8 @@ spec:
 """
 
 
-def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
-    """Path below ``deploy/helm``, and content."""
+def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
+    """Path below ``deploy/helm``, and content. The chart judges options of the ``driver``'s own where one is given."""
     chart = {
         "apiVersion": "v2",
         "name": CHART,
@@ -61,7 +63,7 @@ def files(source: Source, version: str) -> Iterator[tuple[str, str]]:
     }
     yield f"{CHART}/Chart.yaml", HEADER + yaml.dump(chart, Dumper=Dumper, sort_keys=False, width=140)
     yield f"{CHART}/values.yaml", HEADER + _values(source)
-    yield f"{CHART}/values.schema.json", json.dumps(_schema(source), indent=2) + "\n"
+    yield f"{CHART}/values.schema.json", json.dumps(_schema(source, driver), indent=2) + "\n"
     yield f"{CHART}/templates/_helpers.tpl", _helpers(source)
     for name, manifests in source.manifests.items():
         shown = "".join(_template(m, source, PODS[name]) for m in manifests if m.feature != "namespace")
@@ -180,7 +182,7 @@ def _values(source: Source) -> str:
     return "\n".join(out) + "\n"
 
 
-def _schema(source: Source) -> dict[str, object]:
+def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
     properties: dict[str, object] = {}
     for p in source.parameters.values():
         if isinstance(p.default, int):
@@ -195,7 +197,8 @@ def _schema(source: Source) -> dict[str, object]:
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
     properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
-    properties["options"] = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
+    options = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
+    properties["options"] = options | own_options.schema(driver, framework_options() - set(source.variables))
     spec = (
         _of_shape(shape.fields["spec"].shape) if (shape := kind_shape("resource.k8s.io", "v1", "DeviceClass")) else {}
     )

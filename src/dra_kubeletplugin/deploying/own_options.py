@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..driver import Driver, declared, read_options
 from ..errors import SettingsError
@@ -32,3 +33,23 @@ def faults(driver: type[Driver], given: Mapping[str, str], others: Iterable[str]
         for fault in e.faults:
             name = fault.partition(" ")[0]
             yield f"options.{name}: {fault.removeprefix(name).strip()}" if name in own else f"options: {fault}"
+
+
+def schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:
+    """What JSON Schema can say of the value ``options``, where the ``driver`` declares some: their names, beside those of the framework,
+    and what each looks like as text. An empty text is none given.
+    """
+    own = {f.metadata["env"]: _form(f.metadata) for f in (declared(driver) if driver else ())}
+    if not own:
+        return {}
+    return {"properties": {name: {"type": "string"} for name in sorted(framework)} | own, "additionalProperties": False}
+
+
+def _form(option: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {"type": "string"}
+    match option["form"]:
+        case str(pattern):
+            out["pattern"] = f"^({pattern})?$"
+        case tuple(texts):
+            out["enum"] = list(dict.fromkeys([*texts, ""]))
+    return out | ({"description": option["help"]} if option["help"] else {})

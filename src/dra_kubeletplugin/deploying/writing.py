@@ -23,11 +23,14 @@ KUSTOMIZE = "kustomize"
 _HEAD = 1000  # bytes of a file, in which its mark stands
 
 
-def write_shared(source: Source, folder: Path) -> None:
-    """``kustomize``, ``helm`` and ``monitoring``, whole, below ``folder``. Raises as :func:`write_driver`."""
+def write_shared(source: Source, folder: Path, driver: type[Driver] | None = None) -> None:
+    """``kustomize``, ``helm`` and ``monitoring``, whole, below ``folder``. Raises as :func:`write_driver`.
+
+    The chart judges options of the ``driver``'s own where one is given; without it, it is for every driver.
+    """
     rendered = {
         KUSTOMIZE: kustomize.files(source),
-        "helm": helm.files(source, __version__),
+        "helm": helm.files(source, __version__, driver),
         "monitoring": monitoring.files(),
     }
     _replace(folder, [(f"{form}/{path}", text) for form, files in rendered.items() for path, text in files])

@@ -15,22 +15,28 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..errors import printable
-from ..settings.values import as_text, read_flag
+from ..settings.values import OFF, ON, as_text, read_flag
 from ..wording import near
 
 TAKEN = (str, int, float, bool, Path)
 NAMES = "str, int, float, bool, Path, an Enum, a Literal or tuple[str, ...], each with `| None` or without"
-_INT = re.compile(r"[+-]?(\d{1,18}|0x[0-9a-fA-F]{1,15})", re.ASCII)
+_INT = r"[+-]?([0-9]{1,18}|0x[0-9a-fA-F]{1,15})"
+_FLOAT = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_FLAG = "|".join("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in word) for word in (*ON, *OFF))
 
 
 @dataclass(frozen=True)
 class OptionType:
-    """``holds`` says whether a value is of it, and ``wrong`` ends the sentence where it is not; ``metavar`` stands for a text."""
+    """``holds`` says whether a value is of it, and ``wrong`` ends the sentence where it is not; ``metavar`` stands for a text.
+
+    ``form`` is what texts of it look like: a regular expression that Python, Go and JSON Schema read alike, or all that there are.
+    """
 
     read: Callable[[str], Any]
     holds: Callable[[object], bool]
     wrong: str
     metavar: str = ""
+    form: str | tuple[str, ...] | None = None
 
 
 def option_type(hint: Any) -> OptionType:
@@ -39,7 +45,7 @@ def option_type(hint: Any) -> OptionType:
         inner = [one for one in get_args(hint) if one is not type(None)]
         if len(inner) == 1:
             of = option_type(inner[0])
-            return OptionType(of.read, lambda value: value is None or of.holds(value), of.wrong, of.metavar)
+            return OptionType(of.read, lambda value: value is None or of.holds(value), of.wrong, of.metavar, of.form)
     elif hint in _PLAIN:
         return _PLAIN[hint]
     elif get_origin(hint) is tuple and get_args(hint) == (str, ...):
@@ -62,20 +68,19 @@ def _one_of(values: Iterable[object]) -> OptionType:
         return by_text[text]
 
     known = [(type(value), value) for value in by_text.values()]
-    return OptionType(read, lambda value: (type(value), value) in known, f"not one of {listed}", "|".join(by_text))
+    return OptionType(
+        read, lambda value: (type(value), value) in known, f"not one of {listed}", "|".join(by_text), tuple(by_text)
+    )
 
 
 def _read_int(text: str) -> int:
-    if not _INT.fullmatch(text):
+    if not re.fullmatch(_INT, text):
         raise ValueError("not a whole number such as 4 or 0x10ee")
     return int(text, 16 if "0x" in text else 10)
 
 
 def _read_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if re.fullmatch(_FLOAT, text) else math.nan
     if not math.isfinite(value):
         raise ValueError("not a number such as 2.5")
     return value
@@ -101,8 +106,10 @@ def _is_number(value: object) -> bool:
 
 _PLAIN: dict[Any, OptionType] = {
     str: OptionType(str, lambda v: isinstance(v, str), "not text"),
-    int: OptionType(_read_int, lambda v: isinstance(v, int) and not isinstance(v, bool), "not a whole number"),
-    float: OptionType(_read_float, _is_number, "not a number"),
-    bool: OptionType(read_flag, lambda v: isinstance(v, bool), "neither True nor False"),
+    int: OptionType(
+        _read_int, lambda v: isinstance(v, int) and not isinstance(v, bool), "not a whole number", form=_INT
+    ),
+    float: OptionType(_read_float, _is_number, "not a number", form=_FLOAT),
+    bool: OptionType(read_flag, lambda v: isinstance(v, bool), "neither True nor False", form=_FLAG),
     Path: OptionType(_read_path, lambda v: isinstance(v, Path), "not a Path"),
 }

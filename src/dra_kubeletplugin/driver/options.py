@@ -106,7 +106,9 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
         raise DriverError(f"{where} is {e}") from None
     if not of.holds(default):
         raise DriverError(f"{where} = {shown(default)} is {of.wrong}, which is its type")
-    out: Field[Any] = setting(flag, env, default, said, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar)
+    out: Field[Any] = setting(
+        flag, env, default, said, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar, form=of.form
+    )
     out.name = f.name
     return out
 

@@ -12,6 +12,7 @@ from enum import Enum, Flag, auto
 from typing import Any
 
 MAX_DURATION = 30 * 86400.0
+ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class To(Flag):
@@ -59,9 +60,9 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def read_flag(text: str) -> bool:
-    if text.lower() in {"1", "true", "yes", "on"}:
+    if text.lower() in ON:
         return True
-    if text.lower() in {"0", "false", "no", "off"}:
+    if text.lower() in OFF:
         return False
     raise ValueError("neither 1 nor 0")
 
