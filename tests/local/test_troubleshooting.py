@@ -310,7 +310,7 @@ async def slow_prepare() -> list[str]:
     driver.block = asyncio.Event()
     async with node_with(driver, call_timeout=0.5) as node:
         await node.apply_pod()
-        seen = await told(node.cluster, "pod", PREPARE)
+        seen = await prepare_refused(node, "STILL_WORKING")  # half a second may pass before the driver is asked
         driver.block.set()
         await node.api.wait_running("pod")
         return seen
