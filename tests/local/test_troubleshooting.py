@@ -222,7 +222,7 @@ async def remote_controller(cluster: LocalCluster, config: ApiConfig | None = No
 @shows("Binding conditions stay false")
 async def not_bound() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster) as controller:
-        await controller.ready(20)
+        await controller.ready(60)
         await cluster.apply(
             objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"])
         )

@@ -21,7 +21,7 @@ from .published import Published, PublishedError, Wanted, differs, pools_of
 JSON = dict[str, Any]
 T = TypeVar("T")
 N = TypeVar("N", int, float)
-TIMEOUT = 20.0  # seconds until waiting is given up
+TIMEOUT = 60.0  # seconds until waiting is given up: a machine may be busy
 PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose claims fail
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest

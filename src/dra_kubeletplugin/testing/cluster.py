@@ -13,7 +13,7 @@ from ..local.cluster import LocalCluster
 from ..plugin import Plugin
 from ..settings import ControllerSettings, Settings
 
-_READY = 20.0  # seconds
+_READY = 60.0  # seconds
 
 
 @contextlib.asynccontextmanager

@@ -24,7 +24,7 @@ from .hosting import Hosted
 from .ports import free_port
 from .survivors import OPEN, Watcher, gated
 
-READY = 20.0  # seconds
+READY = 60.0  # seconds
 _LOOK = 0.1  # seconds between looks at what a plugin says of itself
 _STOP = 10.0  # seconds that a process may take to end in order
 _PAUSE = 0.02  # seconds between looks at a process
