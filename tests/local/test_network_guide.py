@@ -60,7 +60,7 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
                 cdi_devices=tuple(i for d in record.devices for i in d["cdi"]),
             )
             await runtime.start(sandbox, config)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while runtime.statuses("u1")[name].state is State.RUNNING:
                     await asyncio.sleep(0.02)
             said = b"".join([part async for part in runtime.logs("u1", name, LogOptions())]).decode()

@@ -79,7 +79,7 @@ async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) ->
         described.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
         assert not (node.plugin.host.dev / "fpga0").exists()
         await node.rescan()
-        await node.plugin.published(20)
+        await node.plugin.published(60)
         pod = await node.run_pod()
         assert [(d["path"], d["minor"]) for d in node.oci(pod)["linux"]["devices"]] == [("/dev/fpga1", 1)]
         await node.delete_pod()

@@ -256,7 +256,7 @@ def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lis
         async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), timeout=1) as client:
             reflector = Reflector(client, NODES, silence=0.5)
             async with following(reflector):
-                await until("the truth", lambda: "u-true" in reflector.items, 20)
+                await until("the truth", lambda: "u-true" in reflector.items, 60)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dra_kubeletplugin.kube.reflector._MAX_PAUSE", 0.01)

@@ -92,8 +92,14 @@ async def told(cluster: LocalCluster, name: str, words: str) -> str:
 
 
 async def condition(cluster: LocalCluster, name: str) -> JSON:
-    found = await cluster.client.get(PODS, name, "default")
-    return {c["type"]: c for c in found["status"].get("conditions") or []}.get("PodScheduled", {})
+    """Once it is there: the event about the same may be there before."""
+
+    async def written() -> JSON:
+        found = await cluster.client.get(PODS, name, "default")
+        return {c["type"]: c for c in found["status"].get("conditions") or []}.get("PodScheduled", {})
+
+    found: JSON = await cluster.wait(f"the condition PodScheduled of {name}", written)
+    return found
 
 
 async def test_a_pod_of_another_scheduler_is_left_alone(cluster: LocalCluster) -> None:

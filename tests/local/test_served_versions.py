@@ -65,7 +65,7 @@ def published(node: Any) -> dict[str, Any]:
 
 async def story(node: Any) -> None:
     """Publish, prepare, taint, wipe, unprepare."""
-    await node.plugin.published(20)
+    await node.plugin.published(60)
     assert set(published(node)) == {"plain", "shared", "part-0", "part-1"}
     assert published(node)["shared"]["capacity"]["memory"]["requestPolicy"]["default"] == "1Gi"
     assert published(node)["part-0"]["consumesCounters"][0]["counterSet"] == "gpu"
@@ -129,7 +129,7 @@ async def test_the_whole_plugin_works_with_a_server_that_has_one_version_only(ve
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(VERSIONS, 2)))
 async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_followed(before: str, after: str) -> None:
     async with plugin_before(before) as (node, front):
-        await node.plugin.published(20)
+        await node.plugin.published(60)
         front.faults.calls.clear()
         front.faults.served = {after}
         front.drop_connections()

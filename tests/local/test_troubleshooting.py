@@ -222,7 +222,7 @@ async def remote_controller(cluster: LocalCluster, config: ApiConfig | None = No
 @shows("Binding conditions stay false")
 async def not_bound() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster) as controller:
-        await controller.ready(20)
+        await controller.ready(60)
         await cluster.apply(
             objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"])
         )
@@ -310,7 +310,7 @@ async def slow_prepare() -> list[str]:
     driver.block = asyncio.Event()
     async with node_with(driver, call_timeout=0.5) as node:
         await node.apply_pod()
-        seen = await told(node.cluster, "pod", PREPARE)
+        seen = await prepare_refused(node, "STILL_WORKING")  # half a second may pass before the driver is asked
         driver.block.set()
         await node.api.wait_running("pod")
         return seen

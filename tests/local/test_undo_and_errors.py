@@ -333,7 +333,7 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
     ):
         await node.run_pod(parameters={"colour": "blue"})
         assert (await node.plugin.client.dra("resourceslices")).version == version
-        assert (await node.plugin.published(20)).current
+        assert (await node.plugin.published(60)).current
         await node.delete_pod()
 
 

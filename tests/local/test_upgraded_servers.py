@@ -85,7 +85,7 @@ async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_l
         await front.start()
         try:
             await node.start_plugin(Plugin(Layered(), node.settings, front.config))
-            await node.plugin.published(20)
+            await node.plugin.published(60)
             before = dict(published(node))
             front.faults.calls.clear()
             began = time.monotonic()

@@ -7,7 +7,9 @@ import dataclasses
 import errno
 import re
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +401,22 @@ def test_any_file_can_be_said() -> None:
         assert (fn.read("label"), fn.read("hwmon/hwmon0/temp1_input"), fn.read("nothing")) == ("left", "42000", None)
         assert (host.sysfs / "class/dmi/id/product_name").read_text() == "Box\n"
         assert described.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
+
+
+def test_an_attribute_that_is_written_while_it_is_read_is_never_empty() -> None:
+    address = "0000:17:00.0"
+    names, seen, ended = ("temp", "driver_override"), set[str](), threading.Event()
+    with built(functions({"address": address, "attributes": {"temp": "41"}})) as host, ThreadPoolExecutor(1) as aside:
+        folder = f"bus/pci/devices/{address}"
+
+        def look() -> None:
+            while not ended.is_set():
+                seen.update((host.sysfs / folder / name).read_text() for name in names)
+
+        looking = aside.submit(look)
+        for number in range(600):
+            for name in names:
+                host.write(f"{folder}/{name}", str(number % 2))
+        ended.set()
+        looking.result()
+    assert seen <= {"41\n", "(null)\n", "0", "1", "0\n", "1\n"}

@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.cli import dev_driver
 from dra_kubeletplugin.local.dev.drivers import DriverFailed, DriverProcess, Phase, Program
 
 PATIENCE = 60  # seconds
+ROOT = Path(__file__).parents[2]
 READY = 'echo "{\\"waits\\": []}" > $DRA_DEV_READY.new; mv $DRA_DEV_READY.new $DRA_DEV_READY; '
 
 
@@ -161,3 +165,33 @@ async def test_an_upgrade_that_fails_leaves_the_one_before(tmp_path: Path) -> No
     with pytest.raises(ProcessLookupError):
         os.kill(before, 0)
     await driver.close()
+
+
+async def test_an_upgrade_that_is_cancelled_ends_the_new_one_in_order(tmp_path: Path) -> None:
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    never_ready = f"trap 'touch {ended}; exit' TERM; touch {begun}; while sleep 0.05; do :; done"
+    driver, _ = process(tmp_path, f'if [ -n "$FIRST" ]; then {READY} exec sleep 100; else {never_ready}; fi')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIRST", "yes")
+        await driver.start(60)
+    before = driver.pid
+    upgrade = asyncio.create_task(driver.upgrade(60))
+    async with asyncio.timeout(60):
+        while driver.phase is not Phase.STARTING or not begun.exists():
+            await asyncio.sleep(0.01)
+    upgrade.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await upgrade
+    assert ended.exists()
+    assert (driver.pid, driver.phase) == (before, Phase.READY)
+    await driver.close()
+
+
+def test_a_driver_that_starts_while_its_cluster_is_killed_does_nothing_but_end(tmp_path: Path) -> None:
+    """The shell is gone long before Python runs; what it started has its output, so this waits for the end of both."""
+    starts = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, str(ROOT / "drivers/gpu_example")]
+    done = subprocess.run(
+        ["sh", "-c", 'DRA_DEV_PARENT=$$ "$@" &', "sh", *starts], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "DRA_DEV_READY": str(tmp_path / "ready")},
+    )  # fmt: skip
+    assert done.stderr == ""

@@ -170,7 +170,7 @@ def write(root: Path, path: str, text: str) -> None:
     value = text.strip()
     match target.name:
         case "driver_override":
-            target.write_text((value or _NO_OVERRIDE) + "\n")
+            _change(root, target, (value or _NO_OVERRIDE) + "\n")
         case "unbind":
             _need_bound(root, value, target.parent.name)
             _bind(root, value, None)
@@ -185,7 +185,7 @@ def write(root: Path, path: str, text: str) -> None:
         case "sriov_numvfs":
             _set_virtual(root, target.parent.resolve(), value)
         case _:
-            target.write_text(text)
+            _change(root, target, text)
 
 
 # --- plugging -----------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _set_virtual(root: Path, folder: Path, value: str) -> None:
         _replace(home / "physfn", os.path.relpath(folder, home))
         _replace(folder / f"virtfn{i}", os.path.relpath(home, folder))
         uevents.tell(root, "change", "pci", virtual.address)  # its links are made after it was added
-    _file(control, value)
+    _change(root, control, value + "\n")
 
 
 def _remove_virtual(root: Path, folder: Path) -> None:
@@ -304,7 +304,7 @@ def _remove_virtual(root: Path, folder: Path) -> None:
         _unplug(root, home)
         shutil.rmtree(home)
     if (folder / "sriov_numvfs").exists():
-        _file(folder / "sriov_numvfs", "0")
+        _change(root, folder / "sriov_numvfs", "0\n")
 
 
 # --- drivers ------------------------------------------------------------------------------------
@@ -399,6 +399,13 @@ def _node(root: Path, name: str, node: str) -> None:
 def _file(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
+
+
+def _change(root: Path, path: Path, text: str) -> None:
+    """Who reads it meanwhile has the old or the new, whole, as of an attribute of the kernel."""
+    fresh = root / f".{uuid.uuid4().hex}"  # where nobody looks for attributes
+    fresh.write_text(text)
+    fresh.replace(path.resolve())
 
 
 def _replace(link: Path, target: str) -> None:

@@ -24,9 +24,9 @@ from .hosting import Hosted
 from .ports import free_port
 from .survivors import OPEN, Watcher, gated
 
-READY = 20.0  # seconds
+READY = 60.0  # seconds
 _LOOK = 0.1  # seconds between looks at what a plugin says of itself
-_STOP = 10.0  # seconds that a process may take to end in order
+_STOP = 30.0  # seconds that a process may take to end in order
 _PAUSE = 0.02  # seconds between looks at a process
 _NOTE = "note: "  # before lines of /readyz that are in nobody's way
 _SHOWN = 3000  # characters of a process's log in an error

@@ -82,6 +82,7 @@ class DriverProcess:
     at a time, and what happens to it.
 
     A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, whether it is ready: :class:`Said`, in JSON.
+    ``DRA_DEV_PARENT`` is our process id: whose parent is another when it starts has outlived us, and ends.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class DriverProcess:
             new = await self._spawn()
             try:
                 await self._until_ready(new, timeout)
-            except DriverFailed:
+            except BaseException:  # cancelled too: nobody else knows of it yet
                 await self._end(new)
                 if old is not None and old.alive:
                     self.phase = phase
@@ -206,7 +207,8 @@ class DriverProcess:
     async def _spawn(self) -> _Instance:
         identity = uuid.uuid4().hex[:8]
         ready = self._folder / f"{identity}.ready"
-        env = {**os.environ, **self.program.env, **self._env, "POD_UID": identity, "DRA_DEV_READY": str(ready)}
+        ours = {"POD_UID": identity, "DRA_DEV_READY": str(ready), "DRA_DEV_PARENT": str(os.getpid())}
+        env = {**os.environ, **self.program.env, **self._env, **ours}
         process = await asyncio.create_subprocess_exec(
             *self.program.argv,
             env=env,
