@@ -54,7 +54,7 @@ class Curl:
         target = f"{path}?{urlencode(query)}" if query else path
 
         def ask() -> Answer:
-            connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=20)
+            connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=60)
             with contextlib.closing(connection):
                 connection.request(method, target, data, {k: v for k, v in given.items() if v})
                 got = connection.getresponse()

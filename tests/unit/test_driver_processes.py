@@ -28,7 +28,7 @@ class Told(list[str]):
         self._more.set()
 
     async def wait(self, words: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(words in line for line in self):
                 self._more.clear()
                 await self._more.wait()
@@ -43,7 +43,7 @@ def process(folder: Path, script: str) -> tuple[DriverProcess, Told]:
 
 async def test_it_is_ready_when_it_says_so_and_knows_where_it_is(tmp_path: Path) -> None:
     driver, told = process(tmp_path, f"echo on $NODE_NAME as $POD_UID; {READY} exec sleep 100")
-    await driver.start(20)
+    await driver.start(60)
     assert (driver.phase, driver.pid is not None) == (Phase.READY, True)
     await told.wait("on node-1 as ")
     await driver.close()
@@ -68,31 +68,35 @@ async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
         ("echo noise; echo 'dra: no licence'; exit 2", "x.example.com on node-1: no licence"),
         ("echo noise; exit 2", "ended with exit code 2; it said last:\n  noise"),
         ("kill -SEGV $$", "ended with signal SIGSEGV; it said last:\n  (nothing)"),
+        ("echo noise; printf 'no end of a line'; exit 1", "it said last:\n  noise\n  no end of a line"),
+        ("sleep 1000 & echo $! > {child}; echo noise; exit 1", "it said last:\n  noise"),  # which holds its output open
     ],
 )
 async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path, script: str, says: str) -> None:
-    driver, _ = process(tmp_path, script)
+    driver, _ = process(tmp_path, script.replace("{child}", str(tmp_path / "child")))
     with pytest.raises(DriverFailed) as told:
-        await driver.start(20)
+        await driver.start(60)
     assert says in str(told.value)
     assert driver.phase is Phase.FAILED
+    if (tmp_path / "child").exists():
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     await driver.close()
 
 
 async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_asked(tmp_path: Path) -> None:
     driver, _ = process(tmp_path, f"{READY} exec sleep 100")
-    await driver.start(20)
-    keeping = asyncio.create_task(driver.keep(20))
+    await driver.start(60)
+    keeping = asyncio.create_task(driver.keep(60))
     first = driver.pid
     await driver.kill(float("inf"))
     assert (driver.pid, driver.phase) == (None, Phase.DOWN)
     with pytest.raises(DriverFailed, match="does not run"):
         await driver.kill(0)
-    await driver.start(20)
+    await driver.start(60)
     second = driver.pid
     assert second not in {None, first}
     await driver.kill(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while driver.phase is not Phase.READY or driver.pid in {None, second}:
             await asyncio.sleep(0.01)
     keeping.cancel()
@@ -102,7 +106,7 @@ async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_as
 
 @contextlib.asynccontextmanager
 async def kept(driver: DriverProcess) -> AsyncIterator[None]:
-    keeping = asyncio.create_task(driver.keep(20))
+    keeping = asyncio.create_task(driver.keep(60))
     try:
         yield
     finally:
@@ -113,10 +117,10 @@ async def kept(driver: DriverProcess) -> AsyncIterator[None]:
 
 async def test_one_that_was_started_after_it_was_down_is_kept_as_the_first_was(tmp_path: Path) -> None:
     driver, told = process(tmp_path, f"{READY} exec sleep 100")
-    await driver.start(20)
+    await driver.start(60)
     async with kept(driver):
         await driver.kill(float("inf"))
-        await driver.start(20)
+        await driver.start(60)
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
         await told.wait("ended with signal SIGKILL; started again")
@@ -126,13 +130,13 @@ async def test_one_that_dies_while_it_is_upgraded_is_not_started_beside_the_new_
     gate, pids = tmp_path / "gate", tmp_path / "pids"
     wait = f"while [ -e {pids} ] && [ ! -e {gate} ]; do sleep 0.02; done"
     driver, told = process(tmp_path, f"{wait}; echo $$ >> {pids}; {READY} exec sleep 100")
-    await driver.start(20)
+    await driver.start(60)
     async with kept(driver):
-        upgrade = asyncio.create_task(driver.upgrade(20))
+        upgrade = asyncio.create_task(driver.upgrade(60))
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
         await told.wait("started again in")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not driver._busy._waiters:  # to start it again, once the upgrade is over
                 await asyncio.sleep(0.01)
         gate.touch()
@@ -147,15 +151,15 @@ async def test_one_that_dies_while_it_is_upgraded_is_not_started_beside_the_new_
 async def test_an_upgrade_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     driver, _ = process(tmp_path, f"[ -e {mark} ] && exit 1; {READY} exec sleep 100")
-    await driver.start(20)
+    await driver.start(60)
     before = driver.pid
     assert before is not None
     mark.touch()
     with pytest.raises(DriverFailed, match="exit code 1"):
-        await driver.upgrade(20)
+        await driver.upgrade(60)
     assert (driver.pid, driver.phase) == (before, Phase.READY)
     mark.unlink()
-    await driver.upgrade(20)
+    await driver.upgrade(60)
     assert driver.pid != before
     with pytest.raises(ProcessLookupError):
         os.kill(before, 0)

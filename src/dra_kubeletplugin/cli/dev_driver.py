@@ -42,6 +42,8 @@ HEALTH = "DRA_DEV_HEALTH"
 """A file with what verbs say of devices' health: JSON, by name of the device."""
 READY = "DRA_DEV_READY"
 """A file for what keeps the process from being ready, as :class:`local.dev.drivers.Said` reads it."""
+PARENT = "DRA_DEV_PARENT"
+"""The process to end with. It may have ended before this one runs its first line, and has no child then that could ask for it."""
 _LOOK = 0.5  # seconds between two looks at what keeps it
 _PATIENCE = 1.5  # seconds in which a driver's methods fail until it is given up
 
@@ -128,9 +130,8 @@ async def _beside_controller(process: Controller, stop: Stop) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before we asked
+    if str(os.getppid()) != os.environ.get(PARENT, str(os.getppid())):  # it ended before we asked
         return 1
     words = list(sys.argv[1:] if argv is None else argv)
     try:
