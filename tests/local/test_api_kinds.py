@@ -387,7 +387,10 @@ async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(c
 # --- namespaces, owners, lists, watches -------------------------------------------------------------
 
 
-async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(curl: Curl) -> None:
+async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
+    curl: Curl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.local.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
     await curl.make("/api/v1/namespaces", {"metadata": {"name": "n"}})
     maps = "/api/v1/namespaces/n/configmaps"
     await curl.make(maps, {"metadata": {"name": "free"}})
@@ -398,9 +401,10 @@ async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(cur
     deleted = await curl("DELETE", "/api/v1/namespaces/n")
     assert deleted.json["status"]["phase"] == "Terminating"
     assert (await curl("DELETE", f"{maps}/free")).status == 200, "it is there for a while, as in Kubernetes"
-    async with asyncio.timeout(20):
-        while (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]:
-            await asyncio.sleep(0.02)
+    waiting = curl.server._deleter._waiting["n"]
+    waiting._run()  # the while is over
+    waiting.cancel()
+    assert not (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]
     assert [m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"]] == ["held"]
     late = await curl("POST", maps, {"metadata": {"name": "late"}})
     assert (late.status, late.json["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
@@ -489,7 +493,7 @@ async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: Curl) 
 
     async def watch(client: KubeClient, ready: asyncio.Event) -> None:
         query = {"watch": "1", "fieldSelector": "spec.nodeName=n1"}
-        async with client.stream(PODS.path(), query, 20, ready.set) as lines:
+        async with client.stream(PODS.path(), query, 120, ready.set) as lines:
             async for line in lines:
                 event = json.loads(line)
                 seen.append((event["type"], event["object"]["metadata"]["name"]))

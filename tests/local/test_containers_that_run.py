@@ -36,6 +36,8 @@ from dra_kubeletplugin.local.runtime.runc import Runc
 from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
 
 pytestmark = pytest.mark.runc
+UID = f"u1-{os.getpid()}"
+"""Of a pod: the cgroups of its containers are named after it, and others run these tests at the same time."""
 CDI = {
     "cdiVersion": "0.6.0",
     "kind": "example.com/gpu",
@@ -60,7 +62,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[RuncRuntime]:
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
-def sandbox(tmp_path: Path, uid: str = "u1", **other: Any) -> Sandbox:
+def sandbox(tmp_path: Path, uid: str = UID, **other: Any) -> Sandbox:
     return Sandbox("default", "pod", uid, "pod", tmp_path / "pods" / uid, **other)
 
 
@@ -69,7 +71,7 @@ def shell(script: str, **other: Any) -> ContainerConfig:
     return ContainerConfig(command=("sh", "-c", script), **given | other)
 
 
-async def ended(runtime: RuncRuntime, uid: str = "u1", name: str = "main") -> ContainerStatus:
+async def ended(runtime: RuncRuntime, uid: str = UID, name: str = "main") -> ContainerStatus:
     async with asyncio.timeout(60):
         changes = runtime.changes()
         while (status := runtime.statuses(uid)[name]).state is State.RUNNING:
@@ -81,7 +83,7 @@ async def ended(runtime: RuncRuntime, uid: str = "u1", name: str = "main") -> Co
     return status
 
 
-async def text(runtime: RuncRuntime, uid: str = "u1", name: str = "main", **options: Any) -> str:
+async def text(runtime: RuncRuntime, uid: str = UID, name: str = "main", **options: Any) -> str:
     return b"".join([part async for part in runtime.logs(uid, name, LogOptions(**options))]).decode()
 
 
@@ -102,7 +104,7 @@ async def test_a_container_has_its_devices_and_environment_and_ends_with_its_own
     status = await ended(runtime)
     assert (status.exit_code, status.reason, status.message) == (3, "Error", "done\n")
     assert await text(runtime) == "zero value\n 00 00 00\n"
-    assert runtime.spec("u1", "main")["linux"]["devices"][0]["path"] == "/dev/gpu0"
+    assert runtime.spec(UID, "main")["linux"]["devices"][0]["path"] == "/dev/gpu0"
 
 
 async def test_no_device_but_its_own_can_be_opened(runtime: RuncRuntime, tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ async def test_what_is_left_of_a_machine_that_went_down_goes_with_the_first_cont
     ]
     await runtimes[0].start(sandbox(tmp_path), shell("sleep 1000"))
     left = await (await Runc.find(tmp_path / "runc")).list()
-    await runtimes[1].start(sandbox(tmp_path, "u2"), shell("sleep 1000"))
+    await runtimes[1].start(sandbox(tmp_path, f"{UID}-2"), shell("sleep 1000"))
     assert not set(left) & set(await (await Runc.find(tmp_path / "runc")).list())
     for runtime in runtimes:
         await runtime.close()
@@ -210,9 +212,9 @@ async def test_a_container_that_ignores_its_stop_signal_ends_after_the_grace(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     await runtime.start(sandbox(tmp_path), shell("trap '' TERM; while :; do sleep 0.05; done"))
-    await runtime.stop("u1", "main", 0.1)
-    assert runtime.statuses("u1")["main"].exit_code == 137
-    await runtime.stop("u1", "main", 0.1)
+    await runtime.stop(UID, "main", 0.1)
+    assert runtime.statuses(UID)["main"].exit_code == 137
+    await runtime.stop(UID, "main", 0.1)
     await runtime.stop("nobody", "main", 0.1)
 
 
@@ -220,19 +222,19 @@ async def test_a_container_that_heeds_its_stop_signal_ends_with_its_own_code(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     await runtime.start(sandbox(tmp_path), shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done"))
-    async for part in runtime.logs("u1", "main", LogOptions(follow=True)):
+    async for part in runtime.logs(UID, "main", LogOptions(follow=True)):
         assert part == b"ready\n"
-        await runtime.stop("u1", "main", 20)
-    assert runtime.statuses("u1")["main"].exit_code == 7
+        await runtime.stop(UID, "main", 60)
+    assert runtime.statuses(UID)["main"].exit_code == 7
 
 
 async def test_a_removed_pod_leaves_nothing(runtime: RuncRuntime, tmp_path: Path) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
-    await runtime.remove("u1")
+    await runtime.remove(UID)
     assert runtime.pods() == set()
-    assert not (tmp_path / "containers/u1").exists()
+    assert not (tmp_path / "containers" / UID).exists()
     with pytest.raises(KeyError):
-        runtime.spec("u1", "main")
+        runtime.spec(UID, "main")
 
 
 async def test_mounts_of_the_kubelet_are_there_and_read_only_where_it_says(
@@ -304,7 +306,7 @@ async def test_a_command_runs_in_the_container_with_input_output_and_its_own_cod
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000", env=[("NAME", "value")]))
-    session = await runtime.exec("u1", "main", ["sh", "-c", "cat; echo $NAME >&2; exit 4"], stdin=True)
+    session = await runtime.exec(UID, "main", ["sh", "-c", "cat; echo $NAME >&2; exit 4"], stdin=True)
     big = b"x" * 300_000
     writing = asyncio.create_task(session.write(big))
     got: dict[int, bytes] = {1: b"", 2: b""}
@@ -320,7 +322,7 @@ async def test_a_command_runs_in_the_container_with_input_output_and_its_own_cod
 
 async def test_a_command_with_a_terminal_has_one_of_the_size_it_is_told(runtime: RuncRuntime, tmp_path: Path) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
-    session = await runtime.exec("u1", "main", ["sh"], stdin=True, tty=True)
+    session = await runtime.exec(UID, "main", ["sh"], stdin=True, tty=True)
     await session.resize(101, 43)
     got = b""
     async with asyncio.timeout(60):
@@ -342,8 +344,8 @@ async def test_a_command_that_cannot_start_is_told_and_one_whose_client_left_is_
 ) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
     with pytest.raises(ContainerError, match=r'OCI runtime exec failed: .*"nowhere": executable file not found'):
-        await runtime.exec("u1", "main", ["nowhere"])
-    session = await runtime.exec("u1", "main", ["sleep", "1000"])
+        await runtime.exec(UID, "main", ["nowhere"])
+    session = await runtime.exec(UID, "main", ["sleep", "1000"])
     await session.close()
     assert await session.wait() != 0
 
@@ -365,7 +367,7 @@ async def test_a_described_device_is_no_device_of_this_machine(tmp_path: Path) -
         await ended(runtime)
         told = await text(runtime)
         assert told.startswith("c") and "1,   3" in told and told.endswith("\n0\n")
-        assert runtime.spec("u1", "main")["linux"]["devices"][0]["major"] == 8
+        assert runtime.spec(UID, "main")["linux"]["devices"][0]["major"] == 8
     finally:
         await runtime.close()
 
@@ -413,26 +415,54 @@ KILLED = """
     from dra_kubeletplugin.local.runtime.runc import Runc
     from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
 
-    async def main(root: Path) -> None:
-        runtime = RuncRuntime(root / "c", Images({}, root / "i"), [], await Runc.find(root / "runc"))
-        container = ContainerConfig("main", Role.MAIN, 0, "busybox", ("sleep", "1000"))
-        await runtime.start(Sandbox("default", "pod", "u1", "pod", root), container)
-        print("runs", flush=True)
+    async def main(root: Path, uid: str, *devices: str) -> None:
+        runtime = RuncRuntime(root / "c", Images({}, root / "i"), [root / "cdi"], await Runc.find(root / "runc"))
+        container = ContainerConfig("main", Role.MAIN, 0, "busybox", ("sleep", "1000"), cdi_devices=devices)
+        starting = asyncio.create_task(runtime.start(Sandbox("default", "pod", uid, "pod", root), container))
+        while not starting.done() and not (root / "hooked").exists():
+            await asyncio.sleep(0.01)
+        print("runs" if starting.done() else "starts", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
 """
 
 
-async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None:
+def kill_a_cluster(tmp_path: Path, when: str, *devices: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], stdout=subprocess.PIPE, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"runs\n")
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), UID, *devices],
+        stdout=subprocess.PIPE, check=False, timeout=100, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, f"{when}\n")
+
+
+async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None:
+    kill_a_cluster(tmp_path, "runs")
     runc = await Runc.find(tmp_path / "runc")
     async with asyncio.timeout(60):
         while await runc.list():
             await asyncio.sleep(0.02)
+
+
+async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too(tmp_path: Path) -> None:
+    """runc lists it only when the hook has ended: who looks before sees nothing to end."""
+    wait = f"echo $PPID > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/hooked; until test -e {tmp_path}/go; do sleep 0.05; done"
+    hook = {"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", wait]}
+    spec = CDI | {"devices": [{"name": "slow", "containerEdits": {"hooks": [hook]}}]}
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi/gpu.json").write_text(json.dumps(spec))
+    kill_a_cluster(tmp_path, "starts", "example.com/gpu=slow")
+    runc = await Runc.find(tmp_path / "runc")
+    front = int((tmp_path / "hooked").read_text())
+    assert await runc.list() == []
+    try:
+        (tmp_path / "go").touch()
+        async with asyncio.timeout(60):
+            while Path(f"/proc/{front}").exists() or await runc.list():
+                await asyncio.sleep(0.02)
+    finally:
+        (tmp_path / "go").touch()
+        await runc.close()
 
 
 @pytest.mark.parametrize(
@@ -454,10 +484,10 @@ async def test_a_container_is_probed_from_beside_it(
     """8081 listens on the pod's own loopback alone: no kubelet would reach it."""
     script = "touch /tmp/up; busybox httpd -p 8080 -h /tmp; busybox httpd -p 127.0.0.1:8081 -h /tmp; echo listening; sleep 1000"
     await runtime.start(sandbox(tmp_path), shell(script))
-    async for line in runtime.logs("u1", "main", LogOptions(follow=True)):
+    async for line in runtime.logs(UID, "main", LogOptions(follow=True)):
         assert line == b"listening\n"
         break
-    assert (await runtime.perform("u1", "main", Action(Occasion.READINESS, handler, 60))).verdict is verdict
+    assert (await runtime.perform(UID, "main", Action(Occasion.READINESS, handler, 60))).verdict is verdict
 
 
 HUNGRY = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"
@@ -501,7 +531,7 @@ async def test_a_container_that_is_killed_for_another_reason_has_not_run_out_of_
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000", limits=Limits(memory=32 << 20)))
-    await runtime.stop("u1", "main", 0)
+    await runtime.stop(UID, "main", 0)
     found = await ended(runtime)
     assert (found.exit_code, found.reason) == (137, "Error")
 
@@ -536,7 +566,7 @@ def test_both_versions_of_cgroups_count_who_was_killed_for_memory(
 
 async def test_a_container_s_share_of_the_machine_is_in_its_spec(runtime: RuncRuntime, tmp_path: Path) -> None:
     await runtime.start(sandbox(tmp_path), shell("true", limits=Limits(memory=1 << 26, cpu=500, share=250)))
-    resources = runtime.spec("u1", "main")["linux"]["resources"]
+    resources = runtime.spec(UID, "main")["linux"]["resources"]
     assert resources["memory"] == {"limit": 1 << 26}
     assert resources["cpu"] == {"shares": 256, "quota": 50_000, "period": 100_000}
     assert (await ended(runtime)).exit_code == 0

@@ -318,7 +318,7 @@ async def test_an_unreadable_record_is_kept_and_told(cluster: LocalCluster) -> N
 async def test_a_stop_lets_a_bind_end_and_says_how_it_went(cluster: LocalCluster) -> None:
     driver = Fabric()
     driver.gate.clear()
-    async with controlled(cluster, driver, stop_grace=10.0) as controller:
+    async with controlled(cluster, driver, stop_grace=60.0) as controller:
         await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await until(cluster, "bind", lambda: driver.under_way)

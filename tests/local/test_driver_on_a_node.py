@@ -336,11 +336,11 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
             return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.left_out
 
         await node.cluster.wait("the slice without the device that nothing would keep away", withheld)
-        status = await node.plugin.published(20)
+        status = await node.plugin.published(60)
         assert status.gates_off == {Gate.TAINTS}
         version = node.cluster.api.storage.version
         await node.rescan()
-        await node.plugin.published(20)
+        await node.plugin.published(60)
         slices = node.cluster.slices()
         assert all(int(s["metadata"]["resourceVersion"]) <= version for s in slices)
 

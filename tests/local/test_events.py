@@ -76,7 +76,7 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
         def devices(self) -> list[Device]:  # type: ignore[override]
             Slow.looks += 1
             self.looking.set()
-            self.go_on.wait(30)
+            self.go_on.wait(120)
             return [Device(f"look-{Slow.looks}")]
 
     async def held() -> set[str]:
@@ -85,12 +85,12 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
     inventory = Inventory("node")
     scan = DeviceScan(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Pace(interval=60))
     task = asyncio.create_task(scan.run())
-    await asyncio.to_thread(Slow.looking.wait, 10)
+    await asyncio.to_thread(Slow.looking.wait, 60)
     UEVENT.write_text("change")
     await asyncio.sleep(0.1)
     Slow.go_on.set()
     async with asyncio.timeout(30):
-        while inventory.get("look-2") is None:
+        while not len(inventory) or inventory.get("look-1"):  # events of others may make it look more often
             await asyncio.sleep(0.02)
     task.cancel()
     await asyncio.wait({task})
@@ -158,7 +158,7 @@ async def test_a_listener_is_woken_by_a_described_host_and_by_no_event_of_before
     with kernel_events(root, lambda: heard.put_nowait(True)) as works:
         assert works
         described.remove_function(root, "0000:17:00.0")
-        assert await asyncio.wait_for(heard.get(), 10)
+        assert await asyncio.wait_for(heard.get(), 60)
     assert heard.empty()
 
 

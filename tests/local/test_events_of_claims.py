@@ -113,7 +113,7 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
     async with node_with(toy()) as node:
         await node.run_pod()
         path = node.plugin.settings.records_path
-        db = sqlite3.connect(path)
+        db = sqlite3.connect(path, timeout=60)
         db.execute("UPDATE claims SET doc = 'nonsense'")
         db.commit()
         db.close()

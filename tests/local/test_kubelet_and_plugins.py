@@ -71,7 +71,7 @@ async def test_a_plugin_that_comes_back_is_reached_at_once(folder: Path) -> None
     path = folder / "x.sock"
     async with served(path):
         old = dial(path)
-        await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=5)
+        await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=60)
     with pytest.raises(grpc.aio.AioRpcError):
         await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=5)
     async with served(path), asyncio.timeout(30):

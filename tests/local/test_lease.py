@@ -96,9 +96,10 @@ async def test_the_next_leads_after_the_first_is_killed_and_not_before_its_lease
 
 
 async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidates) -> None:
-    first = candidates.start("first", LeaseTimes())  # 15 s, which nobody waits for here
+    unending = LeaseTimes(duration=3600.0, renew_deadline=1800.0, retry=0.05)  # which nobody waits for here
+    first = candidates.start("first", unending)
     await within(30, first.leader.wait())
-    second = candidates.start("second")
+    second = candidates.start("second", unending)
     await until(lambda: second.holder == "first")
     await candidates.kill("first")
     await first.release()

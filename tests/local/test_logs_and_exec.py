@@ -55,7 +55,10 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 
         async def known() -> bool:
             statuses = (await made.client.get(PODS, "pod", "default")).get("status", {}).get("containerStatuses") or []
-            return [next(iter(s["state"])) for s in statuses] == ["running", "waiting"]
+            return [s["state"].get("waiting", {}).get("reason", "") for s in statuses] in (
+                ["", "ErrImagePull"],
+                ["", "ImagePullBackOff"],
+            )
 
         await made.wait("the containers", known)
         yield made
@@ -79,7 +82,7 @@ async def test_logs_are_those_of_the_container_and_following_ends_with_it(
         assert (await kubectl("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
         assert following.returncode is None
         (uid,) = cluster.node.runtime.pods()
-        await cluster.node.runtime.stop(uid, "main", 20)
+        await cluster.node.runtime.stop(uid, "main", 60)
         assert await following.stdout.read() == b""
         assert await following.wait() == 0
 

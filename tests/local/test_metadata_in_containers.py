@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,13 @@ async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path:
         config = ContainerConfig(
             name="main", role=Role.MAIN, attempt=0, image="busybox:1.36", command=("sh", "-c", script), cdi_devices=ids
         )
-        await runtime.start(Sandbox("default", "pod", "u1", "pod", tmp_path / "pods"), config)
+        uid = f"u-{os.getpid()}"  # its cgroup is named after it, and others run these tests at the same time
+        await runtime.start(Sandbox("default", "pod", uid, "pod", tmp_path / "pods"), config)
 
         async def printed() -> str:
-            return b"".join([part async for part in runtime.logs("u1", "main", LogOptions())]).decode()
+            return b"".join([part async for part in runtime.logs(uid, "main", LogOptions())]).decode()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while '"generation": 1' not in await printed():
                 await asyncio.sleep(0.02)
             for i in range(20):

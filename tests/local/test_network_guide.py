@@ -49,7 +49,8 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
         runtime = RuncRuntime(tmp_path / "containers", images, [cdi], await Runc.find(tmp_path / "runc"))
         stack.push_async_callback(runtime.close)
         (record,) = await node.plugin.claims.store.all()
-        sandbox = Sandbox("default", "pod", "u1", "pod", tmp_path / "pods")
+        uid = f"u-{os.getpid()}"  # its cgroup is named after it, and others run these tests at the same time
+        sandbox = Sandbox("default", "pod", uid, "pod", tmp_path / "pods")
         for name in ("first", "second"):  # of one pod: the second finds it there
             config = ContainerConfig(
                 name=name,
@@ -63,7 +64,7 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
             async with asyncio.timeout(60):
                 while runtime.statuses("u1")[name].state is State.RUNNING:
                     await asyncio.sleep(0.02)
-            said = b"".join([part async for part in runtime.logs("u1", name, LogOptions())]).decode()
+            said = b"".join([part async for part in runtime.logs(uid, name, LogOptions())]).decode()
             assert "inet 192.0.2.7/24" in said
             assert ",UP" in said
         assert NIC not in ip("-brief", "link")

@@ -73,14 +73,18 @@ async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
         ("echo noise; echo 'dra: no licence'; exit 2", "x.example.com on node-1: no licence"),
         ("echo noise; exit 2", "ended with exit code 2; it said last:\n  noise"),
         ("kill -SEGV $$", "ended with signal SIGSEGV; it said last:\n  (nothing)"),
+        ("echo noise; printf 'no end of a line'; exit 1", "it said last:\n  noise\n  no end of a line"),
+        ("sleep 1000 & echo $! > {child}; echo noise; exit 1", "it said last:\n  noise"),  # which holds its output open
     ],
 )
 async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path, script: str, says: str) -> None:
-    driver, _ = process(tmp_path, script)
+    driver, _ = process(tmp_path, script.replace("{child}", str(tmp_path / "child")))
     with pytest.raises(DriverFailed) as told:
         await driver.start(PATIENCE)
     assert says in str(told.value)
     assert driver.phase is Phase.FAILED
+    if (tmp_path / "child").exists():
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     await driver.close()
 
 

@@ -25,6 +25,7 @@ _STEADY = 60.0  # seconds after which a process that dies is taken for a first o
 _LOOK = 0.05  # seconds between looks for readiness
 _CODE = re.compile(r" \[DRA-E\d+\]$")  # of its own; ours follows
 _CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
+_LAST_WORDS = 1.0  # seconds for what a process wrote that has ended
 _STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -227,9 +228,14 @@ class DriverProcess:
         rest = b""
         while data := await process.stdout.read(65536):
             *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                said.append(line.decode(errors="replace"))
-                self._tell(said[-1])
+            self._hear(lines, said)
+        if rest:  # its last line may have no end
+            self._hear([rest], said)
+
+    def _hear(self, lines: Sequence[bytes], said: deque[str]) -> None:
+        for line in lines:
+            said.append(line.decode(errors="replace"))
+            self._tell(said[-1])
 
     async def _until_ready(self, instance: _Instance, timeout: float) -> None:
         loop = asyncio.get_running_loop()
@@ -247,7 +253,7 @@ class DriverProcess:
                 reason = "; ".join(said_now.waits) if said_now else f"it said last:\n{_last(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
             await asyncio.sleep(_LOOK)
-        await instance.reading
+        await _heard(instance)
         self.phase = Phase.FAILED
         if instance.process.returncode == _CORRECT and (
             said := [line for line in instance.said if line.startswith("dra: ")]
@@ -268,8 +274,13 @@ class DriverProcess:
                 instance.process.kill()
                 await instance.process.wait()
         instance.ready.unlink(missing_ok=True)
-        await asyncio.wait({instance.reading}, timeout=1)
+        await _heard(instance)
         instance.reading.cancel()
+
+
+async def _heard(instance: _Instance) -> None:
+    """Until its last words are read: a child of its own that outlives it may hold its output open."""
+    await asyncio.wait({instance.reading}, timeout=_LAST_WORDS)
 
 
 def _said(file: Path) -> Said | None:

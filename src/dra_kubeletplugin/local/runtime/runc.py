@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -23,7 +24,14 @@ _ROOTED = (
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )
-_GUARD = 'trap "" INT TERM HUP; read -r _; runc --root "$1" list -q | while read -r id; do runc --root "$1" delete --force "$id"; done'
+# After our death, runc may be starting one still, which it lists only once the hooks have run. It holds the lock that it inherited,
+# so the guard looks again until nobody does.
+_GUARD = """
+trap "" INT TERM HUP
+end() { runc --root "$1" list -q | while read -r id; do runc --root "$1" delete --force "$id"; done; }
+read -r _ || while [ -d "$1" ] && ! flock -n "$1" true; do end "$1"; sleep 0.1; done
+end "$1"
+"""
 Streams = tuple[int, int, int]  # descriptors for standard input, output and error
 
 
@@ -41,6 +49,7 @@ class Runc:
         self.root = root
         self.version = version
         self._guard: asyncio.subprocess.Process | None = None
+        self._lock: int | None = None  # a descriptor of `root`, locked; each `runc run` inherits it
         self._guarding = asyncio.Lock()
 
     @classmethod
@@ -86,7 +95,7 @@ class Runc:
         # In a process group of its own: Ctrl-C is for us, and we end the containers in order.
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
-            process_group=None if session else 0,
+            process_group=None if session else 0, pass_fds=() if self._lock is None else (self._lock,),
         )  # fmt: skip
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -121,8 +130,12 @@ class Runc:
     async def close(self) -> None:
         """Ends all containers."""
         await asyncio.gather(*(self.delete(container) for container in await self.list()))
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._guard:
             assert self._guard.stdin
+            self._guard.stdin.write(b"\n")  # told, it looks once
             self._guard.stdin.close()
             await self._guard.wait()
             self._guard = None
@@ -132,12 +145,21 @@ class Runc:
         async with self._guarding:
             if self._guard is None:  # what a machine that went down left
                 await asyncio.gather(*(self.delete(container) for container in await self.list()))
+            if self._lock is None:
+                self._lock = _locked(self.root)
             if self._guard is None or self._guard.returncode is not None:
                 self._guard = await asyncio.create_subprocess_exec(
                     "sh", "-c", _GUARD, "dra-dev-guard", str(self.root),
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip
+
+
+def _locked(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def _exists(path: Path) -> bool:
@@ -147,7 +169,7 @@ def _exists(path: Path) -> bool:
 
 def missing() -> str:
     """What keeps containers from running on this machine; empty where nothing does."""
-    tools = [tool for tool in ("runc", "unshare", "mount") if not shutil.which(tool)]
+    tools = [tool for tool in ("runc", "unshare", "mount", "flock") if not shutil.which(tool)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
     return (
