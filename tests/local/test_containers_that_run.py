@@ -523,8 +523,8 @@ async def test_containers_of_the_same_name_in_two_clusters_of_a_machine_have_cgr
         await hungry.start(sandbox(tmp_path), shell(HUNGRY, limits=Limits(memory=32 << 20)))
         assert (await ended(hungry)).reason == "OOMKilled"
         assert cgroups(calm)
-        await quiet.stop("u1", "main", 0)
-        assert quiet.statuses("u1")["main"].reason == "Error"
+        await quiet.stop(UID, "main", 0)
+        assert quiet.statuses(UID)["main"].reason == "Error"
 
 
 async def test_a_container_that_is_killed_for_another_reason_has_not_run_out_of_memory(

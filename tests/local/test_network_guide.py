@@ -62,7 +62,7 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
             )
             await runtime.start(sandbox, config)
             async with asyncio.timeout(60):
-                while runtime.statuses("u1")[name].state is State.RUNNING:
+                while runtime.statuses(uid)[name].state is State.RUNNING:
                     await asyncio.sleep(0.02)
             said = b"".join([part async for part in runtime.logs(uid, name, LogOptions())]).decode()
             assert "inet 192.0.2.7/24" in said
