@@ -105,7 +105,7 @@ class RuncRuntime:
             self._pods[sandbox.uid] = pod
         folder = self.state / sandbox.uid / f"{container.name}-{container.attempt}"
         spec = await asyncio.to_thread(self._prepare, pod, container, image, folder)
-        identity = secrets.token_hex(32)
+        identity = self._runc.name()
         if before := pod.containers.pop(container.name, None):
             before.log.close()
             pod.earlier[container.name] = before.log
