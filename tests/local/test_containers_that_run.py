@@ -444,25 +444,32 @@ async def test_containers_end_when_the_cluster_is_killed(tmp_path: Path) -> None
             await asyncio.sleep(0.02)
 
 
-async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too(tmp_path: Path) -> None:
+async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too_and_none_of_the_next_cluster(
+    tmp_path: Path,
+) -> None:
     """runc lists it only when the hook has ended: who looks before sees nothing to end."""
-    wait = f"echo $PPID > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/hooked; until test -e {tmp_path}/go; do sleep 0.05; done"
+    go = tmp_path / "go"
+    wait = f"echo $PPID > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/hooked; until test -e {go}; do sleep 0.05; done"
     hook = {"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", wait]}
     spec = CDI | {"devices": [{"name": "slow", "containerEdits": {"hooks": [hook]}}]}
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi/gpu.json").write_text(json.dumps(spec))
     kill_a_cluster(tmp_path, "starts", "example.com/gpu=slow")
-    runc = await Runc.find(tmp_path / "runc")
     front = int((tmp_path / "hooked").read_text())
-    assert await runc.list() == []
+    runc = await Runc.find(tmp_path / "runc")
+    after = RuncRuntime(tmp_path / "c", Images({}, tmp_path / "i"), [], runc)
     try:
-        (tmp_path / "go").touch()
+        assert await runc.list() == []
+        await after.start(sandbox(tmp_path, f"{UID}-2"), shell("sleep 1000"))
+        ours = await runc.list()
+        go.touch()
         async with asyncio.timeout(60):
-            while Path(f"/proc/{front}").exists() or await runc.list():
+            while Path(f"/proc/{front}").exists() or await runc.list() != ours:
                 await asyncio.sleep(0.02)
+        assert after.statuses(f"{UID}-2")["main"].state is State.RUNNING
     finally:
-        (tmp_path / "go").touch()
-        await runc.close()
+        go.touch()
+        await after.close()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class Pauses:
-    """Pauses of some kinds while a test runs; none while fixtures are made and taken away."""
+    """Pauses of some kinds while a test runs; none while fixtures are made and taken away, but for steps of the processes that they start."""
 
     def __init__(self, kinds: set[str], seed: int) -> None:
         self.kinds = kinds
@@ -98,10 +98,9 @@ class Pauses:
         start = subprocess.Popen.__init__
 
         def started(self_: Any, *args: Any, env: Any = None, **given: Any) -> None:
-            if self._test:
-                env = dict(os.environ if env is None else env)
-                path = [str(_INSIDE), *filter(None, [env.get("PYTHONPATH")])]
-                env |= {"PYTHONPATH": os.pathsep.join(path), "PAUSES_SEED": str(self.seed)}
+            env = dict(os.environ if env is None else env)
+            path = [str(_INSIDE), *filter(None, [env.get("PYTHONPATH")])]
+            env |= {"PYTHONPATH": os.pathsep.join(path), "PAUSES_SEED": str(self.seed)}
             start(self_, *args, env=env, **given)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ _ROOTED = (
     'exec "$@"'
 )
 # After our death, runc may be starting one still, which it lists only once the hooks have run. It holds the lock that it inherited,
-# so the guard looks again until nobody does.
+# so the guard looks again until nobody does. Whoever has the folder by then has containers there too: they are not ours.
 _GUARD = """
 trap "" INT TERM HUP
-end() { runc --root "$1" list -q | while read -r id; do runc --root "$1" delete --force "$id"; done; }
-read -r _ || while [ -d "$1" ] && ! flock -n "$1" true; do end "$1"; sleep 0.1; done
-end "$1"
+root=$1 ours=$2
+exec 3<"$root/$ours.lock" && rm "$root/$ours.lock"
+end() { runc --root "$root" list -q | grep "^$ours" | while read -r id; do runc --root "$root" delete --force "$id"; done; }
+read -r _ || until flock -n 3; do end; sleep 0.1; done
+end
 """
 Streams = tuple[int, int, int]  # descriptors for standard input, output and error
 
@@ -49,7 +52,8 @@ class Runc:
         self.root = root
         self.version = version
         self._guard: asyncio.subprocess.Process | None = None
-        self._lock: int | None = None  # a descriptor of `root`, locked; each `runc run` inherits it
+        self._lock: int | None = None  # a descriptor; each `runc run` inherits it
+        self._ours = secrets.token_hex(8)  # what our containers' names begin with
         self._guarding = asyncio.Lock()
 
     @classmethod
@@ -62,6 +66,10 @@ class Runc:
         if code or not found:
             raise ContainerError(f"runc --version failed: {error or out}")
         return cls(root, tuple(map(int, found.groups())))
+
+    def name(self) -> str:
+        """A new one for a container, as containerd's look: 64 hexadecimal digits."""
+        return self._ours + secrets.token_hex(24)
 
     async def run(self, container: str, bundle: Path, streams: Streams, *, tty: bool = False) -> Started:
         """Creates and starts the container of ``bundle``; returns once its process runs. ``tty``: the streams are a terminal.
@@ -130,9 +138,7 @@ class Runc:
     async def close(self) -> None:
         """Ends all containers."""
         await asyncio.gather(*(self.delete(container) for container in await self.list()))
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._unlock()
         if self._guard:
             assert self._guard.stdin
             self._guard.stdin.write(b"\n")  # told, it looks once
@@ -145,21 +151,25 @@ class Runc:
         async with self._guarding:
             if self._guard is None:  # what a machine that went down left
                 await asyncio.gather(*(self.delete(container) for container in await self.list()))
-            if self._lock is None:
-                self._lock = _locked(self.root)
             if self._guard is None or self._guard.returncode is not None:
+                self._lock = self._locked()
                 self._guard = await asyncio.create_subprocess_exec(
-                    "sh", "-c", _GUARD, "dra-dev-guard", str(self.root),
+                    "sh", "-c", _GUARD, "dra-dev-guard", str(self.root), self._ours,
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip
 
+    def _locked(self) -> int:
+        self._unlock()
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.root / f"{self._ours}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
 
-def _locked(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _exists(path: Path) -> bool:

@@ -104,7 +104,7 @@ class RuncRuntime:
             pod = _Pod(sandbox, await PodNamespaces.make(sandbox.hostname))
             self._pods[sandbox.uid] = pod
         folder = self.state / sandbox.uid / f"{container.name}-{container.attempt}"
-        identity = secrets.token_hex(32)
+        identity = self._runc.name()
         spec = await asyncio.to_thread(self._prepare, pod, container, image, folder, identity)
         if before := pod.containers.pop(container.name, None):
             before.log.close()
