@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..guard import Guard
 from .interface import ContainerError
 
 _LOOK = 0.01  # seconds between looks for what runc writes once a process has started
@@ -24,14 +25,11 @@ _ROOTED = (
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )
-# After our death, runc may be starting one still, which it lists only once the hooks have run. It holds the lock that it inherited,
-# so the guard looks again until nobody does.
-_GUARD = """
-trap "" INT TERM HUP
-end() { runc --root "$1" list -q | while read -r id; do runc --root "$1" delete --force "$id"; done; }
-read -r _ || while [ -d "$1" ] && ! flock -n "$1" true; do end "$1"; sleep 0.1; done
-end "$1"
-"""
+# After our death runc may be starting one still, which it lists only once the hooks have run.
+_PATIENCE = 60.0  # seconds for that
+_DELETE = (
+    'runc --root "$1" list -q | while read -r id; do echo "$id"; runc --root "$1" delete --force "$id" >/dev/null; done'
+)
 Streams = tuple[int, int, int]  # descriptors for standard input, output and error
 
 
@@ -48,8 +46,7 @@ class Runc:
     def __init__(self, root: Path, version: tuple[int, ...]) -> None:
         self.root = root
         self.version = version
-        self._guard: asyncio.subprocess.Process | None = None
-        self._lock: int | None = None  # a descriptor of `root`, locked; each `runc run` inherits it
+        self._guard: Guard | None = None
         self._guarding = asyncio.Lock()
 
     @classmethod
@@ -92,22 +89,22 @@ class Runc:
         self, argv: list[str], pid: Path, log: Path, streams: Streams, *, cwd: Path | None = None, session: bool = False
     ) -> Started:
         stdin, stdout, stderr = streams
+        env = {**os.environ, **(self._guard.mark if self._guard else {})}
         # In a process group of its own: Ctrl-C is for us, and we end the containers in order.
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
-            process_group=None if session else 0, pass_fds=() if self._lock is None else (self._lock,),
+            *argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
+            process_group=None if session else 0,
         )  # fmt: skip
-        ended = asyncio.ensure_future(process.wait())
+        begun = asyncio.ensure_future(_begun(process, pid))
         try:
-            while not ended.done() and not _exists(pid):
-                await asyncio.wait({ended}, timeout=_LOOK)
-        except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            await asyncio.shield(begun)
+        except asyncio.CancelledError:  # what runc had made by half, a cgroup say, nobody would find
+            await asyncio.wait({begun}, timeout=_COMMAND)
+            with contextlib.suppress(OSError):
+                os.kill(int(_read(pid)), signal.SIGKILL)
             raise
         finally:
-            if not ended.done():
-                ended.cancel()
+            begun.cancel()
         if not _exists(pid):
             raise ContainerError(_last_error(log) or f"runc ended with {process.returncode} before the container ran")
         return Started(process)
@@ -130,46 +127,41 @@ class Runc:
     async def close(self) -> None:
         """Ends all containers."""
         await asyncio.gather(*(self.delete(container) for container in await self.list()))
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
         if self._guard:
-            assert self._guard.stdin
-            self._guard.stdin.write(b"\n")  # told, it looks once
-            self._guard.stdin.close()
-            await self._guard.wait()
+            await self._guard.close()
             self._guard = None
 
     async def _watch_over(self) -> None:
-        """A small shell that waits for our end, by whatever cause, and then ends the containers that are left."""
+        """Ends the containers that are left when we end, by whatever cause."""
         async with self._guarding:
             if self._guard is None:  # what a machine that went down left
                 await asyncio.gather(*(self.delete(container) for container in await self.list()))
-            if self._lock is None:
-                self._lock = _locked(self.root)
-            if self._guard is None or self._guard.returncode is not None:
-                self._guard = await asyncio.create_subprocess_exec(
-                    "sh", "-c", _GUARD, "dra-dev-guard", str(self.root),
-                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
+            if self._guard is None or not self._guard.alive:
+                self._guard = await Guard.start(_PATIENCE, _DELETE, str(self.root))
 
 
-def _locked(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+async def _begun(process: asyncio.subprocess.Process, pid: Path) -> None:
+    """Until its process runs, or it has ended."""
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        while not ended.done() and not _exists(pid):
+            await asyncio.wait({ended}, timeout=_LOOK)
+    finally:
+        ended.cancel()
 
 
+# On a local file system, which answers at once.
 def _exists(path: Path) -> bool:
-    """On a local file system, which answers at once."""
     return path.exists()
+
+
+def _read(path: Path) -> str:
+    return path.read_text()
 
 
 def missing() -> str:
     """What keeps containers from running on this machine; empty where nothing does."""
-    tools = [tool for tool in ("runc", "unshare", "mount", "flock") if not shutil.which(tool)]
+    tools = [tool for tool in ("runc", "unshare", "mount") if not shutil.which(tool)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
     return (
