@@ -54,6 +54,44 @@ LATE = """
 
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 """
+TERMINAL = """
+import fcntl, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever pytest was started under
+from dra_kubeletplugin.cli import main
+sys.exit(main(["dev", *sys.argv[1:]]))
+"""
+TALKATIVE = """
+import os, threading
+from dra_kubeletplugin import Device, Driver
+
+SAID = os.open(os.environ["SAID"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+class Talkative(Driver):
+    name = "talkative.example.com"
+
+    def start(self):
+        self.over = threading.Event()
+        self.talking = threading.Thread(target=self.talk, daemon=True)
+        self.talking.start()
+
+    def talk(self):
+        while not self.over.wait(0.001):
+            print("x" * 1000, flush=True)
+            os.write(SAID, b".")
+
+    def stop(self):
+        self.over.set()
+        self.talking.join()
+        os.write(SAID, b"stopped")
+
+    def devices(self):
+        return [Device("a")]
+
+    def prepare(self, claim):
+        return []
+"""
 SLOW = """#!/bin/sh
 echo "$@" >> "$HELD"
 case " $* " in *" run "*) while [ ! -e "$HELD.go" ]; do sleep 0.01; done;; esac
@@ -138,6 +176,49 @@ def test_a_container_that_comes_up_after_its_cluster_was_killed_is_ended(short: 
     until(lambda: not named(str(short)))
     assert [p for p in Path("/sys/fs/cgroup").glob("**/dra-dev-*") if cgroup[1:] in p.name] == []
     assert str(short) not in Path("/proc/mounts").read_text()
+
+
+def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
+    ours, theirs = os.openpty()
+    dev = subprocess.Popen(
+        [sys.executable, "-c", TERMINAL, GPU, "--state", str(short / "s")],
+        cwd=ROOT, env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        told = b""
+        while b"Ctrl-C ends it" not in told:
+            told += os.read(ours, 65536)
+    finally:
+        os.close(ours)
+        code = dev.wait(90)
+    assert code == 0
+    assert not named(str(short))
+    assert not (short / "s/control.sock").exists()
+
+
+def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_more(short: Path) -> None:
+    """A driver whose output nobody takes would stand still with its next line."""
+    (short / "driver.py").write_text(TALKATIVE)
+    said = short / "said"
+    ours, theirs = os.pipe()
+    argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", str(short / "driver.py"), "--state", str(short / "s")]
+    dev = subprocess.Popen(
+        argv, cwd=ROOT, env=environment(SAID=str(said)), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        told = b""
+        while b"Ctrl-C ends it" not in told:
+            told += os.read(ours, 65536)
+        os.close(ours)
+        before = said.stat().st_size
+        until(lambda: said.stat().st_size > before + 200)  # lines of 1,000 bytes: more than pipes hold
+    finally:
+        dev.send_signal(signal.SIGINT)
+        code = dev.wait(90)
+    assert code == 0
+    assert said.read_bytes().endswith(b"stopped")
 
 
 @pytest.mark.parametrize(
