@@ -27,11 +27,12 @@ from ..observe.log import configure
 from ..wording import counted
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
-from .ending import report
+from .ending import report, tell
 from .exits import Exit
 from .open_files import need_files
 from .options import given
 from .progress import Progress
+from .stopping import SIGNALS
 from .style import Style
 
 _READY = 60.0  # seconds until a driver that does not come up is given up
@@ -87,8 +88,9 @@ async def _stay(plan: Plan) -> int:
         if work is not None and not started.is_set():
             work.cancel()  # a driver that does not come up is not waited for
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked)
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(number, asked)
     try:
         await _serve(plan, stop, started)
     except asyncio.CancelledError:
@@ -146,11 +148,11 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 def _around(style: Style, progress: Progress) -> Around:
     def say(text: str) -> None:
         progress.done()
-        print(text, flush=True)
+        tell(text, sys.stdout)
 
     def log(place: str, line: str) -> None:
         progress.done()
-        print(f"{style.dim(place)} {line}", file=sys.stderr)
+        tell(f"{style.dim(place)} {line}")
 
     return Around(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 

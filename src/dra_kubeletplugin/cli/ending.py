@@ -38,10 +38,10 @@ def ended(command: Callable[[], int]) -> int:
             return Exit.UNREAD
         except OSError as e:
             if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
-                _tell(f"dra: {printable(e.filename)}: {e.strerror}")
+                tell(f"dra: {printable(e.filename)}: {e.strerror}")
             elif e.errno in _LOST:
                 _discard(sys.stdout)
-                _tell(f"dra: the output cannot be written: {e.strerror}")
+                tell(f"dra: the output cannot be written: {e.strerror}")
             else:
                 raise
             return Exit.WRONG
@@ -50,16 +50,17 @@ def ended(command: Callable[[], int]) -> int:
 def report(e: DraError) -> int:
     """Says on standard error what is wrong, one sentence a fault."""
     for fault in e.faults or (e.message,):
-        _tell(f"dra: {fault} [{e.code}]")
+        tell(f"dra: {fault} [{e.code}]")
     return Exit.WRONG
 
 
-def _tell(text: str) -> None:
-    """On standard error; where that cannot be written either, the exit code alone says it."""
+def tell(text: str, stream: TextIO | None = None) -> None:
+    """On standard error, or ``stream``. Where that cannot be written, because who read it is gone, neither this nor what follows is."""
+    stream = stream or sys.stderr
     try:
-        print(text, file=sys.stderr)
+        print(text, file=stream, flush=True)
     except OSError:
-        _discard(sys.stderr)
+        _discard(stream)
 
 
 def _standard_streams() -> None:

@@ -26,7 +26,7 @@ _LOOK = 0.05  # seconds between looks for readiness
 _CODE = re.compile(r" \[DRA-E\d+\]$")  # of its own; ours follows
 _CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
 _LAST_WORDS = 1.0  # seconds for what a process wrote that has ended
-_STOP = 30.0  # seconds from SIGTERM to SIGKILL
+STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class DriverFailed(Exception):
@@ -268,7 +268,7 @@ class DriverProcess:
             with contextlib.suppress(ProcessLookupError):
                 instance.process.send_signal(signal.SIGTERM)
             try:
-                async with asyncio.timeout(_STOP):
+                async with asyncio.timeout(STOP):
                     await instance.process.wait()
             except TimeoutError:
                 instance.process.kill()
@@ -309,4 +309,4 @@ def changed_since(files: Sequence[Path], before: Mapping[Path, int]) -> dict[Pat
     return {path: time for path, time in now.items() if before.get(path) != time}
 
 
-__all__ = ["DriverFailed", "DriverProcess", "Phase", "Program", "changed_since"]
+__all__ = ["STOP", "DriverFailed", "DriverProcess", "Phase", "Program", "changed_since"]

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..cluster import LocalCluster, Node
-from .drivers import DriverFailed, DriverProcess, Phase, Program, changed_since
+from ..guard import Guard
+from .drivers import STOP, DriverFailed, DriverProcess, Phase, Program, changed_since
 from .hosts import NodeHost
 from .verbs import ALL
 
@@ -51,6 +52,7 @@ class Environment:
     around: Around
     timeout: float
     health: Path
+    guard: Guard
     asked_to_stop: asyncio.Event = field(default_factory=asyncio.Event)
     link: Callable[[], str] = field(default=lambda: "")
     """Makes a link to the page that shows the cluster, good for one browser; empty where there is no page."""
@@ -144,7 +146,7 @@ async def environment(
     """
     health = cluster.state / "health"
     health.mkdir(exist_ok=True)
-    made = Environment(cluster, hosts, [], around, timeout, health)
+    made = Environment(cluster, hosts, [], around, timeout, health, await Guard.start(STOP))
     made.drivers += [_on_node(made, program, node) for program in programs for node in cluster.nodes.values()]
     made.drivers += [_controller(made, program) for program in controllers]
     tasks: set[asyncio.Task[None]] = set()
@@ -176,6 +178,7 @@ async def environment(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(p.close() for p in made.drivers))
+        await made.guard.close()
 
 
 def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
@@ -188,6 +191,7 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
         "SYSFS_ROOT": str(host.sysfs),
         "LOCAL_CLUSTER": "1",
         "DRA_DEV_HEALTH": str(made.health / f"{node.name}-{program.driver}.json"),
+        **made.guard.mark,
     }
     return DriverProcess(
         program, node.name, env, made.health, lambda line: made.around.log(f"{node.name} {program.driver}", line)
@@ -195,7 +199,7 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
 
 
 def _controller(made: Environment, program: Program) -> DriverProcess:
-    env = {**made.cluster.access, "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent"}
+    env = {**made.cluster.access, "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent", **made.guard.mark}
     place = "controller"
     return DriverProcess(
         program, place, env, made.health, lambda line: made.around.log(f"{place} {program.driver}", line)

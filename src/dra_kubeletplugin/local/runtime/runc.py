@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..guard import Guard
 from .interface import ContainerError
 
 _LOOK = 0.01  # seconds between looks for what runc writes once a process has started
@@ -25,16 +26,13 @@ _ROOTED = (
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )
-# After our death, runc may be starting one still, which it lists only once the hooks have run. It holds the lock that it inherited,
-# so the guard looks again until nobody does. Whoever has the folder by then has containers there too: they are not ours.
-_GUARD = """
-trap "" INT TERM HUP
-root=$1 ours=$2
-exec 3<"$root/$ours.lock" && rm "$root/$ours.lock"
-end() { runc --root "$root" list -q | grep "^$ours" | while read -r id; do runc --root "$root" delete --force "$id"; done; }
-read -r _ || until flock -n 3; do end; sleep 0.1; done
-end
-"""
+# After our death runc may be starting one still, which it lists only once the hooks have run. Whoever has the folder by then has
+# containers there too: they are not ours.
+_PATIENCE = 60.0  # seconds for that
+_DELETE = (
+    'runc --root "$1" list -q | grep "^$2" | '
+    'while read -r id; do echo "$id"; runc --root "$1" delete --force "$id" >/dev/null; done'
+)
 Streams = tuple[int, int, int]  # descriptors for standard input, output and error
 
 
@@ -51,8 +49,7 @@ class Runc:
     def __init__(self, root: Path, version: tuple[int, ...]) -> None:
         self.root = root
         self.version = version
-        self._guard: asyncio.subprocess.Process | None = None
-        self._lock: int | None = None  # a descriptor; each `runc run` inherits it
+        self._guard: Guard | None = None
         self._ours = secrets.token_hex(8)  # what our containers' names begin with
         self._guarding = asyncio.Lock()
 
@@ -100,22 +97,22 @@ class Runc:
         self, argv: list[str], pid: Path, log: Path, streams: Streams, *, cwd: Path | None = None, session: bool = False
     ) -> Started:
         stdin, stdout, stderr = streams
+        env = {**os.environ, **(self._guard.mark if self._guard else {})}
         # In a process group of its own: Ctrl-C is for us, and we end the containers in order.
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
-            process_group=None if session else 0, pass_fds=() if self._lock is None else (self._lock,),
+            *argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
+            process_group=None if session else 0,
         )  # fmt: skip
-        ended = asyncio.ensure_future(process.wait())
+        begun = asyncio.ensure_future(_begun(process, pid))
         try:
-            while not ended.done() and not _exists(pid):
-                await asyncio.wait({ended}, timeout=_LOOK)
-        except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            await asyncio.shield(begun)
+        except asyncio.CancelledError:  # what runc had made by half, a cgroup say, nobody would find
+            await asyncio.wait({begun}, timeout=_COMMAND)
+            with contextlib.suppress(OSError):
+                os.kill(int(_read(pid)), signal.SIGKILL)
             raise
         finally:
-            if not ended.done():
-                ended.cancel()
+            begun.cancel()
         if not _exists(pid):
             raise ContainerError(_last_error(log) or f"runc ended with {process.returncode} before the container ran")
         return Started(process)
@@ -138,48 +135,41 @@ class Runc:
     async def close(self) -> None:
         """Ends all containers."""
         await asyncio.gather(*(self.delete(container) for container in await self.list()))
-        self._unlock()
         if self._guard:
-            assert self._guard.stdin
-            self._guard.stdin.write(b"\n")  # told, it looks once
-            self._guard.stdin.close()
-            await self._guard.wait()
+            await self._guard.close()
             self._guard = None
 
     async def _watch_over(self) -> None:
-        """A small shell that waits for our end, by whatever cause, and then ends the containers that are left."""
+        """Ends the containers that are left when we end, by whatever cause."""
         async with self._guarding:
             if self._guard is None:  # what a machine that went down left
                 await asyncio.gather(*(self.delete(container) for container in await self.list()))
-            if self._guard is None or self._guard.returncode is not None:
-                self._lock = self._locked()
-                self._guard = await asyncio.create_subprocess_exec(
-                    "sh", "-c", _GUARD, "dra-dev-guard", str(self.root), self._ours,
-                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
-
-    def _locked(self) -> int:
-        self._unlock()
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self.root / f"{self._ours}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return descriptor
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            if self._guard is None or not self._guard.alive:
+                self._guard = await Guard.start(_PATIENCE, _DELETE, str(self.root), self._ours)
 
 
+async def _begun(process: asyncio.subprocess.Process, pid: Path) -> None:
+    """Until its process runs, or it has ended."""
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        while not ended.done() and not _exists(pid):
+            await asyncio.wait({ended}, timeout=_LOOK)
+    finally:
+        ended.cancel()
+
+
+# On a local file system, which answers at once.
 def _exists(path: Path) -> bool:
-    """On a local file system, which answers at once."""
     return path.exists()
+
+
+def _read(path: Path) -> str:
+    return path.read_text()
 
 
 def missing() -> str:
     """What keeps containers from running on this machine; empty where nothing does."""
-    tools = [tool for tool in ("runc", "unshare", "mount", "flock") if not shutil.which(tool)]
+    tools = [tool for tool in ("runc", "unshare", "mount") if not shutil.which(tool)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
     return (
