@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,27 @@ async def test_a_cluster_in_a_temporary_folder_keeps_nothing_and_its_files_are_i
         assert cluster.kubeconfig.stat().st_mode & 0o777 == 0o600
     async with LocalCluster((), state=tmp_path) as cluster:
         assert (tmp_path / "objects.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_cluster_that_was_killed_while_it_wrote_its_kubeconfig_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under the same process id, as in a container."""
+
+    class Killed(BaseException):
+        pass
+
+    def replace(path: Path, target: Path, really: Callable[[Path, Path], Path] = Path.replace) -> Path:
+        if target.name == "kubeconfig":
+            raise Killed
+        return really(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace)
+        with pytest.raises(Killed):
+            await LocalCluster((), state=tmp_path).__aenter__()
+    async with LocalCluster((), state=tmp_path) as cluster:
+        assert (await cluster.client.list(CONFIG_MAPS))["items"] == []
 
 
 def test_whatever_was_cut_off_in_the_middle_of_a_write_the_changes_before_it_are_there(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from .dev_process import GPU, Dev, running, until
 pytest.importorskip("selenium", reason="selenium is not installed: make test installs it")
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -102,6 +101,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(60)
     try:
         yield Browser(driver)
     finally:
@@ -170,7 +170,8 @@ def test_the_page_of_dra_dev_follows_the_cluster(dev: Dev, browser: Browser, tmp
 def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_whole(dev: Dev, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("the only node does not take it", "#waiting")
-    browser.driver.find_element(By.CSS_SELECTOR, "#waiting .row").click()
+    click = "document.querySelector('#waiting .row').click()"  # in one step: rows are made anew with each change
+    browser.driver.execute_script(click)
     browser.shows("9 devices of class gpu", "#sheet")
     script = "const end = arguments[0], p = explain(shown.waiting[0]); at('sheet').close(); p.then(() => end(at('sheet').open))"
     assert browser.driver.execute_async_script(script) is False, "an answer opens nothing that was closed meanwhile"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["pytester"]
+LONGEST = 280  # seconds for a pytest of its own, which may be eight tests on a busy machine
+pytestmark = pytest.mark.timeout(LONGEST + 20)
 ROOT = Path(__file__).parents[2]
 
 DRIVER = """
@@ -104,7 +106,7 @@ def author(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
     """A pytest without pytest-asyncio, where no arguments are given."""
     return author.runpytest_subprocess(
-        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=110
+        "-p", "dra_kubeletplugin.pytest_plugin", "-q", *(args or ("-p", "no:asyncio")), timeout=LONGEST
     )
 
 
@@ -363,7 +365,7 @@ def test_an_installed_package_needs_no_word_in_pytest_s_settings(
     (info / "entry_points.txt").write_text("[pytest11]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT / 'src'}")
     author.makepyfile("def test_it(local_cluster): assert local_cluster.kubeconfig.is_file()")
-    author.runpytest_subprocess("-p", "no:asyncio", timeout=110).assert_outcomes(passed=1)
+    author.runpytest_subprocess("-p", "no:asyncio", timeout=LONGEST).assert_outcomes(passed=1)
 
 
 RELEASES = """
@@ -382,7 +384,7 @@ def test_a_marker_says_it_for_one_test(local_cluster):
 
 def test_a_release_is_said_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RELEASES)
-    pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=110).assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=LONGEST).assert_outcomes(passed=2)
 
 
 def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) -> None:

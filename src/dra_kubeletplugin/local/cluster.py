@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 import socket
 import ssl
@@ -370,7 +371,7 @@ def _hosts(address: str) -> list[str]:
 
 def _write_private(path: Path, text: str) -> None:
     """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # process ids are the same in every container
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(text)
     temporary.replace(path)
