@@ -132,9 +132,11 @@ class Controller:
 
     async def _elect(self) -> None:
         await self.elector.run()
+        holder, fault = self.elector.holder, self.elector.fault
+        now = "could not be renewed in time" if holder == self.identity else f"is held by {holder or 'nobody'}"
         raise LeaseLostError(
-            f"{self.identity} leads no more: lease {self.settings.namespace}/{self.settings.lease_name} is held by "
-            f"{self.elector.holder or 'nobody'}{f': {self.elector.fault}' if self.elector.fault else ''}"
+            f"{self.identity} leads no more: lease {self.settings.namespace}/{self.settings.lease_name} {now}"
+            + (f": {fault}" if fault else "")
         )
 
     async def _lead(self) -> None:

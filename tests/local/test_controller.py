@@ -293,7 +293,9 @@ async def test_one_that_stands_by_is_ready_and_does_nothing(cluster: LocalCluste
 
 async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: LocalCluster) -> None:
     driver = Fabric()
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(
+        LeaseLostError, match=rf"leads no more: lease default/{NAME}-controller could not be renewed in time: "
+    ):
         async with controlled(cluster, driver, lease_duration=2.0, renew_deadline=1.0) as controller:
             await controller.ready(60)
             with cluster.api_away():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import shutil
 import sqlite3
+import subprocess
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, Pool, RetryableError
+from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, PermanentError, Pool, RetryableError
 from dra_kubeletplugin.claims.schema import SCHEMA
 from dra_kubeletplugin.cli import holding
 from dra_kubeletplugin.controller import Controller
@@ -189,17 +192,22 @@ async def no_template() -> list[str]:
 
 @shows("Admin access is not allowed here")
 async def admin_access() -> list[str]:
+    if not shutil.which("kubectl"):
+        pytest.skip("needs kubectl on the PATH")
     async with LocalCluster() as cluster:
-        with pytest.raises(DraError) as refused:
-            await cluster.apply(objects.device_class(), objects.template(spec=objects.claim_spec(admin=True)))
-        return [str(refused.value)]
+        await cluster.apply(objects.device_class())
+        asked = json.dumps(objects.template(spec=objects.claim_spec(admin=True))).encode()
+        command = ("kubectl", "--kubeconfig", str(cluster.kubeconfig), "create", "-f", "-")
+        kubectl = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, refused = await kubectl.communicate(asked)
+        return [refused.decode()]
 
 
 class Remote(Driver):
     """A device that has to be attached first."""
 
     name = "remote.example.com"
-    bind_error = RetryableError("the switch does not answer")
+    bind_error: DraError = RetryableError("the switch does not answer")
 
     async def pools(self) -> list[Pool]:
         device = Device("r0", binding_conditions=["attached"], binding_failure_conditions=["failed"])
@@ -212,10 +220,18 @@ class Remote(Driver):
         return []
 
 
+class Gone(Remote):
+    """One that can never be attached."""
+
+    bind_error = PermanentError("the switch is gone")
+
+
 @contextlib.asynccontextmanager
-async def remote_controller(cluster: LocalCluster, config: ApiConfig | None = None) -> AsyncIterator[Controller]:
+async def remote_controller(
+    cluster: LocalCluster, config: ApiConfig | None = None, driver: type[Driver] = Remote
+) -> AsyncIterator[Controller]:
     settings = ControllerSettings(driver_name=Remote.name, namespace="default", stop_grace=1.0, retry_period=0.1)
-    async with Controller(make(Remote, Role.CONTROLLER), settings, config or cluster.config).running() as running:
+    async with Controller(make(driver, Role.CONTROLLER), settings, config or cluster.config).running() as running:
         yield running
 
 
@@ -231,7 +247,23 @@ async def not_bound() -> list[str]:
             return [f"note: {n}" for n in await controller.notes() if "switch" in n]
 
         notes: list[str] = await cluster.wait("a bind that fails", fails)
-        return [*notes, await explained(cluster)]
+        return [*notes, await explained(cluster), *await told(cluster, "pod", "BindingConditionsPending")]
+
+
+@shows("Binding failed")
+async def bind_refused() -> list[str]:
+    async with LocalCluster() as cluster, remote_controller(cluster, driver=Gone) as controller:
+        await controller.ready(20)
+        await cluster.apply(
+            objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"])
+        )
+
+        async def failed() -> str:
+            text = await explained(cluster)  # between two tries it is not allocated
+            return text if "BindingFailed" in text.partition("Kubernetes says")[0] else ""
+
+        text: str = await cluster.wait("a claim whose binding failed", failed)
+        return [text, *await told(cluster, "pod", "FailedScheduling")]
 
 
 # --- ContainerCreating ------------------------------------------------------------------------------
@@ -572,4 +604,4 @@ async def nobody_leads() -> list[str]:
             return [line for line in await controller.not_ready() if "forbidden" in line]
 
         found: list[str] = await cluster.wait("a fault", so)
-        return found
+        return [*found, *(f"note: {n}" for n in await controller.notes())]

@@ -6,12 +6,13 @@ import os
 import pty
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.cli import commands, parser, verbs
+from dra_kubeletplugin.cli import OF_DRIVERS, commands, parser, verbs
 from dra_kubeletplugin.cli.completion import SHELLS, script
 
 UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
@@ -38,13 +39,15 @@ _WITHIN = 60.0  # seconds
 def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
     """What the line is after a tab. The shell itself says it: the finished line is given to echo."""
     folder.mkdir(exist_ok=True)
-    (folder / "script").write_text(script(shell, parser()))
-    (folder / "dra").touch(0o755)  # fish looks for completions of commands that are there
+    (folder / "script").write_text(script(shell, parser(), OF_DRIVERS))
+    (folder / "dra").write_text(f'#!/bin/sh\nexec {sys.executable} -m dra_kubeletplugin.cli "$@"\n')
+    (folder / "dra").chmod(0o755)
     env = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "TERM": "dumb",
         "HOME": str(folder),
         "CDI_ROOT": str(folder / "cdi"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "PS1": "> ",
     }
     if shell == "fish":
@@ -127,7 +130,7 @@ def test_each_way_to_load_the_script_works(tmp_path: Path, shell: str, way: str)
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_knows_every_command_verb_and_option_and_its_shell_can_read_it(tmp_path: Path, shell: str) -> None:
-    text = script(shell, parser())
+    text = script(shell, parser(), OF_DRIVERS)
     assert not [name for name in (*parser().commands, *verbs.VERBS) if name not in text]
     options = {
         o for command in commands().values() for a in command._actions for o in a.option_strings if o.startswith("--")
@@ -136,3 +139,74 @@ def test_the_script_knows_every_command_verb_and_option_and_its_shell_can_read_i
     at_hand(shell)
     (tmp_path / "script").write_text(text)
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+
+DRIVER = """
+from dataclasses import dataclass
+
+from dra_kubeletplugin import Driver
+
+open("loads", "a").write("x")
+
+
+@dataclass(frozen=True)
+class AcmeOptions:
+    acme_cards: str = ""
+    acme_spare: bool = False
+
+
+class Acme(Driver):
+    options = AcmeOptions()
+
+
+class Other(Driver):
+    pass
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("dra run acme.py:Acme --acme-c", "dra run acme.py:Acme --acme-cards"),
+        ("dra controller --log-level debug ./acme.py:Acme --no-acme", "dra controller --log-level debug ./acme.py:Acme --no-acme-spare"),
+        ("dra inspect ~/acme.py:Acme --acme-s", "dra inspect ~/acme.py:Acme --acme-spare"),
+        ("dra dev --nodes 2 acme.py:Acme --acme-c", "dra dev --nodes 2 acme.py:Acme --acme-cards"),
+        ("dra run acme.py:Acme --cdi-r", "dra run acme.py:Acme --cdi-root"),
+        ("dra run two\\ words/acme.py:Acme --acme-c", "dra run two words/acme.py:Acme --acme-cards"),
+    ],
+    ids=["run", "no", "home", "dev", "ours", "space"],
+)  # fmt: skip
+def test_options_of_the_driver_that_is_named_are_completed(tmp_path: Path, shell: str, line: str, whole: str) -> None:
+    at_hand(shell)
+    (tmp_path / "two words").mkdir()
+    for path in ("acme.py", "two words/acme.py"):
+        (tmp_path / path).write_text(DRIVER)
+    seen = completed(tmp_path, shell, line)
+    assert seen.replace("\\", "").replace(str(tmp_path), "~") == whole
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("dra ru", "dra run"),
+        ("dra run --acme-c", "dra run --acme-c"),
+        ("dra run acme.py:Ac", "dra run acme.py:Ac"),
+        ("dra validate acme.py --outp", "dra validate acme.py --output"),
+    ],
+    ids=["command", "no driver", "no option", "another command"],
+)
+def test_no_driver_is_run_at_another_tab(tmp_path: Path, shell: str, line: str, whole: str) -> None:
+    at_hand(shell)
+    (tmp_path / "acme.py").write_text(DRIVER)
+    if shell != "fish" or line != whole:
+        assert completed(tmp_path, shell, line) == whole
+    assert not (tmp_path / "loads").exists()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_driver_that_cannot_be_loaded_leaves_the_terminal_as_it_was(tmp_path: Path, shell: str) -> None:
+    at_hand(shell)
+    (tmp_path / "acme.py").write_text("import vendor\nprint('noise')\n")
+    assert completed(tmp_path, shell, "dra run acme.py --cdi-r") == "dra run acme.py --cdi-root"

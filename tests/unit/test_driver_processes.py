@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from dra_kubeletplugin.cli import dev_driver
 from dra_kubeletplugin.local.dev.drivers import DriverFailed, DriverProcess, Phase, Program
+from dra_kubeletplugin.plugin import Plugin
 
 PATIENCE = 60  # seconds
 ROOT = Path(__file__).parents[2]
@@ -199,3 +203,35 @@ def test_a_driver_that_starts_while_its_cluster_is_killed_does_nothing_but_end(t
         env={**os.environ, "DRA_DEV_READY": str(tmp_path / "ready")},
     )  # fmt: skip
     assert done.stderr == ""
+
+
+class Servant:
+    """A plugin that is registered and has published, and whose records are ``faulty``."""
+
+    def __init__(self) -> None:
+        self.scan = SimpleNamespace(fault="")
+        self.faulty = True
+
+    async def ready(self, timeout: float | None = None) -> None:
+        return
+
+    async def not_ready(self) -> list[str]:
+        return ["records.db has schema 9"] if self.faulty else []
+
+    async def notes(self) -> list[str]:
+        return ["no device"]
+
+
+async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, servant = tmp_path / "ready", Servant()
+    monkeypatch.setenv(dev_driver.READY, str(file))
+    telling = asyncio.create_task(dev_driver._tell(cast("Plugin", servant)))
+    async with asyncio.timeout(30):
+        while not file.exists():
+            await asyncio.sleep(0.01)
+        assert json.loads(file.read_text())["waits"] == ["records.db has schema 9"]
+        servant.faulty = False
+        await telling
+    assert json.loads(file.read_text()) == {"waits": [], "hopeless": False, "notes": ["no device"]}

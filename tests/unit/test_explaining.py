@@ -63,6 +63,16 @@ def held(name: str, node_name: str, *devices: str, users: tuple[str, ...] = ("ho
     return claim(name) | {"status": {"allocation": allocation, "reservedFor": reserved}}
 
 
+def failed_binding(why: str) -> JSON:
+    """A claim that its scheduler gives back next."""
+    out = held(
+        "c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"], bindingFailureConditions=["Off"]
+    )
+    condition = {"type": "Off", "status": "True", "reason": "BindingFailed", "message": why}
+    out["status"]["devices"] = [{"driver": DRIVER, "pool": "a", "device": "g0", "conditions": [condition]}]
+    return out
+
+
 def pod(*claims: str, name: str = "p", **spec: Any) -> JSON:
     entries = [{"name": f"e{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
     container = {"name": "main", "resources": spec.pop("resources", {})}
@@ -269,6 +279,12 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
         Kind.BINDING,
         f"waits for binding conditions: Attached of {DRIVER}/a/g0",
         f"the controller of {DRIVER}",
+    ),
+    "a binding that failed": (
+        [node("a"), failed_binding("the switch is off"), pod("c")],
+        Kind.BINDING,
+        'device binding failed: claim=c, reason=BindingFailed, message="the switch is off"',
+        f"see what the controller of {DRIVER} says of it; the scheduler gives the devices back, and tries again",
     ),
     "more devices than a claim gets": (
         [node("a"), claim(count=33), pod("c")],

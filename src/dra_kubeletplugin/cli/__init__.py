@@ -404,7 +404,7 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
         case "completion":
             from .completion import script
 
-            print(script(args.shell, parser()))
+            print(script(args.shell, parser(), OF_DRIVERS))
             return Exit.WELL
         case _:
             module, function = _WHOLE[args.command]

@@ -1,8 +1,12 @@
-"""``dra completion SHELL``: a script that completes commands, verbs, options, choices, files, UIDs. At a tab no Python runs."""
+"""``dra completion SHELL``: a script that completes commands, verbs, options, choices, files, UIDs, and options of a driver's own.
+
+At a tab no Python runs, but for the last: at an option, once a driver is named, the script asks ``dra COMMAND DRIVER --help``.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import shtab
 
@@ -24,21 +28,59 @@ _UIDS = {
         "fish": f"function _dra_uids; {_LISTED}; end",
     },
 }
+# Flags of drivers' own, of a command line's words without `dra` and the one that is completed. A shell gives `~` as it was typed.
+_ASKED = r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+_BESIDE = {
+    "bash": r"""
+_dra_and_own() {
+  _shtab_dra "$@"
+  local words current="${COMP_WORDS[COMP_CWORD]}"
+  read -a words <<<"${COMP_LINE:0:COMP_POINT}"
+  [[ $current == -* && ${words[1]} == @(TAKERS) && " ${words[*]:2:${#words[@]}-3}" == *" "[^-]* ]] || return 0
+  words=("${words[@]:1:${#words[@]}-2}")
+  COMPREPLY+=($(compgen -W "$(dra "${words[@]/#\~\//$HOME/}" --help ASKED)" -- "$current"))
+}
+complete -o bashdefault -o default -F _dra_and_own dra
+""",
+    "zsh": r"""
+_dra_and_own() {
+  local -a line=("${(@Q)words[2,CURRENT-1]}")
+  local current="${words[CURRENT]}" code
+  _shtab_dra "$@"
+  code=$?
+  [[ $current == -* && $line[1] == (TAKERS) && -n ${line[2,-1]:#-*} ]] || return $code
+  compadd -- $(dra "${(@)line/#\~\//$HOME/}" --help ASKED) && code=0
+  return $code
+}
+""",
+    "fish": r"""
+function _dra_own
+    set -l line (commandline -opc)
+    contains -- "$line[2]" TAKING; and string match -q -- '-*' (commandline -ct); or return
+    string match -qv -- '-*' $line[3..]; and dra (string replace -r '^~/' "$HOME/" -- $line[2..]) --help ASKED
+end
+complete -c dra -a '(_dra_own)'
+""",
+}
 # What shtab writes, and what it has to be.
 _MENDED = {
-    "bash": [("complete -o bashdefault -F", "complete -o bashdefault -o default -F")],
+    "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
     "zsh": [
         ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
         # `source <(dra completion zsh)` registers, as eval does: only what is called as a completer completes.
         ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
+        ("compdef _shtab_dra", "compdef _dra_and_own"),
+        ('  _shtab_dra "$@"\n', '  _dra_and_own "$@"\n'),
     ],
     "fish": [],
 }
 _OF_DEV = "complete -c dra -n '_shtab_dra_using dev; and test $_shtab_dra_npos -eq 0' -ka '(__fish_complete_path (commandline -ct))'\n"
 
 
-def script(shell: str, parser: Parser) -> str:
-    """The script for one of :data:`SHELLS`. ``parser`` is of the whole command, and is changed."""
+def script(shell: str, parser: Parser, takers: Sequence[str]) -> str:
+    """The script for one of :data:`SHELLS`. ``parser`` is of the whole command, and is changed; ``takers`` are the commands that take
+    options of a driver's own.
+    """
     commands = _commands(parser)
     # The verbs of `dra dev` have a parser of their own, because a driver may stand in their place.
     commands.choices["dev"] = _with_verbs(commands.choices["dev"])
@@ -49,7 +91,12 @@ def script(shell: str, parser: Parser) -> str:
     text: str = shtab.complete(parser, shell)
     for wrong, right in _MENDED[shell]:
         text = text.replace(wrong, right)
-    return text + (_OF_DEV if shell == "fish" else "")  # where no verb fits, a driver's path may
+    own = (
+        _BESIDE[shell].replace("ASKED", _ASKED).replace("TAKERS", "|".join(takers)).replace("TAKING", " ".join(takers))
+    )
+    if shell == "zsh":  # the last lines call it
+        return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
+    return text + own + (_OF_DEV if shell == "fish" else "")  # where no verb fits, a driver's path may
 
 
 def _with_verbs(dev: Parser) -> Parser:

@@ -99,11 +99,10 @@ async def _tell(process: _Servant, health: HealthWatch | None = None) -> None:
     file, clock = Path(os.environ[READY]), asyncio.get_running_loop().time
     well = clock()
     while True:
-        try:
+        began = clock()
+        with contextlib.suppress(NotReadyError):
             await process.ready(_LOOK)
-            why = []
-        except NotReadyError:
-            why = await process.not_ready()
+        why = await process.not_ready()  # as /readyz says it
         if not why and health:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(health.answered.wait(), _PATIENCE)
@@ -116,6 +115,7 @@ async def _tell(process: _Servant, health: HealthWatch | None = None) -> None:
         temporary.rename(file)
         if not why:
             return
+        await asyncio.sleep(began + _LOOK - clock())
 
 
 async def _beside_plugin(plugin: Plugin, stop: Stop) -> None:

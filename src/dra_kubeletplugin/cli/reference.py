@@ -41,7 +41,9 @@ Generated from the command line's own parsers by `make docs`.
 
 Options and other words come in any order: `dra -o json claims`, `dra claims -o json`. After `--` nothing is an option. Options are
 written out; a mistyped one is answered with the nearest. `python -m dra_kubeletplugin` is `dra`.
-`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish.
+`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish. Behind a driver, as in
+`dra run acme.py --`, it completes options of the driver's own too. The driver is imported for that, as for `--help`: 0.15 s, beside what it
+imports itself. At no other tab does Python run.
 
 An answer is on standard output, and nothing else is; what is said beside it, and how far long work is (on a terminal), is on standard
 error. Colours are for terminals only, and `NO_COLOR` turns them off.

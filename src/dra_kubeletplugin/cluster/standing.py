@@ -199,14 +199,16 @@ def _of_allocated(scene: Scene, pod: PodInfo, claim: dict[str, Any]) -> Iterator
     state = state_of(claim) if scene.snapshot.live else state_of(claim, float("inf"))
     if state.readiness is Readiness.READY:
         return
-    waited = _not_true(claim)
-    text = f"claim {name} waits for binding conditions: {', '.join(waited)}"
+    drivers = ", ".join(sorted({str(r["driver"]) for r in results_of(claim) if r.get("bindingConditions")}))
     if state.over:
         text = f"claim {name}: {state.reason}"
-    drivers = ", ".join(sorted({str(r["driver"]) for r in results_of(claim) if r.get("bindingConditions")}))
-    change = f"the controller of {drivers} has to set them in the claim's status" + (
-        f", within {state.left:.0f} s" if state.left and state.left != float("inf") else ""
-    )
+        change = (
+            f"see what the controller of {drivers} says of it; the scheduler gives the devices back, and tries again"
+        )
+    else:
+        text = f"claim {name} waits for binding conditions: {', '.join(_not_true(claim))}"
+        limit = f", within {state.left:.0f} s" if state.left and state.left != float("inf") else ""
+        change = f"the controller of {drivers} has to set them in the claim's status{limit}"
     yield Reason(Kind.BINDING, text, change)
 
 

@@ -153,7 +153,9 @@ async def _allowed(client: KubeClient, permissions: Sequence[Permission]) -> Asy
             yield failure(
                 "permissions",
                 f"this account may not {p}",
-                "see deploy/ for a plugin's roles; a reader takes the cluster role `view` and these",
+                "apply the roles of its deployment"
+                if permissions is PLUGIN
+                else "bind the cluster role `view` to it, and one that allows this",
             )
     if not missing:
         yield ok("permissions", f"this account may {', '.join(map(str, permissions))}")
