@@ -136,7 +136,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         on.link = page.link
         started.set()
         progress.done()
-        print(await _welcome(on, style), flush=True)
+        tell(await _welcome(on, style), sys.stdout)
         waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(on.asked_to_stop.wait())}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
