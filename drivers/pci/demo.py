@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dra_kubeletplugin.cli.ending import ended
 from dra_kubeletplugin.cli.inspect import host_root, tree
 from dra_kubeletplugin.cli.style import Style
 from dra_kubeletplugin.driver import load_driver
@@ -167,4 +168,4 @@ class Story:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main(*sys.argv[1:2])))
+    raise SystemExit(ended(lambda: asyncio.run(main(*sys.argv[1:2]))))

@@ -1,7 +1,7 @@
 """Kills `dra dev` before each of its steps that others see, on one state folder all the while: run by test_lifetimes.
 
 ``python -m tests.local.killed_dev FOLDER EVENTS ARGUMENTS...`` prints a line for each start: its step, how it ended, and what was left
-of it; the last is one that came up, was asked to stop and did. EVENTS are of Python's audit table, with commas.
+of it; the last is one that came up, was asked to stop and did: it leaves no file of the others' either. EVENTS are of Python's audit table, with commas.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
         if code not in {0, -signal.SIGKILL}:
             print(log.read_text(), file=sys.stderr)
         step += 1
+    print(json.dumps([str(p) for p in [*state.glob(".*"), *state.glob("*/.*")]]))
 
 
 if __name__ == "__main__":

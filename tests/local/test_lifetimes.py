@@ -139,7 +139,8 @@ def swept(state: Path, events: str, *arguments: str) -> list[dict[str, Any]]:
         cwd=ROOT, env=environment(KILLED_DEV=uuid.uuid4().hex), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    *found, half_made = map(json.loads, done.stdout.splitlines())
+    assert half_made == []
     assert [f["code"] for f in found] == [-signal.SIGKILL] * (len(found) - 1) + [0], done.stderr
     return found
 
@@ -179,6 +180,21 @@ def test_a_container_that_comes_up_after_its_cluster_was_killed_is_ended(short: 
     assert str(short) not in Path("/proc/mounts").read_text()
 
 
+@pytest.mark.parametrize(
+    "wrong", [["--host", "nowhere"], ["--api-address", "192.0.2.77:80"]], ids=["before the cluster", "within"]
+)
+def test_a_cluster_that_does_not_come_up_leaves_no_folder(tmp_path: Path, wrong: list[str]) -> None:
+    """192.0.2.0/24 is nobody's (RFC 5737)."""
+    script = (
+        "import pathlib, sys; from dra_kubeletplugin.local import cluster; from dra_kubeletplugin.cli import main\n"
+        f"cluster.state_root = lambda: pathlib.Path({str(tmp_path)!r})\n"
+        "sys.exit(main(['dev', *sys.argv[1:]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, GPU, *wrong], cwd=ROOT, env=environment(), check=False)
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
     ours, theirs = os.openpty()
     dev = subprocess.Popen(
@@ -188,7 +204,7 @@ def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
     os.close(theirs)
     try:
         told = b""
-        while b"Ctrl-C ends it" not in told:
+        while b"Ctrl-C ends it.\r\n" not in told:
             told += os.read(ours, 65536)
     finally:
         os.close(ours)
@@ -210,7 +226,7 @@ def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_mo
     os.close(theirs)
     try:
         told = b""
-        while b"Ctrl-C ends it" not in told:
+        while b"Ctrl-C ends it.\n" not in told:
             told += os.read(ours, 65536)
         os.close(ours)
         before = said.stat().st_size

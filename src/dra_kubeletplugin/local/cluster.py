@@ -7,11 +7,11 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 import shutil
 import socket
 import ssl
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,8 @@ class LocalCluster:
         self._names = nodes
         self._keep = state is not None
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
+        if state is None:  # also where nobody enters it: what follows may fail, here and at the caller's
+            weakref.finalize(self, _remove, self.state, os.getpid())
         self._cdi_root = cdi_root
         self._timers = timers or Timers()
         self._runtimes = runtimes or _simulated
@@ -349,6 +351,12 @@ def state_root() -> Path:
     return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
 
 
+def _remove(folder: Path, owner: int) -> None:
+    """Unless this is a process that its owner has forked."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def resource_of(doc: JSON) -> Resource:
     """Raises ``ValueError`` for a kind that the local cluster does not serve."""
     group, _, version = doc["apiVersion"].rpartition("/")
@@ -371,7 +379,8 @@ def _hosts(address: str) -> list[str]:
 
 def _write_private(path: Path, text: str) -> None:
     """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # process ids are the same in every container
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)  # of one that was killed
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(text)
     temporary.replace(path)

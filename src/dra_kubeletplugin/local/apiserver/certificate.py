@@ -34,7 +34,8 @@ def write(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
     certificate, key = make(hosts)
     paths = folder / "ca.crt", folder / "server.key"
     for path, text, mode in zip(paths, (certificate, key), (0o644, 0o600), strict=True):
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.unlink(missing_ok=True)  # of one that was killed
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
             out.write(text)
         temporary.replace(path)

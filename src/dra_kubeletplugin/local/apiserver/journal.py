@@ -78,7 +78,7 @@ class Journal:
 
     def rewrite(self) -> None:
         """Makes the file anew, of the objects that there are; from then on changes are written."""
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        temporary = self._path.with_name(f".{self._path.name}.new")
         if self._out is not None:
             self._out.close()
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
