@@ -98,6 +98,7 @@ class Plugin:
             times=settings.plugin_dir / "taint-times.json",
             gates_off=self.scan.gates_off,
             instances=self.process.folder,
+            token=self.process.id,
         )
         self.notices = Notices(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)

@@ -44,6 +44,7 @@ KILL_AT = os.environ.get("KILL_AT", "")
 RECOVERED = {"from": "hardware"}
 SURROGATE = "a vendor's text \udcff"  # cannot be encoded
 DELAY = float(os.environ.get("CRASH_DELAY", "0"))
+DEVICES = int(os.environ.get("CRASH_DEVICES", "4"))
 _skip = int(os.environ.get("KILL_SKIP", "0"))
 
 PREPARE_POINTS = (
@@ -114,7 +115,7 @@ class Crash(Driver):
         if fault("devices-answers-anything"):
             return [None, "c-0", Device("C 0")]  # type: ignore[list-item]
         gone = "c-3" if asked("device-gone") else ""
-        return [Device(f"c-{i}", {"index": i}) for i in range(4) if f"c-{i}" != gone]
+        return [Device(f"c-{i}", {"index": i}) for i in range(DEVICES) if f"c-{i}" != gone]
 
     def health(self) -> dict[str, Health]:
         if fault("health-raises"):

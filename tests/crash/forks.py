@@ -4,7 +4,7 @@
 and ``PID ended STATUS``. It ends with its input, and so do they.
 
 A step is what others could see, or find after a kill: a file that is made, written, synced, named or removed, a lock, a connection,
-a statement of SQLite that writes, or begins or ends a transaction.
+a statement of SQLite that writes, or begins or ends a transaction, a request to the API server that writes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Order(msgspec.Struct):
         environment: all of it.
         folder: below which files count.
         log: of its standard error; each step that is counted is told there.
-        arm: from when steps count: ``start``, or the first ``prepare``, ``unprepare``, ``reconcile`` or ``stop``; empty for never.
+        arm: from when steps count: ``start``, or the first ``prepare``, ``unprepare``, ``reconcile``, ``publish`` or ``stop``; empty for never.
         step: before which it is killed; -1 for none.
     """
 
@@ -67,6 +67,7 @@ class _Steps:
         self._folder = order.folder
         self._last = order.step
         self._count = 0
+        self._reads = False  # the transaction, and nothing of it is a step
         self._armed = order.arm == "start"
 
     def arm(self) -> None:
@@ -88,7 +89,9 @@ class _Steps:
                 self.take(f"{event} {given[:2]}")
 
     def statement(self, text: str) -> None:
-        if text.startswith(_STATEMENTS):
+        if text.startswith("BEGIN"):
+            self._reads = text == "BEGIN"
+        if text.startswith(_STATEMENTS) and not self._reads:
             self.take(f"sqlite {text[:60]}")
 
 
@@ -98,12 +101,15 @@ _write = os.write  # which is no step
 def _instrument(order: Order) -> None:
     from dra_kubeletplugin.claims import schema
     from dra_kubeletplugin.claims.reconcile import Reconciler
+    from dra_kubeletplugin.kube import KubeClient
     from dra_kubeletplugin.kubelet import NodeService, UnixServer
+    from dra_kubeletplugin.slices import Publisher
 
     steps = _Steps(order)
     sys.addaudithook(steps.hook)
     for name in _CALLS:
         _before(os, name, lambda fd, *_, name=name: fd > 2 and steps.take(f"os.{name} {fd}"))
+    _before(KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}"))
     connect = schema._connect
 
     def traced(*args: Any) -> sqlite3.Connection:
@@ -117,6 +123,8 @@ def _instrument(order: Order) -> None:
             _before(NodeService, order.arm, lambda *_: steps.arm())
         case "reconcile":
             _before(Reconciler, "once", lambda *_, ask_server=True: ask_server and steps.arm())
+        case "publish":
+            _before(Publisher, "_publish", lambda *_: steps.arm())
         case "stop":
             _before(UnixServer, "unlink", lambda *_: steps.arm())
 

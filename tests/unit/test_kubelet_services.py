@@ -405,7 +405,7 @@ def test_a_lock_that_is_replaced_while_it_is_looked_at_is_left(tmp_path: Path, m
 
 def test_files_without_a_name_of_the_dead_are_removed_and_nothing_else(tmp_path: Path) -> None:
     kept = [f".x.sock.lock.{INSTANCE}", f"x.lock.{OTHER}", ".x.lock", f".x.lock.{OTHER}x", ".x.lock.1-ABCDEF01"]
-    for name in (*kept, f".x.sock.lock.{OTHER}", f".y.lock.{OTHER}"):
+    for name in (*kept, f".x.sock.lock.{OTHER}", f".y.lock.{OTHER}", f".taint-times.json.{OTHER}"):
         (tmp_path / name).touch()
     asked: list[str] = []
 

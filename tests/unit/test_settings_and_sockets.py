@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,40 @@ def good(tmp_path: Path, **changes: object) -> Settings:
 
 def test_good_settings_have_no_faults(tmp_path: Path) -> None:
     assert good(tmp_path).faults() == []
+
+
+def test_folders_are_tried_without_a_name_that_a_kill_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(path: Path, data: bytes) -> int:
+        raise AssertionError(path)
+
+    settings = good(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", named)
+        assert settings.faults() == []
+        patch.setattr(os, "open", _without_unnamed_files(errno.EOPNOTSUPP))
+        with pytest.raises(AssertionError):
+            settings.faults()
+    monkeypatch.setattr(os, "open", _without_unnamed_files(errno.EOPNOTSUPP))
+    assert settings.faults() == []
+    assert list((tmp_path / "cdi").iterdir()) == []
+    monkeypatch.setattr(os, "open", _without_unnamed_files(errno.EROFS))
+    assert [f.partition(": ")[0] for f in settings.faults()] == [
+        "--kubelet-root (KUBELET_ROOT)",
+        "--cdi-root (CDI_ROOT)",
+    ]
+
+
+def _without_unnamed_files(fault: int) -> Any:
+    real = os.open
+
+    def opened(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(fault, os.strerror(fault))
+        return real(path, flags, *more, **options)
+
+    return opened
 
 
 def test_all_faults_are_told_at_once_each_naming_flag_and_variable(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import enum
 import logging
 import threading
@@ -60,12 +61,12 @@ class Disk:
         self.free = asyncio.Event()
         self.free.set()
 
-    async def save(self, entry: dict[str, Any]) -> None:
-        self.asked.append(entry)
+    async def save(self, steps: list[dict[str, Any]]) -> None:
+        self.asked.append(steps)
         await self.free.wait()
         if self.fault:
             raise self.fault
-        self.kept.append(entry)
+        self.kept = max(self.kept, steps, key=len)
 
 
 @pytest.fixture
@@ -99,6 +100,27 @@ async def test_an_awaited_step_is_on_disk_and_steps_keep_their_order(disk: Disk)
     await asyncio.gather(*(claim.on_undo("async", number=n) for n in (2, 3, 4)))
     assert disk.kept == [entry(n) for n in (1, 2, 3, 4)]
     await finished(undo)
+
+
+async def test_steps_keep_their_order_in_whatever_order_the_loop_begins_to_save_them(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo, claim = undo_on(disk)
+    held: list[tuple[Any, concurrent.futures.Future[None]]] = []
+
+    def hold(saving: Any, loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[None]:
+        held.append((saving, concurrent.futures.Future()))
+        return held[-1][1]
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hold)
+    registered = [claim.on_undo("async", number=n) for n in (1, 2, 3)]
+    for saving, done in reversed(held):
+        await saving
+        done.set_result(None)
+    for each in registered:
+        await each
+    await finished(undo)
+    assert disk.kept == [entry(n) for n in (1, 2, 3)]
 
 
 async def test_a_step_that_is_not_awaited_is_on_disk_when_prepare_is_judged_and_fails_it(

@@ -233,8 +233,8 @@ class Engine:
             raise
 
     async def _prepare_fresh(self, record: Record, ref: ClaimRef, verified: Verified) -> Sequence[PreparedAnswer]:
-        async def save(step: dict[str, Any]) -> None:
-            record.doc["undo"] = [*record.steps, step]
+        async def save(steps: list[dict[str, Any]]) -> None:
+            record.doc["undo"] = steps
             if not await self.store.do(lambda db: rows.update(db, record, fence), Mode.SYNC):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: nothing more is done"

@@ -28,21 +28,22 @@ _SAVE_WAIT = 60.0  # seconds that a plain prepare waits for its step; the store 
 class RecordUndo(UndoRegistrar):
     """Puts the steps of one prepare on record. Made on the thread of ``loop``; registered with from any thread.
 
-    ``save`` is called on the loop with each step, in the order of registration, at once: also one whose ``await`` is
-    forgotten is on record and will be run. It returns when the step is on disk, in bounded time, and raises :class:`DraError`
-    where it is not, or where the record is no longer ours. Calls of it may overlap.
+    ``save`` is called on the loop after each registration, at once, with all steps so far in the order of registration: also one
+    whose ``await`` is forgotten is on record and will be run. It returns when they are on disk, in bounded time, and raises
+    :class:`DraError` where they are not, or where the record is no longer ours. Calls of it may overlap.
 
     When prepare has ended, however it did, :meth:`settle` must be called, and :meth:`check` before its answer counts.
     """
 
     def __init__(
-        self, driver: Driver, loop: asyncio.AbstractEventLoop, save: Callable[[dict[str, Any]], Awaitable[None]]
+        self, driver: Driver, loop: asyncio.AbstractEventLoop, save: Callable[[list[dict[str, Any]]], Awaitable[None]]
     ) -> None:
         self._driver = driver
         self._loop = loop
         self._save = save
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
+        self._steps: list[dict[str, Any]] = []
         self._registrations: list[_Registration] = []
         self._closed = False
 
@@ -55,7 +56,8 @@ class RecordUndo(UndoRegistrar):
                 )
             if len(self._registrations) >= _MOST:
                 raise DriverError(f"on_undo({step!r}) is more than the {_MOST:,} reversals that a claim may have")
-            registration = _Registration(step, self._begin(entry))
+            self._steps.append(entry)
+            registration = _Registration(step, self._begin(step))
             self._registrations.append(registration)
         if threading.get_ident() != self._loop_thread:
             registration.wait()  # on disk when this returns; the loop's own thread must never wait for the loop
@@ -75,16 +77,17 @@ class RecordUndo(UndoRegistrar):
         except ValueError as e:
             raise DriverError(f"{shown}: {e}") from None
 
-    def _begin(self, entry: dict[str, Any]) -> concurrent.futures.Future[None]:
+    def _begin(self, step: str) -> concurrent.futures.Future[None]:
         async def save() -> None:
-            await self._save(entry)
+            # Not this step alone: which task the loop begins first is the loop's.
+            await self._save(list(self._steps))
 
         saving = save()
         try:
             return asyncio.run_coroutine_threadsafe(saving, self._loop)
         except RuntimeError:
             saving.close()
-            raise StoppingError(f"on_undo({entry['step']!r}): the plugin has stopped") from None
+            raise StoppingError(f"on_undo({step!r}): the plugin has stopped") from None
 
     async def settle(self) -> None:
         """No more registrations; returns when each step is on disk or could not be saved. Says which were not awaited."""

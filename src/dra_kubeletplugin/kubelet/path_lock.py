@@ -15,7 +15,7 @@ from pathlib import Path
 from ..locks import taken
 
 _TRIES = 20  # another one may come and go between any two steps
-_TEMPORARY = re.compile(r"\..+\.lock\.(\d+-[0-9a-f]{8})")
+_TEMPORARY = re.compile(r"\..+\.(\d+-[0-9a-f]{8})")
 
 
 def lock_of(socket: Path, folder: Path) -> Path:
@@ -37,7 +37,7 @@ def remove_dead(lock: Path) -> bool:
 
 
 def remove_temporary(folder: Path, alive: Callable[[str], bool]) -> None:
-    """Removes files that got no lock's name before their instance died; ``alive`` is asked with its token."""
+    """Removes files that did not get their name before their instance died; ``alive`` is asked with its token."""
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match and not alive(match[1]):

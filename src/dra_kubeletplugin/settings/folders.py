@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -45,12 +46,25 @@ def _unwritable(folder: Path, option: str) -> list[str]:
     """Tries to make and write ``folder``, not its parents; access bits alone lie on read-only mounts."""
     try:
         folder.mkdir(exist_ok=True)
-        probe = folder / f".probe-{secrets.token_hex(4)}"  # process ids are the same in every container
-        probe.write_bytes(b"")
-        probe.unlink()
+        _make_file(folder)
     except OSError as e:
         return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or name another folder"]
     return []
+
+
+def _make_file(folder: Path) -> None:
+    """One without a name, of which a kill leaves nothing; with one for a moment where the file system has no others.
+
+    Raises ``OSError``. Source: open(2), O_TMPFILE
+    """
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as e:
+        if e.errno not in {errno.EOPNOTSUPP, errno.EISDIR}:
+            raise
+        probe = folder / f".probe-{secrets.token_hex(4)}"  # process ids are the same in every container
+        probe.write_bytes(b"")
+        probe.unlink()
 
 
 def _not_mounted(option: str, folder: Path) -> str:

@@ -50,6 +50,7 @@ class Publisher:
         generation: the least one to use.
         times: the file in which times of taints are kept; None for memory alone.
         instances: a folder that all instances on this node share; None where there are no others that may write at once.
+        token: names this instance in temporary names.
         gates_off: told which feature gates the API server was found to have off, whenever that changes.
     """
 
@@ -64,6 +65,7 @@ class Publisher:
         times: Path | None = None,
         gates_off: Callable[[frozenset[Gate]], None] = lambda off: None,
         instances: Path | None = None,
+        token: str = "",
     ) -> None:
         self.client = client
         self.inventory = inventory
@@ -75,7 +77,7 @@ class Publisher:
         self._tell_gates_off = gates_off
         self._told_off: frozenset[Gate] = frozenset()
         self._syncer = Syncer(
-            client, inventory, scope, metrics, TaintTimes(times), self._is_leader, generation, Turn(instances)
+            client, inventory, scope, metrics, TaintTimes(times, token), self._is_leader, generation, Turn(instances)
         )
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""

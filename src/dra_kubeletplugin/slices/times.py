@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -39,10 +38,14 @@ def _is_timed(taint: JSON) -> bool:
 
 
 class TaintTimes:
-    """``path`` is the file; None keeps them in memory alone. A file that cannot be read or written costs times, and no more."""
+    """``path`` is the file; None keeps them in memory alone. A file that cannot be read or written costs times, and no more.
 
-    def __init__(self, path: Path | None = None) -> None:
+    ``token`` names this instance in the name that the file has until it is whole.
+    """
+
+    def __init__(self, path: Path | None = None, token: str = "") -> None:
         self._path = path
+        self._token = token
         self._times: Times = {}
         self._read = path is None
 
@@ -88,7 +91,7 @@ class TaintTimes:
         self._times = now
         if self._path is None:
             return
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        temporary = self._path.with_name(f".{self._path.name}.{self._token}")
         try:
             temporary.write_bytes(msgspec.json.encode(now))
             temporary.replace(self._path)
