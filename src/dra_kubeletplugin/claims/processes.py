@@ -210,12 +210,17 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Content:
-    """What the file tells; nothing where it is no file of ours, or its writer was stopped within the write."""
+    """What the file tells; nothing where it is no file of ours, or its writer was stopped within the write.
+
+    Raises ``OSError`` where no file can be read now.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return _Content()
         content = msgspec.json.decode(_whole(path), type=_Content)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as e:
+        if getattr(e, "errno", None) in _NOT_NOW:
+            raise  # it may have the records open: whoever does not know that may give out anew what they hold
         return _Content()
     content.sockets = [s for s in content.sockets if "\0" not in s.path]
     return content
