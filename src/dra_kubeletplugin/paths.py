@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""``errno`` of an ``open`` that says nothing of the file: the process, or the machine, can open none."""
 
 
 def at_home(path: str) -> Path:

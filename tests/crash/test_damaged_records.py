@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, folder, keeper, rows
 from dra_kubeletplugin.claims.schema import SCHEMA
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError, RecordsNewerError
@@ -229,6 +231,25 @@ async def test_an_exception_in_the_repair_leaks_no_transaction_and_no_file_and_t
         with pytest.raises(RecordsError):
             await store.all()
         monkeypatch.undo()
+        assert {r.uid for r in await store.all()} == {f"u-{i}" for i in range(4)}
+    await check_goes_on(path.parent)
+
+
+@pytest.mark.parametrize("read", ["uids", "note"])
+async def test_a_repair_that_has_no_file_left_to_open_is_done_later_and_forgets_no_claim(
+    original: Path, tmp_path: Path, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy(original, tmp_path / "copy")
+    path.write_bytes(b"garbage" * 2000)
+
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with instance(path.parent) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(ClaimSpecs, read, fails)
+            with pytest.raises(RecordsError, match="Too many open files"):
+                await store.all()
         assert {r.uid for r in await store.all()} == {f"u-{i}" for i in range(4)}
     await check_goes_on(path.parent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import rows
 from dra_kubeletplugin.claims.files import record_of
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
 from tests.crash.rooms import Api, room, until
@@ -200,6 +202,33 @@ async def test_a_copy_of_another_claim_s_file_tells_nothing_and_goes_without_tou
             assert not which(tmp_path, "copy").exists()
             assert which(tmp_path, "a").exists()
         assert undone == []
+
+
+async def test_an_unprepare_that_cannot_read_a_note_now_undoes_nothing_and_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note alone tells what is to be undone, and the process has no file left to open it."""
+    undone: list[str] = []
+
+    class Noting(Plain):
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            undone.append(claim.uid)
+
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Noting(), api) as one:
+        await one.prepare(ref)
+        await until(note_of(tmp_path, "a").exists)
+        await one.claims.store.do(lambda db: rows.forget(db, "a"))
+        with monkeypatch.context() as patch:
+            patch.setattr(ClaimSpecs, "note", fails)
+            answer = await one.unprepare(ref)
+        assert isinstance(answer, RecordsError), answer
+        assert await one.unprepare(ref) == ()
+        assert undone == ["a"]
 
 
 def noted(change: dict[str, Any]) -> Callable[[Path], None]:

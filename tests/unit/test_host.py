@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tempfile
 import time
@@ -301,6 +303,23 @@ def test_whatever_a_file_holds_a_function_is_a_valid_device_or_passed_over(conte
         for fn in machine.pci():
             assert fn.device().name == "pci-0000-17-00-0"
         machine.pcie_roots_of_cpus()
+
+
+@pytest.mark.parametrize("call", ["open", "listdir"])
+def test_where_no_file_is_left_to_open_no_function_is_taken_for_gone(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the devices fails then, and the last answer stays in force."""
+    machine = host(tmp_path, {"address": "0000:17:00.0", **BASE})
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        with pytest.raises(OSError, match="Too many open files"):
+            machine.pci()
+    assert len(machine.pci()) == 1
 
 
 def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) -> None:

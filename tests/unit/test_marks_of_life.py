@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -254,6 +255,19 @@ def test_where_no_file_is_left_to_open_nobody_is_taken_for_dead_and_nothing_for_
     command = [sys.executable, "-c", NO_FILE_LEFT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True", *["EMFILE"] * 4]
+
+
+def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cannot_be_read_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with living(folder) as mine:
+        mine.note_records(OPENED)
+        monkeypatch.setattr(module, "_whole", full)
+        with pytest.raises(OSError, match="Too many open files"):
+            ProcessLock(folder).others()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import msgspec
 
 from ..cdi import ClaimSpecs
 from ..errors import RecordsError, describe, printable
+from ..paths import NOT_NOW
 from .metadata import MetadataFiles
 from .record import Record, State, check_doc
 
@@ -37,7 +38,10 @@ def note_of(record: Record) -> bytes:
 
 
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
-    """The record that a claim's note tells of; None where there is none or it cannot be understood."""
+    """The record that a claim's note tells of; None where there is none or it cannot be understood.
+
+    Raises ``OSError`` where no file can be read now.
+    """
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
         if note.uid != uid:
@@ -46,6 +50,8 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as e:
+        if getattr(e, "errno", None) in NOT_NOW:
+            raise
         log.error("the note beside %s tells nothing of its claim (%s)", specs.path(uid), printable(e))
         return None
     return Record(uid, note.namespace, note.name, State.PREPARED, note.boot, "", doc, created=note.created)
@@ -101,8 +107,11 @@ class Files:
         return True
 
     def known(self, uid: str) -> Record | None:
-        """What the file of a claim tells of it; None where it tells nothing. Raises nothing."""
-        return record_of(self.specs, uid)
+        """What the note of a claim tells of it; None where it tells nothing. Raises :class:`RecordsError` where that is not known now."""
+        try:
+            return record_of(self.specs, uid)
+        except OSError as e:
+            raise RecordsError(f"{self.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
 
     def remove(self, uid: str) -> None:
         """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.

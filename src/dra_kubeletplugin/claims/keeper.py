@@ -18,6 +18,7 @@ from pathlib import Path
 from ..cdi import ClaimSpecs
 from ..errors import RecordsBusyError
 from ..observe.metrics import Metrics
+from ..paths import NOT_NOW
 from ..wording import counted
 from . import rows
 from .files import record_of
@@ -331,7 +332,9 @@ class Keeper:
         """What notes tell of claims that have no row, and which claims have files."""
         try:
             files = self.specs.uids()  # before the rows: a claim that ends in between has lost its file by then
-        except OSError:
+        except OSError as e:
+            if e.errno in NOT_NOW:
+                raise
             return [], set()  # reconciling says so
         known = rows.uids(db)
         found = [record_of(self.specs, uid) for uid in files if uid not in known]

@@ -7,7 +7,6 @@ in the file system, so that the next instance can take away what a killed one le
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -22,12 +21,11 @@ from pathlib import Path
 import msgspec
 
 from ..locks import taken
-from ..paths import named
+from ..paths import NOT_NOW, named
 
 _SUFFIX = ".lock"
 _READS = 10  # half a millisecond apart; a write takes a hundredth of one
 _MOST_LEFT = 16  # databases; more did not die since somebody looked after them
-_NOT_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is judged by it
 
 
@@ -199,7 +197,7 @@ def _is_locked(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as e:
-        return e.errno in _NOT_NOW  # it may live: who is taken for dead loses its devices to others
+        return e.errno in NOT_NOW  # it may live: who is taken for dead loses its devices to others
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask at once do not see each other
     except BlockingIOError:
@@ -210,12 +208,17 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Content:
-    """What the file tells; nothing where it is no file of ours, or its writer was stopped within the write."""
+    """What the file tells; nothing where it is no file of ours, or its writer was stopped within the write.
+
+    Raises ``OSError`` where no file can be read now.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return _Content()
         content = msgspec.json.decode(_whole(path), type=_Content)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as e:
+        if getattr(e, "errno", None) in NOT_NOW:
+            raise  # it may have the records open: whoever does not know that may give out anew what they hold
         return _Content()
     content.sockets = [s for s in content.sockets if "\0" not in s.path]
     return content

@@ -13,6 +13,7 @@ import msgspec
 
 from ..cdi import ClaimSpecs
 from ..errors import printable
+from ..paths import NOT_NOW
 from . import rows
 from .amounts import Hold, decoded
 from .files import record_of
@@ -91,10 +92,15 @@ def _scan(db: sqlite3.Connection, query: str) -> list[dict[str, object]]:
 
 
 def from_files(specs: ClaimSpecs, known: Mapping[str, rows.Row]) -> list[Record]:
-    """Records of CDI files whose claims have no readable row: their devices are in use, whoever's claim it is."""
+    """Records of CDI files whose claims have no readable row: their devices are in use, whoever's claim it is.
+
+    Raises ``OSError`` where no file can be read now.
+    """
     try:
         uids = specs.uids()
     except OSError as e:
+        if e.errno in NOT_NOW:
+            raise
         log.error("%s cannot be read (%s): what its files tell is not known", specs.root, e.strerror)
         return []
     missing = [uid for uid in uids if not isinstance(known.get(uid), Record)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
+from ..paths import NOT_NOW
 from ..resources.names import sanitize
 from ..resources.types import Attribute, Device
 from . import standard, sysfs
@@ -325,7 +326,9 @@ def _made(folder: str, depth: int = 5) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and not _FUNCTION.fullmatch(e.name)]
-    except OSError:  # it went away while we look
+    except OSError as e:  # it went away while we look
+        if e.errno in NOT_NOW:
+            raise
         return
     for path in found:
         yield path

@@ -1,9 +1,14 @@
-"""Small files and links of sysfs, as text. What is missing or cannot be read is None: hardware comes and goes while we look."""
+"""Small files and links of sysfs, as text. What is missing or cannot be read is None: hardware comes and goes while we look.
+
+Where no file can be read now, ``OSError`` is raised: else all hardware would be gone.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+
+from ..paths import NOT_NOW
 
 _LARGEST = 4096  # bytes: the kernel gives an attribute one page
 _CPUS = 65_536  # more than the kernel can be built for
@@ -14,7 +19,9 @@ def text(path: str) -> str | None:
     """What an attribute says, without the line's end; None where there is none, or nothing in it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as e:
+        if e.errno in NOT_NOW:
+            raise
         return None
     try:
         return os.read(fd, _LARGEST).decode(errors="replace").strip() or None
@@ -45,7 +52,9 @@ def names(folder: str) -> list[str]:
     """What a folder holds, sorted; nothing where there is no such folder."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208
-    except OSError:
+    except OSError as e:
+        if e.errno in NOT_NOW:
+            raise
         return []
 
 
