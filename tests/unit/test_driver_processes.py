@@ -261,7 +261,7 @@ async def test_one_that_is_down_when_its_node_reboots_runs_once_afterwards(
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
         await told.wait("started again in")
-        environment = Environment(Cluster(), hosts, [driver], Around(print, print), 60, tmp_path)  # type: ignore[arg-type]
+        environment = Environment(Cluster(), hosts, [driver], Around(print, print), 60, tmp_path, None)  # type: ignore[arg-type]
         await environment.reboot("node-1")
         assert running(pids) == [driver.pid]
     assert running(pids) == []
