@@ -50,7 +50,9 @@ def left_of(state: Path, mark: str) -> list[str]:
             continue  # it has just ended
     specs = [json.loads(p.read_bytes()) for p in state.glob("*/containers/*/*/config.json")]
     own = {spec["linux"]["cgroupsPath"].lstrip("/") for spec in specs}
-    return found + [str(p) for p in Path("/sys/fs/cgroup").glob("**/dra-dev-*") if p.name in own]
+    # Directly below a controller, or the root: folders of other containers vanish while one looks through all.
+    cgroups = (p for pattern in ("dra-dev-*", "*/dra-dev-*") for p in Path("/sys/fs/cgroup").glob(pattern))
+    return found + [str(p) for p in cgroups if p.name in own]
 
 
 def until(check: Callable[[], Any]) -> Any:

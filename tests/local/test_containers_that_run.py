@@ -388,7 +388,8 @@ async def test_podman_injects_the_same_as_we_do(runtime: RuncRuntime, tmp_path: 
     ours = await output(runtime, tmp_path, script, cdi_devices=[f"{kind}=zero"])
     shared = Path(f"/var/run/cdi/witness-{os.getpid()}.json")
     shared.parent.mkdir(exist_ok=True)
-    shared.write_text(json.dumps(spec))
+    shared.with_suffix(".new").write_text(json.dumps(spec))
+    shared.with_suffix(".new").rename(shared)  # others' podman reads all files there, at any time
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     argv = ["podman", "run", "--rm", "--runtime", "runc", "--network=none", *limits, "--device", f"{kind}=zero"]
     try:

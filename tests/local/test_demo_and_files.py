@@ -98,7 +98,7 @@ def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
         subprocess.run(["make", "-s", "proto-env"], cwd=ROOT, check=True, timeout=300, capture_output=True)
     path = f"{python.parent}:{os.environ['PATH']}"
     command = [str(python), "proto/generate.py", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, env={**os.environ, "PATH": path})
+    subprocess.run(command, cwd=ROOT, check=True, timeout=110, capture_output=True, env={**os.environ, "PATH": path})
     committed = ROOT / "src/dra_kubeletplugin/_proto"
     fresh = sorted((tmp_path / "dra_kubeletplugin/_proto").iterdir())
     assert {p.name for p in fresh} == {p.name for p in committed.iterdir() if "_pb2" in p.name}

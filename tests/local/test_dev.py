@@ -320,37 +320,6 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
         until(lambda: not any(_alive(pid) for pid in pids))
 
 
-KILLED = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from dra_kubeletplugin.cli import dev_driver
-from dra_kubeletplugin.local.dev.drivers import DriverProcess, Program
-
-async def main(folder: Path) -> None:
-    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, str(folder / "driver.py")]
-    process = DriverProcess(Program("x.example.com", argv), "node-1", {}, folder, print)
-    starting = asyncio.create_task(process.start(60))
-    while process.pid is None:
-        await asyncio.sleep(0)
-    print(process.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main(Path(sys.argv[1])))
-"""
-
-
-def test_a_driver_whose_cluster_is_killed_before_its_first_line_ends_too(tmp_path: Path) -> None:
-    (tmp_path / "driver.py").write_text("import time\ntime.sleep(1000)\n")
-    argv = [sys.executable, "-c", KILLED, str(tmp_path)]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=110, check=False)
-    assert done.returncode == -signal.SIGKILL
-    try:
-        until(lambda: not _alive(int(done.stdout)))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(done.stdout), signal.SIGKILL)
-
-
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
     with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"

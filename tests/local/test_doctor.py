@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
 import tarfile
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.doctor import Examination, Finding, Level, examine
-from dra_kubeletplugin.doctor.cluster import PLUGIN
+from dra_kubeletplugin.doctor.cluster import PLUGIN, _clock
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Toy, toy
 
@@ -113,3 +114,19 @@ async def test_the_commands_answer_with_exit_codes_json_and_one_file_without_sec
         (secretive,) = [p for p in pods if p["metadata"]["name"] == "secretive"]
         assert secretive["spec"]["containers"][0]["env"] == [{"name": "PASSWORD", "value": "<removed>"}]
         assert await asyncio.to_thread(main, ["gather", *places, str(path)]) == 2  # it is there already
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "level", "says"),
+    [
+        (1000.0, 1000.1, Level.OK, "agrees"),
+        (980.0, 1030.0, Level.OK, "agrees"),  # an answer that takes long is no drift
+        (1010.0, 1011.0, Level.WARNING, "10 s ahead of"),
+        (900.0, 905.0, Level.FAILURE, "95 s behind"),
+    ],
+)
+def test_a_clock_is_wrong_where_the_server_s_time_is_not_between_question_and_answer(
+    asked: float, answered: float, level: Level, says: str
+) -> None:
+    found = _clock(email.utils.formatdate(1000.0, usegmt=True), asked, answered)
+    assert (found.level, says in found.text) == (level, True), found

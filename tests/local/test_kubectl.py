@@ -148,7 +148,10 @@ items:
 """
 
 
-async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_deleted(kubectl: Kubectl) -> None:
+async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_deleted(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.local.apiserver.deleting._NAMESPACE_WAIT", 6.0)  # while kubectl goes on
     await kubectl("apply", "-f", "-", stdin=CUSTOM)
     await kubectl("create", "-f", "-", stdin=LIST)
     for verb in (

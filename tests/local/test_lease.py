@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,25 @@ async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidate
     await candidates.kill("first")
     await first.release()
     await within(30, second.leader.wait())
+
+
+async def test_a_lease_is_given_back_also_where_a_last_renewal_arrives_meanwhile(
+    client: KubeClient, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender was cancelled, and the server has it still."""
+    first = candidates.start("first", UNHURRIED)
+    await within(30, first.leader.wait())
+    await candidates.kill("first")
+    update = client.update
+
+    async def overtaken(*args: Any) -> Any:
+        monkeypatch.undo()
+        await client.patch(LEASES, "driver", {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}, "default")
+        return await update(*args)
+
+    monkeypatch.setattr(client, "update", overtaken)
+    await first.release()
+    assert (await client.get(LEASES, "driver", "default"))["spec"]["holderIdentity"] == ""
 
 
 async def test_a_leader_whose_machine_slept_past_its_deadline_leads_no_more_at_once(

@@ -12,12 +12,14 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
 from dra_kubeletplugin.cli import dev_driver
+from dra_kubeletplugin.local.dev import drivers
 from dra_kubeletplugin.local.dev.drivers import DriverFailed, DriverProcess, Phase, Program
+from dra_kubeletplugin.local.dev.environment import Around, Environment
 from dra_kubeletplugin.plugin import Plugin
 
 PATIENCE = 60  # seconds
@@ -235,3 +237,31 @@ async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
         servant.faulty = False
         await telling
     assert json.loads(file.read_text()) == {"waits": [], "hopeless": False, "notes": ["no device"]}
+
+
+def running(pids: Path) -> list[int]:
+    return [int(p) for p in pids.read_text().split() if Path(f"/proc/{p}").exists()]
+
+
+async def test_one_that_is_down_when_its_node_reboots_runs_once_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cluster:
+        nodes: ClassVar = {"node-1": SimpleNamespace(name="node-1")}
+
+        async def reboot(self, name: str, sysfs: Path | None) -> None:
+            await asyncio.sleep(0.5)  # in which it was started again
+
+    monkeypatch.setattr(drivers, "_PAUSE", 0.05)
+    pids = tmp_path / "pids"
+    driver, told = process(tmp_path, f"echo $$ >> {pids}; {READY} exec sleep 100")
+    hosts = {"node-1": SimpleNamespace(description=None)}
+    await driver.start(60)
+    async with kept(driver):
+        assert driver.pid
+        os.kill(driver.pid, signal.SIGKILL)
+        await told.wait("started again in")
+        environment = Environment(Cluster(), hosts, [driver], Around(print, print), 60, tmp_path, None)  # type: ignore[arg-type]
+        await environment.reboot("node-1")
+        assert running(pids) == [driver.pid]
+    assert running(pids) == []

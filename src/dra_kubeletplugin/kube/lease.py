@@ -132,18 +132,28 @@ class Elector:
             return
         with contextlib.suppress(ApiError, TimeoutError, msgspec.ValidationError):  # it ends by itself
             async with asyncio.timeout(_RELEASE):
-                # Read anew: the answer to a renewal may have been cut off.
-                found = await self._read()
-                if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
-                    return
-                given = {
-                    "holderIdentity": "",
-                    "leaseDurationSeconds": 1,
-                    "renewTime": now_exactly(),
-                    "acquireTime": now_exactly(),
-                }
-                self._see(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **given}}))
-                log.info("lease %s/%s given back", self.namespace, self.name)
+                while not await self._given_back():
+                    pass
+
+    async def _given_back(self) -> bool:
+        """Read anew: a renewal whose answer was cut off has arrived, or arrives now; False where it came between."""
+        found = await self._read()
+        if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
+            return True
+        given = {
+            "holderIdentity": "",
+            "leaseDurationSeconds": 1,
+            "renewTime": now_exactly(),
+            "acquireTime": now_exactly(),
+        }
+        try:
+            self._see(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **given}}))
+        except ApiError as e:
+            if e.status == 409:
+                return False
+            raise
+        log.info("lease %s/%s given back", self.namespace, self.name)
+        return True
 
     # --- one attempt ----------------------------------------------------------------------------
 

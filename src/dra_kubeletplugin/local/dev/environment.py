@@ -108,8 +108,10 @@ class Environment:
         node = self.node(name)
         own = [p for p in self.drivers if p.place == node.name]
         for process in own:
-            with contextlib.suppress(DriverFailed):
+            try:
                 await process.kill(float("inf"))
+            except DriverFailed:  # it is down already, and to stay so
+                await process.stop()
         host = self.hosts[node.name]
         await self.cluster.reboot(node.name, host.sysfs if host.description else None)
         for process in own:
