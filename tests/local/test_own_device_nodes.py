@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
+from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.host import described
 from dra_kubeletplugin.testing import node_with
 
@@ -67,10 +67,10 @@ class Fpga(Driver):
 
 
 @pytest.fixture
-async def files(tmp_path: Path) -> AsyncIterator[Path]:
+def files(tmp_path: Path) -> Path:
     for name, text in (("driver.py", DRIVER), ("host.yaml", HOST), ("all.yaml", MANIFESTS)):
         (tmp_path / name).write_text(text)
-    yield tmp_path
+    return tmp_path
 
 
 async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) -> None:
@@ -109,3 +109,16 @@ async def test_dev_runs_it_and_prints_where_the_described_host_is(files: Path) -
             process.send_signal(signal.SIGINT)
         await process.wait()
     assert not folder.exists(), "a described host goes with the command"
+
+
+def test_a_host_that_cannot_be_had_leaves_no_folder_behind(
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys are in it."""
+    states = tmp_path / "states"
+    states.mkdir()
+    monkeypatch.setattr("dra_kubeletplugin.local.cluster.state_root", lambda: states)
+    for host in ("nowhere.yaml", "all.yaml"):
+        assert main(["dev", str(files / "driver.py"), "--host", str(files / host)]) == 2
+        assert host in capsys.readouterr().err
+    assert list(states.iterdir()) == []

@@ -446,3 +446,18 @@ def test_without_the_client_a_kubeconfig_is_refused_with_what_to_install(
     monkeypatch.setitem(sys.modules, "kubernetes.config.kube_config", None)  # as if it were not installed
     with pytest.raises(SettingsError, match=r"pip install 'dra-kubeletplugin\[kubeconfig\]'"):
         load_config(written(tmp_path, config_of({})))
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_folder_for_keys_is_made_where_a_kubeconfig_has_some_inline_alone(
+    tmp_path: Path, ca: Pair, *, inline: bool
+) -> None:
+    """Who is killed leaves it: so does every plugin that is given one."""
+    authority = {"certificate-authority-data": b64(ca.cert)} if inline else {"certificate-authority": str(ca.cert)}
+    path = written(tmp_path, config_of({"token": "t"}, server="https://127.0.0.1:1", **authority))
+    left = tmp_path / "left"
+    left.mkdir()
+    killed = "import os, sys; from dra_kubeletplugin.kube import load_config; load_config(sys.argv[1]); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", killed, path], env={**os.environ, "TMPDIR": str(left)}, check=False)
+    assert done.returncode == -9
+    assert [p.stat().st_mode & 0o777 for p in left.iterdir()] == ([0o700] if inline else [])

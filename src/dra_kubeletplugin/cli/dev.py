@@ -9,19 +9,19 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import NotReadyError, SettingsError
 from ..local import memory
-from ..local.cluster import LocalCluster
+from ..local.cluster import LocalCluster, simulated
 from ..local.dev import manifests
 from ..local.dev.acting import REFUSALS, act
 from ..local.dev.control import ControlServer
 from ..local.dev.drivers import DriverFailed
 from ..local.dev.environment import Around, Environment, environment
 from ..local.dev.hosts import NodeHost
-from ..local.runtime.interface import ContainerError
+from ..local.runtime.interface import ContainerError, ContainerRuntime
 from ..local.runtime.runc_runtime import factory
 from ..observe.log import configure
 from ..wording import counted
@@ -105,23 +105,28 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
     async with contextlib.AsyncExitStack() as stack:
         progress = stack.enter_context(Progress())
         around = _around(style, progress)
-        progress("unpacking images" if plan.containers else "describing hosts")
+        if plan.containers:
+            progress("unpacking images")
+        runtime = await factory(plan.images) if plan.containers else simulated
+
+        def on_its_host(name: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+            """The host is there before the kubelet, which may have pods of an earlier life, and goes with the cluster."""
+            given_host = plan.hosts[plan.nodes.index(name)] if plan.hosts else ""
+            real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
+            hosts[name] = NodeHost.build(folder.parent / "host", given_host) if given_host else real
+            made = runtime(name, folder, cdi_dirs)
+            made.dev = hosts[name].dev
+            return made
+
         cluster = LocalCluster(
             plan.nodes, state=plan.state, address=plan.address, certificate=plan.certificate, features=plan.features,
-            runtimes=await factory(plan.images) if plan.containers else None,
+            runtimes=on_its_host,
         )  # fmt: skip
-        for i, name in enumerate(plan.nodes):
-            folder = cluster.state / name / "host"
-            given_host = plan.hosts[i] if plan.hosts else ""
-            real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
-            hosts[name] = NodeHost.build(folder, given_host) if given_host else real
         progress(f"starting the API server and {counted(len(plan.nodes), 'node')}")
         try:
             await stack.enter_async_context(cluster)
         except OSError as e:
             raise SettingsError(f"--api-address {plan.address} cannot be had: {e.strerror or e}") from None
-        for name, host in hosts.items():
-            cluster.nodes[name].runtime.dev = host.dev
         on = await stack.enter_async_context(
             environment(cluster, hosts, plan.programs, plan.controllers, around, timeout=_READY, reload=plan.reload)
         )

@@ -62,6 +62,13 @@ def _folder() -> str:
     return _FOLDER[0]
 
 
+class _WhenNeeded:
+    """The folder as the loader is told of it: it asks for the path once it has something to write, which few have."""
+
+    def __fspath__(self) -> str:
+        return _folder()
+
+
 @dataclass(frozen=True)
 class _Loaded:
     """What the loader made of the files; ``header`` is empty where the user has no token."""
@@ -303,7 +310,7 @@ class _Chosen:
             config_dict=node("kubeconfig", view, self.cluster.path),
             config_base_path=None,
             config_persister=self.merged.save_changes,
-            temp_file_path=_folder(),
+            temp_file_path=_WhenNeeded(),
         ).load_and_set(configuration)
         return configuration
 

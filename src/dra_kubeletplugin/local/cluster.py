@@ -109,7 +109,7 @@ class LocalCluster:
             weakref.finalize(self, _remove, self.state, os.getpid())
         self._cdi_root = cdi_root
         self._timers = timers or Timers()
-        self._runtimes = runtimes or _simulated
+        self._runtimes = runtimes or simulated
         self._binding_timeout = binding_timeout
         self._given = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
@@ -366,7 +366,8 @@ def resource_of(doc: JSON) -> Resource:
     raise ValueError(f"{doc['apiVersion']} {doc['kind']} is not served by the local cluster")
 
 
-def _simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+def simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+    """A node's runtime where no other is given."""
     return SimulatedRuntime(folder, cdi_dirs)
 
 

@@ -16,6 +16,7 @@ from ...observe.http import stop_listening
 from .verbs import Answer, AnyVerb
 
 NAME = "control.sock"
+_HIDDEN = "control.bind"  # no longer than that: the length of a socket's path is limited
 _MAX = 1024 * 1024  # bytes of a request, and of an answer
 
 
@@ -36,12 +37,12 @@ class ControlServer:
 
     async def start(self) -> None:
         """Raises ``OSError`` where the socket cannot be made."""
-        self.path.unlink(missing_ok=True)
-        before = os.umask(0o177)  # from its first moment nobody else's
-        try:
-            self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=_MAX)
-        finally:
-            os.umask(before)
+        hidden = self.path.with_name(_HIDDEN)
+        hidden.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(hidden), limit=_MAX)
+        # Its mode comes before its name; umask would be that of whatever else this process writes at the moment.
+        hidden.chmod(0o600)
+        hidden.rename(self.path)
 
     async def close(self) -> None:
         if self._server:
