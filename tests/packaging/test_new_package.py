@@ -107,7 +107,7 @@ def _dev(package: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.stdout.close()
-        process.wait(60)
+        process.wait(200)
 
 
 async def _running(kubeconfig: str) -> None:

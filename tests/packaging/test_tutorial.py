@@ -56,22 +56,23 @@ def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_
 
 def _while_up(command: str, folder: Path) -> str:
     """Also runs there what is to be typed in another shell."""
-    clean = as_elsewhere()
-    process = subprocess.Popen(
-        command.split(),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env=clean,
-    )
+    log = folder.parent / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command.split(),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env=as_elsewhere(),
+        )
     assert process.stdout
     said = ""
     try:
         while "Ctrl-C ends it" not in said:
             line = process.stdout.readline()
-            assert line, said
+            assert line, said + log.read_text()
             said += line
         kubeconfig = said.partition("KUBECONFIG=")[2].split()[0]
         for line in LOOKS if shutil.which("kubectl") else ():
@@ -79,7 +80,7 @@ def _while_up(command: str, folder: Path) -> str:
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.stdout.close()
-        process.wait(60)
+        process.wait(200)
     return said
 
 
