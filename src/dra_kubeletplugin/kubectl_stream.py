@@ -34,7 +34,7 @@ _SAID = {  # libyaml's words for the mistakes that are made most
     "did not find expected '-' indicator": "no item where the list above goes on: check the indentation",
     "block sequence entries are not allowed": "an item of a list where none may stand: check the indentation",
     "found unhashable key": "a key that is no text; what Helm has between {{ }} must be rendered first",
-    "found undefined alias": "an alias without an anchor: put a text that begins with * in quotes",
+    "found undefined alias": "an alias without an anchor in this document: put a text that begins with * in quotes",
     "did not find expected ',' or ']'": "a '[' that is not closed",
     "did not find expected ',' or '}'": "a '{' that is not closed",
     "did not find expected node content": "nothing where a value belongs, or a '[' or '{' that is not closed",

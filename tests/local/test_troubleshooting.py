@@ -195,9 +195,10 @@ async def admin_access() -> list[str]:
     if not shutil.which("kubectl"):
         pytest.skip("needs kubectl on the PATH")
     async with LocalCluster() as cluster:
+        cache = str(cluster.state / "kubectl")  # what is kept at home may be of another cluster at this port
         await cluster.apply(objects.device_class())
         asked = json.dumps(objects.template(spec=objects.claim_spec(admin=True))).encode()
-        command = ("kubectl", "--kubeconfig", str(cluster.kubeconfig), "create", "-f", "-")
+        command = ("kubectl", "--kubeconfig", str(cluster.kubeconfig), "--cache-dir", cache, "create", "-f", "-")
         kubectl = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         _, refused = await kubectl.communicate(asked)
         return [refused.decode()]
