@@ -40,8 +40,12 @@ class PodNamespaces:
     @classmethod
     async def make(cls, hostname: str) -> PodNamespaces:
         """Fresh ones, with a loopback device that is up. Raises :class:`ContainerError`."""
+        making = asyncio.ensure_future(asyncio.to_thread(_in_thread, hostname))
         try:
-            return cls(await asyncio.to_thread(_in_thread, hostname))
+            return cls(await asyncio.shield(making))
+        except asyncio.CancelledError:  # the thread goes on, and what it makes is nobody's
+            making.add_done_callback(lambda made: None if made.exception() else cls(made.result()).close())
+            raise
         except OSError as e:
             raise ContainerError(f"failed to create the pod's namespaces: {e}") from None
 
