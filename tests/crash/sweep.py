@@ -158,6 +158,7 @@ class Node:
         self.log = folder / "log"
         self.log.touch()
         described.build(folder / "sys", {"functions": []})
+        self.over: list[Ref] = []  # claims of pods that have ended
         self._registrations: dict[Path, Path] = {}
         self._started: list[Plugin] = []
 
@@ -265,6 +266,7 @@ async def free(node: Node, step: int) -> None:
     one = await node.start("prepare", step, RECONCILE_INTERVAL="1h")
     assert await one.serves()
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-free", "c-0")
+    node.over.append(other)
     _well(await one.prepare(other))
     _well(await one.unprepare(other))
 
@@ -354,6 +356,8 @@ async def _settled(node: Node) -> None:
     before = _prepared(node)
     next_ = await node.start()
     assert await next_.serves()
+    if node.over:
+        _well(await next_.unprepare(*node.over))
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-other", "c-0")
     told = await next_.prepare(other)
     assert told is not None
