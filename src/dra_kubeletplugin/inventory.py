@@ -432,9 +432,9 @@ class Inventory:
     # --- who must be told -----------------------------------------------------------------------
 
     async def _tell(self, *, published: bool) -> None:
+        self.version += published  # with what changed, not when the lock is free
+        self.health_version += 1
         async with self._changed:
-            self.version += published
-            self.health_version += 1
             self._changed.notify_all()
 
     async def changed(self, seen: int) -> int:

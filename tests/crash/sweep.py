@@ -1,7 +1,7 @@
 """Kills a real plugin process before each of its steps, starts the next one, and looks whether all is as the kubelet was told.
 
-``python -m tests.crash.sweep [PHASE...] [--every N]`` does so for all steps, or for every Nth, of some phases or of all. A test does a
-few of each.
+``python -m tests.crash.sweep [PHASE...] [--every N]`` does so for all steps, or for every Nth, of some phases or of all. A test does one
+of each.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ class Node:
         self.log = folder / "log"
         self.log.touch()
         described.build(folder / "sys", {"functions": []})
+        self.over: list[Ref] = []  # claims of pods that have ended
         self._registrations: dict[Path, Path] = {}
         self._started: list[Plugin] = []
 
@@ -265,6 +266,7 @@ async def free(node: Node, step: int) -> None:
     one = await node.start("prepare", step, RECONCILE_INTERVAL="1h")
     assert await one.serves()
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-free", "c-0")
+    node.over.append(other)
     _well(await one.prepare(other))
     _well(await one.unprepare(other))
 
@@ -354,6 +356,8 @@ async def _settled(node: Node) -> None:
     before = _prepared(node)
     next_ = await node.start()
     assert await next_.serves()
+    if node.over:
+        _well(await next_.unprepare(*node.over))
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-other", "c-0")
     told = await next_.prepare(other)
     assert told is not None
@@ -397,11 +401,15 @@ class Sweep:
         self._cluster = cluster
         self._nodes = 0
 
-    async def once(self, phase: str, step: int = -1) -> list[str]:
-        """The steps that were taken, the last being the one before which it was killed where that is ``step``; -1 for none.
+    async def steps(self, phase: str) -> list[str]:
+        """Those of a phase in which nothing is killed."""
+        return await self._run(phase, -1, settle=False)
 
-        Raises ``AssertionError`` with the plugins' log.
-        """
+    async def kill(self, phase: str, step: int) -> bool:
+        """Whether the phase got to this step. Raises ``AssertionError`` with the plugins' log."""
+        return len(await self._run(phase, step, settle=True)) == step + 1
+
+    async def _run(self, phase: str, step: int, *, settle: bool) -> list[str]:
         self._nodes += 1
         a, b = [
             await allocate(self._cluster, DRIVER, f"{n}-{phase}-{self._nodes}", d)
@@ -413,7 +421,8 @@ class Sweep:
             await PHASES[phase](node, step)
             await node.end()
             taken = [line for line in node.log.read_text(errors="replace").splitlines() if line.startswith("STEP ")]
-            await _settled(node)
+            if settle:
+                await _settled(node)
         except Exception as e:
             told = f"{phase}, killed before step {step}: {_where(e)}\na is {a[2]}, b {b[2]}\n{node.log.read_text(errors='replace')}"
             raise AssertionError(told) from e
@@ -442,7 +451,7 @@ async def main() -> int:
             began, step, kills, missed = time.monotonic(), args.first, 0, 0
             while missed < _MISSES:
                 try:
-                    reached = len(await s.once(phase, step)) == step + 1
+                    reached = await s.kill(phase, step)
                     kills, missed = kills + reached, 0 if reached else missed + 1
                 except AssertionError as e:
                     faults += 1

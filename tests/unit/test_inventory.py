@@ -302,6 +302,19 @@ async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so
     assert (published(inventory), (await told(inventory))["a"][0]) == ({"a": []}, v1.HEALTHY)
 
 
+async def test_what_changed_and_its_version_change_together_whoever_is_being_told_then() -> None:
+    inventory = Inventory("node")
+    await inventory.update(node([Device("d0")]))
+    before = inventory.version
+    async with inventory._changed:  # somebody who waited for the last change has not gone on yet
+        updating = asyncio.create_task(inventory.update(node([Device("d1")])))
+        async with asyncio.timeout(30):
+            while not inventory.get("d1"):
+                await asyncio.sleep(0)
+        assert inventory.version == before + 1
+    assert await updating
+
+
 async def test_without_any_device_one_empty_message_says_so() -> None:
     assert [len(m.devices) for m in await messages(Inventory("node"))] == [0]
 
