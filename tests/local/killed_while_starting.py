@@ -1,7 +1,7 @@
-"""Kills a start of the control plane before each of its lines, one after another: run by test_control_plane.
+"""Kills a start of the control plane before each of its lines, some times each: run by test_control_plane.
 
 ``python -m tests.local.killed_while_starting ASSETS FOLDER`` prints after each kill how many servers it had started by then. The last
-kill is that of a start that waits for both to be ready.
+kills are those of a start that waits for both to be ready.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from dra_kubeletplugin.testing import controlplane, survivors
 from dra_kubeletplugin.testing.controlplane import ControlPlane
 
+_EACH = 3  # what it started is at another point each time
 _FILES = {controlplane.__file__, survivors.__file__}
 
 
@@ -39,23 +40,24 @@ def killed_before(line: int, plane: ControlPlane, told: int) -> None:
 
 
 def main(assets: Path, folder: Path) -> None:
-    line, waited = 0, False
+    kills, waited = 0, 0
     ControlPlane._keys = lambda _: None  # type: ignore[method-assign] - it takes a second, and nobody reads them
     folder.mkdir()
-    while not waited:
+    while waited < _EACH:
         ours, theirs = os.pipe()
         child = os.fork()
         if not child:
             try:
-                killed_before(line, ControlPlane(assets, folder), theirs)
+                killed_before(kills // _EACH, ControlPlane(assets, folder), theirs)
             finally:
                 os._exit(70)
         os.close(theirs)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        started, waited = os.read(ours, 2)
+        started, waits = os.read(ours, 2)
+        waited += waits
         os.close(ours)
         print(started, flush=True)
-        line += 1
+        kills += 1
 
 
 if __name__ == "__main__":

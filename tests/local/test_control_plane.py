@@ -90,7 +90,7 @@ def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_
     with session.stdout as lines:
         for kills, line in enumerate(lines, 1):  # noqa: B007 - the number of the last
             most = max(most, int(line))
-            until(lambda: not alive(tmp_path))
+            until(lambda: not alive(tmp_path), lambda: alive(tmp_path))
     assert session.wait() == 0
     assert (most, kills > 20) == (2, True)  # it was killed while both ran, too
 
@@ -104,8 +104,8 @@ def alive(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line and "killed_while_starting" not in line]
 
 
-def until(check: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+def until(check: Callable[[], bool], told: Callable[[], object] = lambda: "waited in vain") -> None:
+    end = time.monotonic() + 60
     while not check():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, told()
         time.sleep(0.01)

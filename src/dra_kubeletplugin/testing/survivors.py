@@ -13,8 +13,14 @@ _GATE = 'read -r _ && exec "$@" </dev/null'
 OPEN = b"\n"
 """What opens a gate."""
 # `cat` ends when our end of the pipe is closed, which the kernel does whatever happened to us. A process that is another's by then
-# has another command line.
-_SCRIPT = 'cat >/dev/null; grep -qzxF -e "$2" "/proc/$1/cmdline" && kill -KILL "$1"'
+# has another command line; one whose gate opens at that moment shows none for some microseconds, hence more than one look.
+_SCRIPT = """
+cat >/dev/null
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  grep -qszxF -e "$2" "/proc/$1/cmdline" && kill -KILL "$1" && exit
+  sleep 0.1
+done
+"""
 
 
 def gated(command: Sequence[str]) -> list[str]:
