@@ -205,7 +205,7 @@ def model(text: str) -> tuple[list[tuple[int, Any]], bool]:
         chunk = chunk.removeprefix(MARK)
         if any(line.startswith(MARK) for line in chunk.split("\n")):
             return out, True
-        loader = yaml.BaseLoader(chunk)
+        loader = yaml.CBaseLoader(chunk)  # as kubectl, libyaml reads no further than a document goes
         try:
             if not loader.check_node():
                 continue
@@ -227,6 +227,7 @@ def as_text(value: Any) -> Any:
 
 @given(st.lists(LINES, max_size=12), st.booleans(), st.booleans())
 @example(["a: 1", "---", "---", f"{MARK}d: 4"], True, True)
+@example(["{c: 3}", "[", "\tg: 7"], False, False)
 def test_any_lines_are_taken_apart_as_by_a_reader_that_looks_at_one_after_the_other(
     lines: list[str], windows: bool, ended: bool
 ) -> None:
