@@ -84,14 +84,13 @@ def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_
     deaf = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
     assets = install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
     command = [sys.executable, "-m", "tests.local.killed_while_starting", str(assets), str(tmp_path / "plane")]
-    session = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert session.stdout
     kills, most = 0, 0
-    with session.stdout as lines:
-        for kills, line in enumerate(lines, 1):  # noqa: B007 - the number of the last
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout
+        for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last
             most = max(most, int(line))
             until(lambda: not alive(tmp_path), lambda: alive(tmp_path))
-    assert session.wait() == 0
+    assert session.returncode == 0
     assert (most, kills > 20) == (2, True)  # it was killed while both ran, too
 
 
