@@ -79,6 +79,7 @@ def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
         ControlPlane(tmp_path, tmp_path / "plane").__enter__()
 
 
+@pytest.mark.timeout(300)
 def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_killed(tmp_path: Path) -> None:
     """A session that is killed, by a CI's time limit say, runs no line of its own any more."""
     deaf = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
