@@ -42,6 +42,11 @@ def folder_faults(settings: Settings) -> list[str]:
     return out
 
 
+_UNNAMED = getattr(
+    os, "O_TMPFILE", 0
+)  # Linux alone has it; without it a folder cannot be opened to be written, which is EISDIR
+
+
 def _unwritable(folder: Path, option: str) -> list[str]:
     """Tries to make and write ``folder``, not its parents; access bits alone lie on read-only mounts."""
     try:
@@ -58,7 +63,7 @@ def _make_file(folder: Path) -> None:
     Raises ``OSError``. Source: open(2), O_TMPFILE
     """
     try:
-        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(os.open(folder, _UNNAMED | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except OSError as e:
         if e.errno not in {errno.EOPNOTSUPP, errno.EISDIR}:
             raise
