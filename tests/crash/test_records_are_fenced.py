@@ -20,6 +20,7 @@ from dra_kubeletplugin.claims.judge import Fresh, Judge, Nothing, Undo
 from dra_kubeletplugin.claims.keeper import Keeper
 from dra_kubeletplugin.claims.processes import ProcessLock
 from dra_kubeletplugin.claims.record import Fence
+from dra_kubeletplugin.claims.schema import Connection, connect
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, RecordsError
 from tests.crash.rooms import Api, Room, room, until
 from tests.crash.stores import DRIVER, Stocked, a_record, in_memory, instance
@@ -174,8 +175,15 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
         writing = asyncio.create_task(writer.do(slow_insert))
         assert await asyncio.to_thread(inside.wait, 60)
         repairer._drop()
-        repairer._damage = sqlite3.DatabaseError("malformed")
-        monkeypatch.setattr("dra_kubeletplugin.claims.keeper.is_sound", lambda db: False)
+        repairer._damage = malformed = sqlite3.DatabaseError("malformed")
+        faults = [malformed]  # found once, in a file that is sound for the writer
+
+        def connect_to_damaged(path: Path, wait: float) -> Connection:
+            if faults:
+                raise faults.pop()
+            return connect(path, wait)
+
+        monkeypatch.setattr("dra_kubeletplugin.claims.keeper.connect", connect_to_damaged)
         repairing = asyncio.create_task(repairer.all())
         told: Any = (await asyncio.gather(writing, return_exceptions=True))[0]
         committed.set()

@@ -175,7 +175,7 @@ class Keeper:
         try:
             if fault is not None and is_header_odd(self.path):
                 raise fault
-            return self._connect(others, fault)
+            return self._connect(others)
         except sqlite3.Error as e:
             if not is_damage(e):
                 raise
@@ -185,7 +185,7 @@ class Keeper:
             self._set_aside(e)
             return None
 
-    def _connect(self, others: Mapping[Instance, Opened], fault: Exception | None = None) -> Connection | Instance:
+    def _connect(self, others: Mapping[Instance, Opened]) -> Connection | Instance:
         """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
         named = inodes_of(self.path)
         db = connect(self.path, self.wait)
@@ -193,8 +193,6 @@ class Keeper:
             db.close()
             return torn
         try:
-            if fault is not None and not is_sound(db):
-                raise fault
             db.generation = _generation(db)
             self._merge(db)
             self._ask_for_the_dead(db, named)
