@@ -273,6 +273,25 @@ async def test_an_account_of_the_driver_binds_and_frees_no_claim(release: str, k
                 await attack()  # the finding: nothing else refuses it
 
 
+async def test_the_largest_status_costs_no_more_than_a_policy_may() -> None:
+    """32 devices of two drivers, each with as much data as one may have: the report of one device is still accepted."""
+    names = [(NAME if i % 2 else "gpu.example.com", f"d{i}") for i in range(32)]
+    results = [{"request": "r", "driver": d, "pool": "node-1", "device": n} for d, n in names]
+    data = {"text": "x" * 9000}
+    devices = [{"driver": d, "pool": "node-1", "device": n, "data": data} for d, n in names]
+    status: JSON = {"allocation": {**allocation()["allocation"], "devices": {"results": results}}, "devices": devices}
+    async with deployment("1.34") as deployed:
+        cluster = deployed.cluster
+        await allocated(cluster, "large", "")
+        await cluster.client.patch(CLAIMS, "large", {"status": status}, "default", "status")
+        async with KubeClient(await deployed.config(PLUGIN, await deployed.pod(PLUGIN, "node-1"))) as client:
+            own = [*devices[:-1], {**devices[-1], "data": {"text": "y" * 9000}}]
+            await client.patch(CLAIMS, "large", {"status": {"devices": own}}, "default", "status")
+            theirs = [{**devices[0], "data": {"text": "y" * 9000}}, *devices[1:]]
+            why = "may change status.devices of driver npu.example.com only"
+            await refused(client.patch(CLAIMS, "large", {"status": {"devices": theirs}}, "default", "status"), why)
+
+
 # --- leases, records, events --------------------------------------------------------------------------
 
 BESIDE: JSON = {
