@@ -231,7 +231,9 @@ def _node_fault(name: str, nodes: Nodes, node: str) -> str:
     """
     if nodes.where is not Where.THIS or name == node or name.startswith(f"{node}/"):
         return ""
-    return f"a pool of node {node} must be named {node!r}, or begin with {f'{node}/'!r}: pools are unique in the cluster"
+    return (
+        f"a pool of node {node} must be named {node!r}, or begin with {f'{node}/'!r}: pools are unique in the cluster"
+    )
 
 
 T = TypeVar("T", Pool, Device, CounterSet)
