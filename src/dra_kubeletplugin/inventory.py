@@ -210,7 +210,7 @@ class Inventory:
         Raises :class:`DriverError` for what is no list of pools, or has a name twice; nothing is changed then.
         """
         self._looked_at = self._clock()
-        answer = answered(pools, method)
+        answer = answered(pools, method, self.pool)
         fresh = {p.name: p for p in answer if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
         # Of one pool two must never publish: what vanished of it here is the other role's to know.
         others = {p.name for p in answer} - fresh.keys()

@@ -168,8 +168,8 @@ def _takes(device: JSON) -> tuple[int, int]:
     return consumed, max_devices([device])
 
 
-def answered(answer: object, method: str) -> list[Answered]:
-    """The pools of a driver's answer; ``method`` is the one that gave it.
+def answered(answer: object, method: str, node: str) -> list[Answered]:
+    """The pools of a driver's answer; ``method`` is the one that gave it. ``node`` is the node whose pools are published.
 
     Raises :class:`DriverError` for an answer that is no list of pools with lists in them, or has a name twice: nothing of it can
     be trusted then.
@@ -198,7 +198,7 @@ def answered(answer: object, method: str) -> list[Answered]:
         for item in _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES):
             sets[item.name] = None if item.name in sets else item
         options, fault = _pool_options(pool)
-        fault = _pool_fault(name, nodes) or fault
+        fault = _pool_fault(name, nodes) or _node_fault(name, nodes, node) or fault
         per_device = nodes.where is not Where.THIS and any(d.nodes is not None for d in devices.values())
         out[name] = Answered(name, nodes, devices, sets, fault, per_device, options)
     return list(out.values())
@@ -220,6 +220,20 @@ def _pool_fault(name: str, nodes: Nodes) -> str:
         return printable("; ".join(str(f) for f in pool_name(name, "name")))
     except Exception as e:  # text that is no Unicode, nodes that no class method of ours made
         return describe(e)
+
+
+def _node_fault(name: str, nodes: Nodes, node: str) -> str:
+    """Returns why a pool may not be published on a node because of its name; empty where it may.
+
+    Pools are unique in the cluster for a driver: two nodes that publish one pool break both. The admission policy of ``deploy/``
+    has the same rule. A pool's name is DNS subdomains separated by ``/`` and a node's name is one subdomain, so ``n1/`` is no
+    prefix of a pool of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
+    """
+    if nodes.where is not Where.THIS or name == node or name.startswith(f"{node}/"):
+        return ""
+    return (
+        f"a pool of node {node} must be named {node!r}, or begin with {f'{node}/'!r}: pools are unique in the cluster"
+    )
 
 
 T = TypeVar("T", Pool, Device, CounterSet)

@@ -231,7 +231,7 @@ async def test_what_is_granted_by_name_is_used_by_that_name_only(deployed: Deplo
 
 
 def slice_of(name: str = "attack", driver: str = NAME, **where: Any) -> JSON:
-    pool = {"name": "attack", "generation": 1, "resourceSliceCount": 1}
+    pool = {"name": where.get("nodeName", "node-1"), "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver, "pool": pool, "devices": [{"name": "d"}], **(where or {"nodeName": "node-1"})}
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
 
@@ -251,15 +251,10 @@ async def refusal(call: Awaitable[object]) -> str:
 
 
 NODE, CLUSTER = "DaemonSet", "Deployment"
-# Which policy speaks first: that of the plugin, or that of the controller.
-OTHER_NODE = ("may not write ResourceSlices of other nodes",)
-OF_NO_NODE = ("of no single node are written by", *OTHER_NODE)
-OF_A_NODE = ("slices of a node are written by the plugin on that node", "on a node are written by")
-OTHER_DRIVER = ("this service account may write ResourceSlices of its own driver only",)
-
-
-def assert_one_of(expected: tuple[str, ...], said: str) -> None:
-    assert any(e in said for e in expected), said
+OTHER_NODE = "may not write ResourceSlices of other nodes"
+OF_NO_NODE = "of no single node are written by"
+OF_A_NODE = "on a node are written by"
+OTHER_DRIVER = "this service account may write ResourceSlices of its own driver only"
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
@@ -275,19 +270,19 @@ def assert_one_of(expected: tuple[str, ...], said: str) -> None:
     ],
 )
 async def test_no_slice_of_another_is_made_changed_or_deleted(
-    deployed: Deployed, kind: str, attack: JSON, why: tuple[str, ...], version: str
+    deployed: Deployed, kind: str, attack: JSON, why: str, version: str
 ) -> None:
     cluster = deployed.cluster
     theirs = Resource("resource.k8s.io", version, "resourceslices")
     sent = convert(attack, version)
     pod = await deployed.pod(kind, "node-1" if kind == NODE else "")
     async with stolen(deployed, kind, pod) as client:
-        assert_one_of(why, await refusal(client.create(theirs, sent)))
+        assert why in await refusal(client.create(theirs, sent))
         (made,) = await cluster.apply(attack)
         seen = await cluster.client.get(theirs, "attack")
         seen["metadata"]["labels"] = {"mine": "now"}
-        assert_one_of(why, await refusal(client.update(theirs, seen)))
-        assert_one_of(why, await refusal(client.delete(theirs, "attack")))
+        assert why in await refusal(client.update(theirs, seen))
+        assert why in await refusal(client.delete(theirs, "attack"))
         taken = convert(slice_of(**({"nodeName": "node-1"} if kind == NODE else {"allNodes": True})), version)
         taken["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
         await refusal(

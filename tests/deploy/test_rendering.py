@@ -204,7 +204,8 @@ def test_a_committed_overlay_builds_as_its_values_say(name: str) -> None:
 @pytest.mark.kubectl
 def test_a_base_without_parameters_is_no_valid_set_of_objects() -> None:
     """Capitals stand where parameters belong: an API server refuses them all."""
-    assert {m["metadata"]["name"] for m in built(ROOT / "deploy/kustomize/base")} == {"NAME", "NAME-resourceslices"}
+    names = {"NAME", "NAME-resourceslices", "NAME-resourceclaims"}
+    assert {m["metadata"]["name"] for m in built(ROOT / "deploy/kustomize/base")} == names
 
 
 @pytest.mark.kubectl

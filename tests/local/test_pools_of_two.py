@@ -8,8 +8,8 @@ from dra_kubeletplugin import Device, Nodes, Pool
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.resource import NODES, SLICES
-from dra_kubeletplugin.slices import ClusterScope, NodeScope
+from dra_kubeletplugin.kube.resource import SLICES
+from dra_kubeletplugin.slices import ClusterScope
 
 from .publishing import DRIVER, Odd, api, inventory_of, publishing, until
 
@@ -88,29 +88,17 @@ async def test_a_slice_that_is_nobodys_is_taken_over_with_its_pool() -> None:
         assert published(server) == {"fabric": ["a"]}
 
 
-async def test_a_pool_that_is_named_like_another_node_is_left_out_alone() -> None:
+async def test_a_pool_whose_name_does_not_begin_with_the_nodes_is_not_published() -> None:
+    """Whether there is such a node or not: the name may be a node's tomorrow."""
     inventory = await inventory_of()
-    names = ("node", "node/1", "node-b", "node-b/1", "serial-77")
+    names = ("node", "node/1", "node-b", "node-b/1", "node1/a", "serial-77", "No Name")
     await inventory.update([Pool(n, [Device("a")]) for n in names])
-    async with api() as server, KubeClient(server.config) as client:
-        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b"}})
-        async with publishing(server, inventory) as publisher:
-            await publisher.current()
-            assert sorted(published(server)) == ["node", "node/1", "serial-77"]
-            assert sorted(inventory.left_out) == ["pool node-b", "pool node-b/1"]
-            assert "another node's name" in inventory.left_out["pool node-b/1"]
-
-
-async def test_a_name_that_was_no_node_s_is_asked_for_once_and_one_that_was_is_asked_for_until_it_is_free() -> None:
-    scope = NodeScope(DRIVER, "node")
-    async with api() as server, KubeClient(server.config) as client:
-        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b"}})
-        assert list(await scope.reserved(client, ["node/1", "node-b/1", "serial-77"])) == ["node-b/1"]
-        await client.delete(NODES, "node-b")
-        server.faults.calls.clear()
-        for _ in range(3):
-            assert await scope.reserved(client, ["node/1", "node-b/1", "serial-77"]) == {}
-        assert [path for verb, path in server.faults.calls if verb == "GET"] == ["/api/v1/nodes/node-b"]
+    async with api() as server, publishing(server, inventory) as publisher:
+        await publisher.current()
+        assert sorted(published(server)) == ["node", "node/1"]
+    refused = "a pool of node node must be named 'node', or begin with 'node/'"
+    assert all(refused in inventory.left_out[f"pool {n}"] for n in names[2:-1])
+    assert "a lowercase RFC 1123 subdomain must consist of" in inventory.left_out["pool No Name"]
 
 
 async def test_an_instance_that_has_stepped_back_is_ready_although_a_pool_cannot_be_published() -> None:

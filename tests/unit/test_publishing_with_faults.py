@@ -450,7 +450,7 @@ async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_th
     assert max(min(of_one_answer) for of_one_answer in zip(*rounds, strict=True)) < 0.05
 
 
-@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("names", [("node/a", "node/b"), ("node/b", "node/a")])
 @pytest.mark.parametrize("refused", [False, True])
 async def test_a_device_that_moves_to_another_pool_is_never_in_both(names: tuple[str, str], refused: bool) -> None:
     server = Server([])
@@ -458,21 +458,21 @@ async def test_a_device_that_moves_to_another_pool_is_never_in_both(names: tuple
     writer = Writer(server)
 
     async def answer(home: str) -> None:
-        pools = [Pool(n, [Device(f"stays-{n}"), *([Device("moves")] if n == home else [])]) for n in names]
+        pools = [Pool(n, [Device(f"stays-{n[-1]}"), *([Device("moves")] if n == home else [])]) for n in names]
         await writer.inventory.update(pools)
 
     def once() -> None:
         every = [d["name"] for o in server.objects.values() for d in o["spec"]["devices"]]
         assert every.count("moves") <= 1
 
-    await answer("b")
+    await answer("node/b")
     await writer.settle()
     server.changed = once  # type: ignore[method-assign]
-    await answer("a")
+    await answer("node/a")
     update = server.update
 
     async def refuse(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
-        if obj["spec"]["pool"]["name"] == "b":
+        if obj["spec"]["pool"]["name"] == "node/b":
             raise ApiError("not this pool", status=422)
         return await update(resource, obj)
 

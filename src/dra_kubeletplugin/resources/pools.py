@@ -20,8 +20,9 @@ class Pool:
     """Devices that belong together, with the counters that they draw from: one answer, checked and published as a whole.
 
     Args:
-        name: DNS subdomains of 253 bytes in all, separated by ``/``; unique in the cluster for the driver, so the pool of a
-            node is named like the node, or begins with its name. One that begins with another node's name is left out.
+        name: DNS subdomains of 253 bytes in all, separated by ``/``; unique in the cluster for the driver. A pool of one node
+            has the name of the node, or begins with it and ``/``. Other names are not published there, and the admission policy of
+            ``deploy/`` refuses them.
         devices: in the order in which they should be given out. Names are unique in the pool.
         counter_sets: what partitions of one physical device draw from (KEP-4815).
         nodes: from where the devices can be used. A pool of :meth:`Nodes.this` is published by the plugin of that node; all

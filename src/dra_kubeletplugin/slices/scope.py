@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from ..errors import ApiError, printable
+from ..errors import printable
 from ..kube import KubeClient
 from ..kube.resource import NODES
-from ..resources import names
 from ..resources.nodes import Nodes
 
 JSON = dict[str, Any]
@@ -40,12 +39,6 @@ class Scope(Protocol):
         Raises as :meth:`owns` does.
         """
 
-    async def reserved(self, client: KubeClient, pools: Collection[str]) -> Mapping[str, str]:
-        """The pools that are another's by their names, each with the reason.
-
-        Raises :class:`ApiError`.
-        """
-
     def nodes(self, nodes: Nodes) -> JSON:
         """The fields of a slice that say on which nodes its devices are."""
 
@@ -67,7 +60,6 @@ class NodeScope:
     def __init__(self, driver: str, node: str) -> None:
         self.driver = driver
         self.node = node
-        self._nodes: dict[str, bool] = {}  # what pools begin with, and whether it is a node
         self.selector = f"spec.driver={driver},spec.nodeName={node}"
         self.middle = node
 
@@ -78,22 +70,6 @@ class NodeScope:
 
     def rival(self, obj: Mapping[str, Any]) -> str:
         return ""
-
-    async def reserved(self, client: KubeClient, pools: Collection[str]) -> Mapping[str, str]:
-        """What begins with the name of another node is that node's: its plugin and this one would make one pool of two answers."""
-        owners = {pool: pool.partition("/")[0] for pool in pools}
-        strange = {n for n in owners.values() if n != self.node and not names.subdomain(n)}
-        # Each name is asked for once, and again only while it is a node's: a fleet may have thousands of serial numbers.
-        self._nodes = {n: found for n, found in self._nodes.items() if n in strange}
-        for name in strange:
-            if self._nodes.get(name, True):
-                self._nodes[name] = await _exists(client, name)
-        others = {n for n, found in self._nodes.items() if found}
-        return {
-            pool: f"{printable(node)!r} is another node's name, and pools are unique in the cluster: begin with {self.node!r}"
-            for pool, node in owners.items()
-            if node in others
-        }
 
     def nodes(self, nodes: Nodes) -> JSON:
         return dict(nodes.of_slice(self.node))
@@ -106,16 +82,6 @@ class NodeScope:
         uid = node["metadata"]["uid"]
         owner = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid, "controller": True}
         return {"ownerReferences": [owner]}
-
-
-async def _exists(client: KubeClient, node: str) -> bool:
-    try:
-        await client.get(NODES, node)
-    except ApiError as e:
-        if e.status in {403, 404}:
-            return False
-        raise
-    return True
 
 
 class ClusterScope:
@@ -148,9 +114,6 @@ class ClusterScope:
             f"the controller in namespace {printable(by)!r} publishes it: remove one of the two or, where that one is no more, what it "
             f"left: kubectl delete resourceslices --field-selector spec.driver={self.driver} -l {_NAMESPACE}={printable(by)}"
         )
-
-    async def reserved(self, client: KubeClient, pools: Collection[str]) -> Mapping[str, str]:
-        return {}
 
     def nodes(self, nodes: Nodes) -> JSON:
         return dict(nodes.of_slice(""))

@@ -89,13 +89,11 @@ class Syncer:
         self._metadata: JSON | None = None
         self._found: dict[str, Found] = {}  # as the server had them last
         self._rivals: Mapping[str, str] = {}  # pools of which another publishes slices, each with what to say
-        self._reserved: Mapping[str, str] = {}  # pools that are another's by their names
-        self._asked: frozenset[str] | None = None  # the pools for which that was asked
         self._good: dict[str, tuple[str, bytes]] = {}  # slice → its version, and what it was found to be as wanted for
 
     def forget(self) -> None:
         """What is remembered of objects that are not ours, such as the Node, may have changed."""
-        self._metadata, self._asked = None, None
+        self._metadata = None
 
     def distrust(self) -> None:
         """What the server was seen to keep and to drop may be otherwise now: slices are read and judged anew."""
@@ -109,13 +107,11 @@ class Syncer:
         Raises :class:`ApiError`, and :class:`Superseded` where the server has pools of ours that another publishes.
         """
         pools = frozenset(self._inventory.pools)
-        if pools != self._asked:
-            self._reserved, self._asked = await self._scope.reserved(self._client, pools), pools
         async with self._turn.taken():
             pass  # who led before has nothing under way any more
         version, contents = self._inventory.version, self._inventory.contents()
         existing = await self._existing(resource, {c.name for c in contents})
-        taken = {p: why for p, why in {**self._rivals, **self._reserved}.items() if p in pools}
+        taken = {p: why for p, why in self._rivals.items() if p in pools}
         if await self._inventory.set_taken(taken):
             raise Superseded
         return version, contents, existing
