@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..cdi import ClaimSpecs
+from ..claims.metadata import MetadataFiles
 from ..claims.offline import forget, read_rows
 from ..claims.processes import ProcessLock
 from ..claims.record import Unreadable
@@ -113,6 +114,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
         specs.remove_note(record.uid)
+        MetadataFiles(path.parent, specs).remove_orphans(record.uid)
         forget(path, settings.lock_wait, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda: ["forgotten"])
         return Exit.WELL
