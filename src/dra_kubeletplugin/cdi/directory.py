@@ -272,18 +272,28 @@ def name_of(uid: str) -> str:
 
 def remove_file(path: str) -> None:
     """Removes a file, if it is there. Raises ``OSError``."""
-    with ignoring_what_is_not_there():
+    with ignoring_absence(path):
         os.unlink(path)
 
 
 @contextlib.contextmanager
-def ignoring_what_is_not_there() -> Iterator[None]:
-    """For removals: a path that is too long, leads through a file or through a loop of links names no file of ours."""
+def ignoring_absence(path: str) -> Iterator[None]:
+    """For removals of ``path``: ignores errors where it is not there.
+
+    A path that is too long, or leads through a file or a loop of links, is not there. On a read-only file system Linux refuses to
+    remove a path before it looks whether it exists, so the path is looked up after any other error.
+    """
     try:
         yield
     except OSError as e:
-        if e.errno not in _NOT_THERE:
-            raise
+        if e.errno in _NOT_THERE:
+            return
+        try:
+            os.lstat(path)
+        except OSError as found:
+            if found.errno in _NOT_THERE:
+                return
+        raise
 
 
 @contextlib.contextmanager

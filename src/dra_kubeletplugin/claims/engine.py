@@ -187,7 +187,8 @@ class Engine:
                 case Fresh():
                     return await self._prepare_fresh(record, ref, verified)
                 case Undo(found) as marked:
-                    log.info("claim %s has a record from before: undoing it first", found.shown)
+                    text = f"claim {found.shown} has an earlier record: rolling it back first"
+                    self.undoing.retries.log(found.uid, text, level=logging.INFO)
                     await self.undoing.undo(marked)
                 case Stale(holders):
                     await self.undoing.free(holders)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..cdi import ClaimSpecs, validate_device_name, version_to_declare
-from ..cdi.directory import content_of, ignoring_what_is_not_there, is_uid, name_of, naming, remove_file, write_file
+from ..cdi.directory import content_of, ignoring_absence, is_uid, name_of, naming, remove_file, write_file
 from ..driver import Claim, MetadataUpdate, PreparedDevice
 from ..driver.metadata_update import attribute_faults
 from ..errors import BadAnswerError, ClaimError, DriverError, MetadataUpdateError, printable
@@ -266,14 +266,14 @@ class MetadataFiles:
 
 def _names_in(folder: Path) -> list[str]:
     """What is in a folder; nothing where there is no folder. Raises ``OSError``."""
-    with ignoring_what_is_not_there():
+    with ignoring_absence(str(folder)):
         return os.listdir(folder)  # noqa: PTH208 - names
     return []
 
 
 def _remove_folder(path: Path) -> None:
     """Removes an empty folder, or a file in its place. Raises ``OSError``."""
-    with ignoring_what_is_not_there():
+    with ignoring_absence(str(path)):
         try:
             path.rmdir()
         except NotADirectoryError:
