@@ -203,14 +203,14 @@ class ClaimSpecs:
         return sorted(filter(is_uid, found))
 
     def clean(self, alive: Callable[[str], bool]) -> None:
-        """Takes away what interrupted writes left; ``alive`` tells whether the writer of a token still lives.
+        """Removes temporary files of interrupted writes; ``alive`` returns whether the writer with this token still lives.
 
-        Raises ``OSError``.
+        A file that cannot be removed stays until the next call. Raises ``OSError`` where the folder cannot be read.
         """
         for name in self._names(f".{self._prefix}"):
             _, temporary, token = name.rpartition(_TEMPORARY)
             if temporary and token != self.token and not alive(token):
-                with contextlib.suppress(IsADirectoryError, PermissionError):  # not made by us
+                with contextlib.suppress(OSError):
                     (self.root / name).unlink(missing_ok=True)
 
     def _names(self, prefix: str) -> list[str]:
