@@ -44,7 +44,7 @@ class FileFaults:
 
     def _by_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(path, int) and os.fspath(path).startswith(self.folders):
+            if not isinstance(path, int) and os.fsdecode(path).startswith(self.folders):
                 self._count(name, path)
                 found = real(path, *args, **kwargs)
                 if name == "open":

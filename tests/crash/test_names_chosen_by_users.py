@@ -10,7 +10,8 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimRef
+from dra_kubeletplugin.claims import ClaimRef, Record, State
+from dra_kubeletplugin.claims.metadata import MetadataFiles
 from dra_kubeletplugin.errors import ClaimError, DraError
 from dra_kubeletplugin.metadata.paths import in_container
 from tests.crash.rooms import Api, Room, room
@@ -150,3 +151,20 @@ def test_a_name_that_is_none_has_no_path_in_containers() -> None:
     ]:
         with pytest.raises(ValueError, match="DNS"):
             in_container(**good | {field: value})
+
+
+def test_the_longest_names_of_files_fit_into_255_bytes(tmp_path: Path) -> None:
+    specs = ClaimSpecs(tmp_path / "cdi", "d" * 63, "0b6a0c1e-0000-4000-8000-000000000001")
+    files = MetadataFiles(tmp_path, specs)
+    record = Record("u" * 63, LONGEST_LABEL, LONGEST_NAME, State.PREPARED, "boot")
+    described = [{"driver": "d" * 63, "pool": "p", "name": "d-0"}]
+    record.doc["metadata"] = {"generation": 1, "podClaim": "p" * 63, "requests": {"r" * 63: described}}
+    files.put(record)
+    assert files.holds(record)
+    specs.write(record.uid, {"kind": "x"})
+    specs.write_note(record.uid, b"x")
+    specs.write_note(record.uid, b"again, under a temporary name")
+    specs.remove(record.uid)
+    specs.remove_note(record.uid)
+    files.remove(record.uid)
+    assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == []

@@ -119,7 +119,8 @@ class Files:
         try:
             return record_of(self.specs, uid)
         except OSError as e:
-            raise RecordsError(f"{self.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
+            shown = printable(e.filename or self.specs.root)
+            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
 
     def remove(self, uid: str) -> None:
         """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.

@@ -137,7 +137,8 @@ class Reconciler:
         try:
             found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
-            raise RecordsError(f"{self.files.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
+            shown = printable(e.filename or self.files.specs.root)
+            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
         await self._all(found, self.undoing.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:

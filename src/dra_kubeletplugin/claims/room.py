@@ -27,7 +27,7 @@ from .keeper import Keeper
 from .metadata import MetadataFiles
 from .processes import ProcessLock
 from .reconcile import Reconciler
-from .record import InFlight, Unreadable
+from .record import InFlight, Record, Unreadable
 from .recovery import Recovery
 from .rollback_retries import retry_note
 from .rows import Row
@@ -43,6 +43,7 @@ _LOOK = 2.0  # seconds between looks at the database's name
 _ASK_AGAIN = 1.0, 30.0  # seconds until a driver that could not tell what it knows is asked again, at first and at most
 _ASK_FOR_OTHERS = 5.0  # seconds between looks whether another instance should have asked
 _MEASURE = 2.0  # seconds that a probe waits for the records
+_MAX_NOTES = 20  # claims whose rollback fails that readiness names
 
 
 class Claims:
@@ -227,11 +228,14 @@ class Claims:
 
 def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
     """What is wrong with records, and with rollbacks of claims."""
-    for row in rows:
-        if isinstance(row, Unreadable):
-            yield f"the record of claim {row.shown} cannot be read: {row.reason}"
-        elif note := retry_note(row):
-            yield f"claim {row.shown} cannot be rolled back and keeps its devices ({note}): {row.error}"
+    yield from (
+        f"the record of claim {row.shown} cannot be read: {row.reason}" for row in rows if isinstance(row, Unreadable)
+    )
+    failing = [(row, note) for row in rows if isinstance(row, Record) and (note := retry_note(row))]
+    for row, note in failing[:_MAX_NOTES]:
+        yield f"claim {row.shown} cannot be rolled back and keeps its devices ({note}): {row.error}"
+    if len(failing) > _MAX_NOTES:
+        yield f"{len(failing) - _MAX_NOTES} more claims cannot be rolled back: see `dra claims` on the node"
 
 
 def _tell(task: asyncio.Task[object]) -> None:
