@@ -21,6 +21,7 @@ from dra_kubeletplugin.claims import ClaimRef, State, reconcile, rollback_retrie
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.doctor.records import look
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
 from dra_kubeletplugin.events import Subject
 from tests.crash.file_faults import FileFaults
@@ -384,6 +385,8 @@ async def test_readiness_and_the_claims_command_say_which_claim_why_how_often_an
         assert "tried 1 time, next in " in shown
         assert main(["claims", *options, "-o", "json"]) == 0
         assert '"nextTry": "20' in capsys.readouterr().out
+        (finding,) = [finding async for finding in look(tmp_path, tmp_path / "cdi", None)]
+        assert "cannot be rolled back and keeps its devices (tried 1 time, next in " in finding.text
 
 
 async def test_a_forgotten_claim_leaves_no_files_of_metadata(

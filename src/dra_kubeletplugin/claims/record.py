@@ -33,7 +33,7 @@ class Record:
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
     data), ``cdi`` (the claim's CDI spec), ``metadata`` (what its metadata files say), ``complete``, ``operation``, ``retryAt``
     (when a rollback that failed is tried again, in seconds since 1970); ``rebuilt`` where it did not come from a prepare.
-    ``takes`` is what the claim takes of counters and capacity, missing where nobody knows;
+    ``takes`` is what the claim takes of counters and capacity, missing where it is not known;
     ``published`` is how a device of our own was published, with its counter sets, should it vanish while it is in use.
     """
 
