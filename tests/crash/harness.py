@@ -238,16 +238,16 @@ class Box:
 
     @_as_it_stands
     def described(self) -> dict[str, bool]:
-        """Claims that have a spec for a metadata file, or a file: whether they have both, and all of it."""
+        """Claims that have a spec for a metadata file, a file or a folder: whether they have all three."""
         specs = {
             p.name.partition(_METADATA)[2].partition("_")[0]: p
             for p in self.node.cdi_root.iterdir()
             if _METADATA in p.name
         }
-        found = list((self.records_path.parent / "dra-device-metadata").rglob("*"))
-        files = {_described_by(p) for p in found if p.name == "metadata.json"}
-        links = {p.name for p in found if p.is_symlink()}
-        return {uid: uid in specs and uid in files and uid in links for uid in {*specs, *files, *links}}
+        top = self.records_path.parent / "dra-device-metadata"
+        files = {_described_by(p) for p in top.rglob("metadata.json")}
+        folders = {p.name for p in top.glob("*")}
+        return {uid: uid in specs and uid in files and uid in folders for uid in {*specs, *files, *folders}}
 
     def records(self) -> dict[str, str]:
         """Claim UID → state, read beside the running plugin."""

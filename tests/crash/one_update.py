@@ -52,7 +52,7 @@ def claim(api: Api) -> Any:
 
 
 def path(r: Room, request: str) -> Path:
-    return r.settings.plugin_dir / "dra-device-metadata" / "ns_c" / request / "metadata.json"
+    return r.settings.plugin_dir / "dra-device-metadata" / UID / request / "metadata.json"
 
 
 def reach(point: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ class Place:
         self.files = Files(self.specs, self.metadata)
 
     def all(self) -> list[str]:
-        return sorted(
-            str(p) for top in (self.cdi, self.plugin) for p in top.rglob("*") if not p.is_dir() or p.is_symlink()
-        )
+        return sorted(str(p) for top in (self.cdi, self.plugin) for p in top.rglob("*") if not p.is_dir())
+
+    def has_folders(self) -> bool:
+        return any(self.metadata.root.glob("*"))
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_each_request_has_a_file_and_a_cdi_device_whose_id_goes_with_its_first_d
 
     told = json.loads(spec.read_text())
     validate_spec(told)
-    host = place.plugin / "dra-device-metadata/ns_c/gpu/metadata.json"
+    host = place.plugin / f"dra-device-metadata/{UID}/gpu/metadata.json"
     assert told["kind"] == f"{DRIVER}/metadata"
     assert told["devices"] == [
         {
@@ -120,7 +122,7 @@ def test_files_lost_cut_or_changed_come_back_and_then_all_go(place: Place) -> No
     place.files.put(record)
     place.files.note(record)
     whole = place.all()
-    contents = {p: Path(p).read_bytes() for p in whole if not Path(p).is_symlink()}
+    contents = {p: Path(p).read_bytes() for p in whole}
     assert not place.files.mend(record)
     for path in whole:
         Path(path).unlink()
@@ -133,6 +135,7 @@ def test_files_lost_cut_or_changed_come_back_and_then_all_go(place: Place) -> No
     assert list(place.files.uids()) == [UID]
     place.files.remove_all(UID)
     assert place.all() == []
+    assert not place.has_folders()
     place.files.remove_all(UID)
 
 
@@ -159,6 +162,31 @@ def test_what_an_older_claim_of_the_same_name_leaves_takes_nothing_of_the_later(
     assert place.all() == []
 
 
+def test_specs_whose_folder_was_lost_are_found_and_removed(place: Place) -> None:
+    """A power failure may keep the one and not the other: they are on different file systems."""
+    place.metadata.put(prepared(claim_of(device(), device("nic", "eth-0")), place.specs))
+    shutil.rmtree(place.metadata.root)
+    assert list(place.files.uids()) == [UID]
+    place.files.remove_all(UID)
+    assert place.all() == []
+
+
+@pytest.mark.parametrize("odd", ["file", "loop", "file in place of a request"])
+def test_what_is_no_folder_of_ours_does_not_keep_a_claim_from_being_removed(place: Place, odd: str) -> None:
+    top = place.metadata.path(UID)
+    place.metadata.root.mkdir()
+    if odd == "file":
+        top.touch()
+    elif odd == "loop":
+        top.symlink_to(top)
+    else:
+        top.mkdir()
+        (top / "gpu").touch()
+    place.files.remove(UID)
+    assert place.all() == []
+    assert not place.has_folders()
+
+
 class Killed(BaseException):
     pass
 
@@ -167,13 +195,13 @@ CALLS = ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "clos
 
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
-def test_a_half_written_file_of_a_later_claim_keeps_its_inode_when_the_older_one_goes(place: Place, cut: int) -> None:
+def test_a_half_written_file_keeps_its_inode_when_a_claim_of_the_same_name_goes(place: Place, cut: int) -> None:
     """Its containers have it mounted: what is written to another inode they never see."""
     uids = ["11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"]
     records = [prepared(claim_of(device(), uid=uid), place.specs) for uid in uids]
     for record in records:
         place.metadata.put(record)
-    (file,) = place.metadata.root.glob("*/*/metadata.json")
+    file = place.metadata.path(uids[1]) / "gpu/metadata.json"
     inode, whole = file.stat().st_ino, file.read_bytes()
     with file.open("r+b") as f:  # as a kill in the one write leaves it
         f.write(b"x" * cut)
@@ -225,6 +253,7 @@ def test_whatever_dies_between_two_file_operations_nothing_is_left_and_nothing_m
         files.remove_all(UID)
         later.clean(lambda token: False)
         assert place.all() == [], number
+        assert not place.has_folders(), number
         if not fired:
             assert number > 5
             return

@@ -328,6 +328,8 @@ async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: P
                 result["device"] = result["device"].replace("d-", "d-1")
             await r.prepare(second)
             assert decode(mounted.read(), Path("mounted")).claim.uid == UID
-        assert told(r, "net").claim.uid == "uid-2"
+            other = path(r, "net").parents[2] / "uid-2" / "net" / "metadata.json"
+            assert decode(other.read_bytes(), other).claim.uid == "uid-2"
         await r.unprepare(first)
-        assert told(r, "net").claim.uid == "uid-2", "the earlier claim takes only its own files away"
+        assert not path(r, "net").exists()
+        assert decode(other.read_bytes(), other).claim.uid == "uid-2", "a claim removes only its own files"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import shutil
@@ -19,7 +20,7 @@ import pytest
 
 from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, PermanentError, Pool, RetryableError
 from dra_kubeletplugin.claims.schema import SCHEMA
-from dra_kubeletplugin.cli import holding
+from dra_kubeletplugin.cli import holding, main
 from dra_kubeletplugin.controller import Controller
 from dra_kubeletplugin.doctor import runtimes
 from dra_kubeletplugin.driver import Role
@@ -369,8 +370,30 @@ async def unprepare_fails() -> list[str]:
         driver.fail_unprepare = RetryableError("the board is stuck")
         await node.api.delete("Pod", "pod")
         seen = await told(node.cluster, "pod", "UnprepareFailed")
+
+        async def tried_again() -> str:
+            found = await claims_command(node)
+            return found if "times, next in" in found else ""
+
+        seen.append(await node.cluster.wait("another try", tried_again))
         driver.fail_unprepare = None
         return seen
+
+
+async def claims_command(node: DriverNode[Any]) -> str:
+    """What ``dra claims`` prints on the node."""
+    out, own = io.StringIO(), node.plugin.settings
+    options = [
+        "--kubelet-root",
+        str(own.kubelet_root),
+        "--cdi-root",
+        str(own.cdi_root),
+        "--driver-name",
+        own.driver_name,
+    ]
+    with contextlib.redirect_stdout(out):
+        await asyncio.to_thread(main, ["claims", *options])
+    return out.getvalue()
 
 
 @shows("No plugin is there to unprepare")

@@ -8,9 +8,12 @@ no runtime looks at it; annotations of the spec would need CDI 0.6, which runtim
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ _SPEC, _NOTE = ".json", ".record"
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
+_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class ClaimSpecs:
@@ -64,10 +69,10 @@ class ClaimSpecs:
         return Path(self._note(uid))
 
     def _spec(self, uid: str) -> str:
-        return f"{self._specs}{uid}{_SPEC}"
+        return f"{self._specs}{name_of(uid)}{_SPEC}"
 
     def _note(self, uid: str) -> str:
-        return f"{self._notes}{uid}{_NOTE}"
+        return f"{self._notes}{name_of(uid)}{_NOTE}"
 
     def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
         """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
@@ -94,7 +99,7 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        self._write(self._spec(uid), f"{self._notes}{uid}{_SPEC}", encoded(spec), 0o644)
+        self._write(self._spec(uid), f"{self._notes}{name_of(uid)}{_SPEC}", encoded(spec), 0o644)
 
     def write_note(self, uid: str, note: bytes) -> None:
         """Writes a claim's note, for the owner alone.
@@ -110,13 +115,15 @@ class ClaimSpecs:
             self._write(path, path, note, 0o600)
             return
         try:
-            _write_all(fd, note)
+            with naming(path):
+                try:
+                    _write_all(fd, note)
+                finally:
+                    os.close(fd)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
-        finally:
-            os.close(fd)
 
     def _write(self, path: str, hidden: str, data: bytes, mode: int) -> None:
         # Scanners read .json and .yaml only, so a half-written file is never seen.
@@ -132,7 +139,7 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        self._write(f"{self.root}/{name}", f"{self._notes}{uid}", encoded(spec), 0o644)
+        self._write(f"{self.root}/{name}", f"{self._notes}{name_of(uid)}", encoded(spec), 0o644)
 
     def _open(self, path: str, flags: int, mode: int) -> int:
         try:
@@ -146,14 +153,14 @@ class ClaimSpecs:
 
         Raises ``OSError``.
         """
-        _remove(self._spec(uid))
+        remove_file(self._spec(uid))
 
     def remove_note(self, uid: str) -> None:
         """Removes the note of a claim; one that is not there is no fault.
 
         Raises ``OSError``.
         """
-        _remove(self._note(uid))
+        remove_file(self._note(uid))
 
     def exists(self, uid: str) -> bool:
         return self.path(uid).exists()
@@ -193,17 +200,17 @@ class ClaimSpecs:
         notes = (n for n in self._names(f".{self._prefix}") if n.endswith(_NOTE))
         found = {n[len(self._prefix) : -len(_SPEC)] for n in specs}
         found |= {n[1 + len(self._prefix) : -len(_NOTE)] for n in notes}
-        return sorted(uid for uid in found if uid and uid.isprintable())
+        return sorted(filter(is_uid, found))
 
     def clean(self, alive: Callable[[str], bool]) -> None:
-        """Takes away what interrupted writes left; ``alive`` tells whether the writer of a token still lives.
+        """Removes temporary files of interrupted writes; ``alive`` returns whether the writer with this token still lives.
 
-        Raises ``OSError``.
+        A file that cannot be removed stays until the next call. Raises ``OSError`` where the folder cannot be read.
         """
         for name in self._names(f".{self._prefix}"):
             _, temporary, token = name.rpartition(_TEMPORARY)
             if temporary and token != self.token and not alive(token):
-                with contextlib.suppress(IsADirectoryError, PermissionError):  # not made by us
+                with contextlib.suppress(OSError):
                     (self.root / name).unlink(missing_ok=True)
 
     def _names(self, prefix: str) -> list[str]:
@@ -216,20 +223,21 @@ class ClaimSpecs:
 def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
     """Writes a file whole or not at all: under another name in the same folder first, then renamed.
 
-    Raises ``OSError``.
+    Raises ``OSError`` that names ``path``.
     """
-    fd = os.open(temporary, _FRESH, mode)
-    try:
+    with naming(path):
+        fd = os.open(temporary, _FRESH, mode)
         try:
-            _write_all(fd, data)
-            os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+            try:
+                _write_all(fd, data)
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 def encoded(spec: Mapping[str, Any]) -> bytes:
@@ -242,16 +250,60 @@ def content_of(path: str) -> bytes:
     Raises ``OSError``, or ``ValueError`` for what no file of ours is.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
+    with naming(path), os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST:
             raise ValueError(f"it is no regular file of at most {_MOST:,} bytes")
         return file.read(_MOST)
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+def is_uid(uid: str) -> bool:
+    """Whether ``uid`` can be a claim's UID in a file name and in the name of a CDI device. The API server makes UUIDs."""
+    return _UID.fullmatch(uid) is not None
+
+
+def name_of(uid: str) -> str:
+    """The part of a file name that stands for a claim: its UID, or a digest of a UID that :func:`is_uid` rejects.
+
+    So no UID is a path or too long, and a removal is possible for each UID. No file is written for a UID that is rejected.
+    """
+    return uid if is_uid(uid) else f"sha256-{hashlib.sha256(uid.encode(errors='replace')).hexdigest()[:40]}"
+
+
+def remove_file(path: str) -> None:
+    """Removes a file, if it is there. Raises ``OSError``."""
+    with ignoring_absence(path):
         os.unlink(path)
+
+
+@contextlib.contextmanager
+def ignoring_absence(path: str) -> Iterator[None]:
+    """For removals of ``path``: ignores errors where it is not there.
+
+    A path that is too long, or leads through a file or a loop of links, is not there. On a read-only file system Linux refuses to
+    remove a path before it looks whether it exists, so the path is looked up after any other error.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _NOT_THERE:
+            return
+        try:
+            os.lstat(path)
+        except OSError as found:
+            if found.errno in _NOT_THERE:
+                return
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Makes an ``OSError`` name ``path``: errors of descriptors name no file, and names of temporary files change with each try."""
+    try:
+        yield
+    except OSError as e:
+        e.filename, e.filename2 = path, None
+        raise
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -16,10 +16,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from sqlite3 import Connection
 from typing import Any
 
+from ..cdi.directory import is_uid
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
-from ..errors import ApiUnavailableError, ClaimBusyError, ClaimTakenError, DraError, StillWorkingError, StoppingError
+from ..errors import (
+    ApiUnavailableError,
+    ClaimBusyError,
+    ClaimError,
+    ClaimTakenError,
+    DraError,
+    StillWorkingError,
+    StoppingError,
+    printable,
+)
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from ..reporting import ClaimKey, StatusReports
@@ -156,6 +166,8 @@ class Engine:
 
     async def _prepare(self, ref: ClaimRef, meeting: Rendezvous) -> Sequence[PreparedAnswer]:
         try:
+            if not is_uid(ref.uid):
+                raise ClaimError(f"claim {printable(ref)} has a UID that no API server makes: {printable(ref.uid)}")
             verified = await self._look_up(ref)
             if isinstance(verified, Record):
                 return await self._repeat(verified)
@@ -175,7 +187,8 @@ class Engine:
                 case Fresh():
                     return await self._prepare_fresh(record, ref, verified)
                 case Undo(found) as marked:
-                    log.info("claim %s has a record from before: undoing it first", found.shown)
+                    text = f"claim {found.shown} has an earlier record: rolling it back first"
+                    self.undoing.retries.log(found.uid, text, level=logging.INFO)
                     await self.undoing.undo(marked)
                 case Stale(holders):
                     await self.undoing.free(holders)

@@ -6,6 +6,7 @@ So no name has to be parsed, and requests, admin access and a driver's undo step
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import time
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ from .metadata import MetadataFiles
 from .record import Record, State, check_doc
 
 log = logging.getLogger(__name__)
+_ADVICE = {
+    errno.ENOSPC: "free space on its file system",
+    errno.EDQUOT: "raise the quota of its file system",
+    errno.EROFS: "its file system is read-only; see the kernel's log, and mount it writable",
+    errno.EACCES: "see the permissions of its folder, and the security profile of the plugin's pod",
+    errno.EPERM: "see the permissions and attributes of its folder, and the security profile of the plugin's pod",
+}
 
 
 class _Note(msgspec.Struct):
@@ -69,7 +77,7 @@ class Files:
 
     def put(self, record: Record) -> None:
         """Writes the spec and the metadata of a prepared claim, if it has them."""
-        with self._translated():
+        with _translated("written"):
             self.metadata.put(record)
             if spec := record.doc.get("cdi"):
                 self.specs.write(record.uid, spec)
@@ -87,7 +95,7 @@ class Files:
 
     def put_metadata(self, record: Record) -> None:
         """Writes the metadata of a prepared claim alone."""
-        with self._translated():
+        with _translated("written"):
             self.metadata.put(record)
 
     def holds(self, record: Record) -> bool:
@@ -102,7 +110,7 @@ class Files:
         if self.holds(record):
             return False
         self.put(record)
-        with self._translated():
+        with _translated("written"):
             self.specs.write_note(record.uid, note_of(record))
         return True
 
@@ -111,14 +119,15 @@ class Files:
         try:
             return record_of(self.specs, uid)
         except OSError as e:
-            raise RecordsError(f"{self.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
+            shown = printable(e.filename or self.specs.root)
+            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
 
     def remove(self, uid: str) -> None:
         """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.
 
         A file that is not there is no fault.
         """
-        with self._translated():
+        with _translated("removed"):
             self.specs.remove(uid)
             self.metadata.remove(uid)
 
@@ -128,7 +137,7 @@ class Files:
         What cannot be removed and tells nothing is logged: the next pass finds an orphan.
         """
         try:
-            with self._translated():
+            with _translated("removed"):
                 self.specs.remove_note(uid)
         except RecordsError as e:
             if self.known(uid) is not None:
@@ -137,9 +146,9 @@ class Files:
 
     def remove_all(self, uid: str) -> None:
         """Both, for a claim that has no record."""
-        with self._translated():
+        with _translated("removed"):
             self.specs.remove(uid)
-            self.metadata.remove(uid)
+            self.metadata.remove_orphans(uid)
             self.specs.remove_note(uid)
 
     def uids(self) -> dict[str, float]:
@@ -150,16 +159,22 @@ class Files:
             for uid in {*specs.uids(), *metadata.uids()}
         }
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            raise RecordsError(
-                f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space"
-            ) from None
-        except ValueError as e:  # a name that no file can have
-            raise RecordsError(f"{self.specs.root} cannot have the files of such a claim: {printable(e)}") from None
+
+@contextlib.contextmanager
+def _translated(verb: str) -> Iterator[None]:
+    """Raises :class:`RecordsError` that names the path that failed and the operating system's reason.
+
+    The text is the same for each try, so that Events of it are aggregated.
+    """
+    try:
+        yield
+    except OSError as e:
+        advice = _ADVICE.get(e.errno or 0, "see the disk and the mount that it is on")
+        raise RecordsError(
+            f"{printable(e.filename or 'a file of the claim')} cannot be {verb} ({e.strerror or describe(e)}): {advice}"
+        ) from None
+    except ValueError as e:  # a record with names that no API server accepts
+        raise RecordsError(f"the files of the claim cannot be {verb}: {printable(e)}") from None
 
 
 def _age(*paths: Path) -> float:

@@ -1,13 +1,13 @@
-"""Device metadata files of prepared claims (KEP-5304): written with a claim's CDI spec, gone with it.
+"""Device metadata files of prepared claims (KEP-5304): written with a claim's CDI spec, removed with it.
 
-For each request there is ``<plugin folder>/dra-device-metadata/<namespace>_<claim>/<request>/metadata.json``, and a CDI spec
-``<driver>_metadata_<claim uid>_<request>.json`` that mounts it read-only where programs look. A link ``.claims/<claim uid>`` to the
-claim's folder is made before and removed after them, so that whoever finds it knows what is left to do, whatever died in between.
+For each request there is ``<plugin folder>/dra-device-metadata/<claim uid>/<request>/metadata.json``, and a CDI spec
+``<driver>_metadata_<claim uid>_<request>.json`` that mounts it read-only where programs look. The folder of a request is made before
+its spec and removed after it, so the folders of a claim name all specs that may exist, whenever a process dies.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 
 from ..cdi import ClaimSpecs, validate_device_name, version_to_declare
-from ..cdi.directory import content_of, write_file
+from ..cdi.directory import content_of, ignoring_absence, is_uid, name_of, naming, remove_file, write_file
 from ..driver import Claim, MetadataUpdate, PreparedDevice
 from ..driver.metadata_update import attribute_faults
-from ..errors import BadAnswerError, DriverError, MetadataError, MetadataUpdateError
-from ..metadata.document import ClaimRef, decode, encode
+from ..errors import BadAnswerError, ClaimError, DriverError, MetadataUpdateError, printable
+from ..metadata.document import ClaimRef, encode
 from ..metadata.paths import base_request, in_container
 from ..paths import named
+from ..resources.names import label
 from ..resources.types import attribute_json
 from .in_place import rewrite
 from .record import Record
@@ -29,15 +30,16 @@ from .record import Record
 JSON = dict[str, Any]
 FOLDER = "dra-device-metadata"
 POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
-_CLAIMS, _FILE = ".claims", "metadata.json"
+_FILE, _JSON = "metadata.json", ".json"
 _MAX_ATTRIBUTES = 32
 
 
 def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], specs: ClaimSpecs) -> None:
     """Puts what the files say into ``record``, and their CDI ids to the first device of each request.
 
-    Raises :class:`BadAnswerError` for attributes that no file may have.
+    Raises :class:`BadAnswerError` for attributes that no file may have, :class:`ClaimError` for names that no path may have.
     """
+    pod_claim = _pod_claim(claim)
     given = {(p.request, p.pool, p.name, p.share_id): p for p in prepared}
     requests: dict[str, list[JSON]] = {}
     seen: set[str] = set()
@@ -53,12 +55,25 @@ def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], s
         base = base_request(allocated.request)
         if base not in seen:
             seen.add(base)
+            try:
+                in_container(claim.name, pod_claim, allocated.request, specs.driver)
+            except ValueError as e:
+                shown = f"claim {claim.namespace}/{claim.name} cannot have device metadata"
+                raise ClaimError(f"{shown}: {printable(e)}") from None
             entry = {**entry, "cdi": [*(entry.get("cdi") or ()), _id(specs.driver, claim.uid, base)]}
         entries.append(entry)
     record.doc["devices"] = entries
-    annotations = (claim.object.get("metadata") or {}).get("annotations") or {}
-    pod_claim = str(annotations.get(POD_CLAIM) or "")
     record.doc["metadata"] = {"generation": 1, "podClaim": pod_claim, "requests": requests}
+
+
+def _pod_claim(claim: Claim) -> str:
+    """The pod's name of a claim that was made from a template, else empty.
+
+    Users may write any text into the annotation. The claim controller writes a DNS label, so another text is ignored.
+    """
+    annotations = (claim.object.get("metadata") or {}).get("annotations") or {}
+    name = str(annotations.get(POD_CLAIM) or "")
+    return "" if label(name) else name
 
 
 def updated(record: Record, update: MetadataUpdate) -> JSON:
@@ -164,35 +179,30 @@ class MetadataFiles:
         """Writes the files of a claim whose record has any. Raises ``OSError``, or ``ValueError`` for a name that no file can have."""
         if not record.doc.get("metadata"):
             return
-        folder = self.root / f"{record.namespace}_{record.name}"
-        (self.root / _CLAIMS).mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            (self.root / _CLAIMS / record.uid).symlink_to(f"../{folder.name}")
+        folder = self.path(record.uid)
         for request, (data, spec) in self._contents(record).items():
-            self.specs.write_other(record.uid, self._spec(record.uid, request).name, spec)
             (folder / request).mkdir(parents=True, exist_ok=True)
-            self._put_file(folder / request / _FILE, record.uid, data)
+            self.specs.write_other(record.uid, self._spec(record.uid, request).name, spec)
+            self._put_file(folder / request / _FILE, data)
 
-    def _put_file(self, path: Path, uid: str, data: bytes) -> None:
-        """A file of this claim keeps its inode, which its containers have mounted; one of an earlier claim stays with that one's."""
+    def _put_file(self, path: Path, data: bytes) -> None:
+        """A file that exists keeps its inode, which containers may have mounted."""
         try:
             found = content_of(str(path))
         except (FileNotFoundError, ValueError):
-            found = b""
-        if found == data:
-            return
-        if uid.encode() in found:  # also where half of it was written
-            rewrite(str(path), data)
-        else:
             write_file(str(path), str(path.with_name(f".{_FILE}.{self.specs.token}")), data, 0o644)
+            return
+        if found != data:
+            with naming(str(path)):
+                rewrite(str(path), data)
 
     def holds(self, record: Record) -> bool:
         """Whether the files of a claim are there and say exactly what its record does."""
         if not record.doc.get("metadata"):
             return True
-        folder = self.root / f"{record.namespace}_{record.name}"
+        folder = self.path(record.uid)
         try:
-            return (self.root / _CLAIMS / record.uid).is_symlink() and all(
+            return all(
                 content_of(str(self._spec(record.uid, request))) == msgspec.json.encode(spec)
                 and content_of(str(folder / request / _FILE)) == data
                 for request, (data, spec) in self._contents(record).items()
@@ -201,51 +211,37 @@ class MetadataFiles:
             return False
 
     def remove(self, uid: str) -> None:
-        """Removes the files of a claim; none is no fault, and those of a later claim of the same name stay.
+        """Removes the files of a claim, by its UID alone. A file that is not there is no fault.
 
         Raises ``OSError``.
         """
-        link = self.root / _CLAIMS / uid
-        try:
-            target = link.readlink()
-        except FileNotFoundError:
-            return
-        folder = self.root / _CLAIMS / target
-        prefix = f"{self._prefix}{uid}_"
-        for path in named(self.specs.root, prefix, ".json"):
-            path.unlink(missing_ok=True)
-        for request in _folders(folder):
-            owner = _uid_of(request / _FILE)
-            if owner == uid or (not owner and self._last(uid, target)):
-                for path in list(request.iterdir()):
-                    path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    request.rmdir()
-        with contextlib.suppress(OSError):  # of a later claim
-            folder.rmdir()
-        link.unlink(missing_ok=True)
+        folder = self.path(uid)
+        for request in _names_in(folder):
+            remove_file(str(self._spec(uid, request)))
+            for name in _names_in(folder / request):
+                remove_file(str(folder / request / name))
+            _remove_folder(folder / request)
+        _remove_folder(folder)
 
-    def _last(self, uid: str, target: Path) -> bool:
-        """Whether no other claim has that folder: what is half written there, its containers may have mounted."""
-        for other in self.uids():
-            with contextlib.suppress(FileNotFoundError):
-                if other != uid and (self.root / _CLAIMS / other).readlink() == target:
-                    return False
-        return True
+    def remove_orphans(self, uid: str) -> None:
+        """Removes also CDI specs that no folder names, as after a power failure. Raises ``OSError``."""
+        self.remove(uid)
+        for path in named(self.specs.root, f"{self._prefix}{name_of(uid)}_", _JSON):
+            remove_file(str(path))
 
     def uids(self) -> list[str]:
         """The claims that have files. Raises ``OSError``."""
-        try:
-            return sorted(p.name for p in (self.root / _CLAIMS).iterdir())
-        except FileNotFoundError:
-            return []
+        found = {
+            path.name[len(self._prefix) :].partition("_")[0] for path in named(self.specs.root, self._prefix, _JSON)
+        }
+        return sorted(filter(is_uid, found.union(_names_in(self.root))))
 
     def path(self, uid: str) -> Path:
-        """What tells how old a claim's files are."""
-        return self.root / _CLAIMS / uid
+        """The folder of a claim; its time is the age of the claim's files."""
+        return self.root / name_of(uid)
 
     def _spec(self, uid: str, request: str) -> Path:
-        return self.specs.root / f"{self._prefix}{uid}_{request}.json"
+        return self.specs.root / f"{self._prefix}{name_of(uid)}_{request}{_JSON}"
 
     def _contents(self, record: Record) -> dict[str, tuple[bytes, JSON]]:
         """By request: the file, and the spec that mounts it."""
@@ -256,7 +252,7 @@ class MetadataFiles:
             files.setdefault(base_request(request), {})[request] = devices
         out = {}
         for base, requests in files.items():
-            host = self.root / f"{record.namespace}_{record.name}" / base / _FILE
+            host = self.path(record.uid) / base / _FILE
             seen = in_container(record.name, claim.pod_claim, base, self.specs.driver)
             mount = {"hostPath": str(host), "containerPath": str(seen), "options": ["ro", "bind"]}
             name = f"{record.uid}_{base}"
@@ -268,16 +264,17 @@ class MetadataFiles:
         return out
 
 
-def _folders(top: Path) -> list[Path]:
-    try:
-        return [p for p in top.iterdir() if p.is_dir() and not p.is_symlink()]
-    except FileNotFoundError:
-        return []
+def _names_in(folder: Path) -> list[str]:
+    """What is in a folder; nothing where there is no folder. Raises ``OSError``."""
+    with ignoring_absence(str(folder)):
+        return os.listdir(folder)  # noqa: PTH208 - names
+    return []
 
 
-def _uid_of(path: Path) -> str:
-    """Whose file it is; empty where it is nobody's."""
-    try:
-        return decode(content_of(str(path)), path).claim.uid
-    except (OSError, ValueError, MetadataError):
-        return ""
+def _remove_folder(path: Path) -> None:
+    """Removes an empty folder, or a file in its place. Raises ``OSError``."""
+    with ignoring_absence(str(path)):
+        try:
+            path.rmdir()
+        except NotADirectoryError:
+            path.unlink()

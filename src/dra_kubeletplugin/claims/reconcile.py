@@ -12,7 +12,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ApiError, ApiUnavailableError, DraError, RecordsError, StoppingError, describe
+from ..errors import (
+    ApiError,
+    ApiUnavailableError,
+    DraError,
+    RecordsError,
+    StoppingError,
+    UndoFailedError,
+    describe,
+    printable,
+)
 from ..observe.log import operation
 from ..observe.metrics import Metrics
 from .files import Files
@@ -128,7 +137,8 @@ class Reconciler:
         try:
             found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
-            raise RecordsError(f"{self.files.specs.root} cannot be read ({e.strerror or e}): see its mount") from None
+            shown = printable(e.filename or self.files.specs.root)
+            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
         await self._all(found, self.undoing.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
@@ -244,12 +254,14 @@ class Reconciler:
                 report.still_working.append(uid)
                 task.cancel()  # only the waiting: the work is shielded
             elif (error := task.exception()) is None:
+                self.undoing.retries.done(uid)
                 if task.result():
                     done.append(uid)
             elif isinstance(error, StoppingError):
                 report.still_working.append(uid)
             elif isinstance(error, DraError):
-                log.error("reconciling claim %s: %s", uid, error)
+                if not isinstance(error, UndoFailedError):  # that one is logged
+                    self.undoing.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
                 report.undo_failed.append(uid)
             else:
                 raise error

@@ -17,6 +17,7 @@ from .amounts import Hold, encoded
 
 JSON = dict[str, Any]
 _NO_EDITS = ContainerEdits()
+_LATEST = 1e12  # seconds since 1970
 
 
 class State(enum.StrEnum):
@@ -30,8 +31,9 @@ class Record:
     """One row. ``doc`` is JSON; fields of it that this version does not know are kept as they are.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
-    data), ``cdi`` (the claim's CDI spec), ``metadata`` (what its metadata files say), ``complete``, ``operation``; ``rebuilt``
-    where it did not come from a prepare. ``takes`` is what the claim takes of counters and capacity, missing where nobody knows;
+    data), ``cdi`` (the claim's CDI spec), ``metadata`` (what its metadata files say), ``complete``, ``operation``, ``retryAt``
+    (when a rollback that failed is tried again, in seconds since 1970); ``rebuilt`` where it did not come from a prepare.
+    ``takes`` is what the claim takes of counters and capacity, missing where it is not known;
     ``published`` is how a device of our own was published, with its counter sets, should it vanish while it is in use.
     """
 
@@ -57,6 +59,12 @@ class Record:
         """Registered reversals, oldest first."""
         found: list[JSON] = self.doc.get("undo") or []
         return found
+
+    @property
+    def retry_at(self) -> float | None:
+        """When a rollback that failed is tried again, in seconds since 1970; None where it is not known."""
+        found = self.doc.get("retryAt")
+        return float(found) if isinstance(found, int | float) and abs(found) < _LATEST else None
 
     @property
     def partial(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..cdi import ClaimSpecs
@@ -27,8 +27,10 @@ from .keeper import Keeper
 from .metadata import MetadataFiles
 from .processes import ProcessLock
 from .reconcile import Reconciler
-from .record import InFlight
+from .record import InFlight, Record, Unreadable
 from .recovery import Recovery
+from .rollback_retries import retry_note
+from .rows import Row
 from .store import Store
 from .troubles import Troubles
 from .undoing import Undoing
@@ -41,6 +43,7 @@ _LOOK = 2.0  # seconds between looks at the database's name
 _ASK_AGAIN = 1.0, 30.0  # seconds until a driver that could not tell what it knows is asked again, at first and at most
 _ASK_FOR_OTHERS = 5.0  # seconds between looks whether another instance should have asked
 _MEASURE = 2.0  # seconds that a probe waits for the records
+_MAX_NOTES = 20  # claims whose rollback fails that readiness names
 
 
 class Claims:
@@ -144,12 +147,14 @@ class Claims:
 
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Tasks by name; none of them ever ends."""
+        undoing = self.engine.undoing
         return {
             "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
             "recovery": self._keep_recovering,
             "records": self._keep_looking,
             "device status": self.reports.run,
             "troubles": self.troubles.run,
+            "rollbacks": lambda: undoing.retries.run(undoing.tidy),
         }
 
     async def _keep_looking(self) -> None:
@@ -206,13 +211,11 @@ class Claims:
         return [fault for fault in (self.store.fault, self.recovery.fault) if fault]
 
     async def notes(self) -> list[str]:
-        """What an operator should know: what was repaired, and records that cannot be read."""
+        """What an operator should know: what was repaired, records that cannot be read, and rollbacks that fail."""
         out = [*self.keeper.report, *self.recovery.report, *([self.reports.fault] if self.reports.fault else [])]
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_MEASURE):
-                out += [
-                    f"the record of claim {u.shown} cannot be read: {u.reason}" for u in await self.store.unreadable()
-                ]
+                out += _notes_of(await self.store.everything())
         return out
 
     async def measure(self) -> None:
@@ -221,6 +224,18 @@ class Claims:
             async with asyncio.timeout(_MEASURE):
                 self.metrics.set("prepared_claims", await self.store.prepared())
         self.metrics.set("records_healthy", int(not self.store.fault))
+
+
+def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
+    """What is wrong with records, and with rollbacks of claims."""
+    yield from (
+        f"the record of claim {row.shown} cannot be read: {row.reason}" for row in rows if isinstance(row, Unreadable)
+    )
+    failing = [(row, note) for row in rows if isinstance(row, Record) and (note := retry_note(row))]
+    for row, note in failing[:_MAX_NOTES]:
+        yield f"claim {row.shown} cannot be rolled back and keeps its devices ({note}): {row.error}"
+    if len(failing) > _MAX_NOTES:
+        yield f"{len(failing) - _MAX_NOTES} more claims cannot be rolled back: see `dra claims` on the node"
 
 
 def _tell(task: asyncio.Task[object]) -> None:

@@ -158,10 +158,25 @@ def has_undo(driver: Driver, steps: Sequence[Step]) -> bool:
     return bool(steps) or type(driver).unprepare is not Driver.unprepare
 
 
-async def run_undo(driver: Driver, calls: Calls, steps: Sequence[Step], claim: PreparedClaim, shown: str) -> None:
+def _log(text: str, error: BaseException | None) -> None:
+    log.error("%s", text, exc_info=error)
+
+
+async def run_undo(
+    driver: Driver,
+    calls: Calls,
+    steps: Sequence[Step],
+    claim: PreparedClaim,
+    shown: str,
+    report: Callable[[str, BaseException | None], None] = _log,
+) -> None:
     """``unprepare``, then every step on record, newest first. All are tried.
 
-    Raises the first :class:`DraError` at the end. ``shown`` is how the log names the claim.
+    Args:
+        shown: how messages name the claim.
+        report: logs a failure, with its traceback where one is given.
+
+    Raises the first :class:`DraError` at the end.
     """
     jobs: list[tuple[str, Callable[[], Awaitable[object]]]] = []
     if type(driver).unprepare is not Driver.unprepare:  # the base's does nothing: no thread for it
@@ -172,10 +187,10 @@ async def run_undo(driver: Driver, calls: Calls, steps: Sequence[Step], claim: P
         try:
             await job()
         except DraError as e:
-            log.error("%s of claim %s failed: %s", name, shown, printable(e))
+            report(f"{name} of claim {shown} failed: {printable(e)}", None)
             failures.append(e)
         except Exception as e:
-            log.exception("%s of claim %s failed", name, shown)
+            report(f"{name} of claim {shown} failed: {describe(e)}", e)
             failures.append(DriverFailedError(f"{name} failed: {describe(e)}"))
     if failures:
         raise failures[0]

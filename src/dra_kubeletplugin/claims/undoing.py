@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from sqlite3 import Connection
 from typing import Any
@@ -22,6 +24,7 @@ from .files import Files
 from .flights import Flights, Work, own
 from .judge import Judge, Nothing, Repeat, Undo, Undone, Verdict
 from .record import Fence, InFlight, Record
+from .rollback_retries import RollbackRetries
 from .store import Job, Mode, Operation, Store
 from .undo import has_undo, run_undo
 
@@ -61,6 +64,7 @@ class Undoing:
         self.changed = changed
         self.events = events
         self.patience = patience
+        self.retries = RollbackRetries()
 
     async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
         """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
@@ -117,20 +121,28 @@ class Undoing:
             if marked.fault:
                 raise marked.fault
             await run_undo(
-                self.driver, self.calls, record.steps, record.prepared_claim(self.judge.boot_id), record.shown
+                self.driver,
+                self.calls,
+                record.steps,
+                record.prepared_claim(self.judge.boot_id),
+                record.shown,
+                functools.partial(self.retries.log, record.uid),
             )
             await self.store.do(lambda db: self._drop(db, fence))
         except Exception as e:
             self.metrics.inc("undo_failures_total")
             error = own(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
+            pause = self.retries.failed(record.uid, record.attempts)
+            record.doc = {**record.doc, "retryAt": time.time() + pause}
+            failed = UndoFailedError(f"claim {record.shown} cannot be undone: {error}")
+            self.retries.log(record.uid, str(failed), level=logging.WARNING)
             try:
                 await self.store.do(lambda db: rows.update(db, record, fence))
             finally:
                 self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
-            log.warning("claim %s cannot be undone (try %d): %s", record.shown, record.attempts, error)
             self._tell(record, error)
-            raise UndoFailedError(f"claim {record.shown} cannot be undone: {error}") from e
+            raise failed from e
         self._undone(record)
 
     def _tell(self, record: Record, error: DraError) -> None:
@@ -142,6 +154,7 @@ class Undoing:
 
     def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)
+        self.retries.done(record.uid)
         self.changed()
 
     def _clear(self, db: Connection, uid: str) -> bool:
@@ -183,8 +196,10 @@ class Undoing:
                 case _:
                     self.in_flight.drop(record.uid)
         except DraError as e:
-            # The record keeps the devices held, and says why; the next try begins with the undo.
-            log.error("claim %s: prepare failed (%s), and undoing it failed too: %s", record.shown, error, e)
+            # The record keeps the devices held; the next try begins with the rollback.
+            if not isinstance(e, UndoFailedError):  # that one is logged and scheduled
+                self.retries.log(record.uid, f"claim {record.shown} cannot be rolled back after {error}: {e}")
+                self.retries.failed(record.uid)
         return None
 
     async def free(self, holders: Sequence[Record]) -> None:
@@ -194,7 +209,10 @@ class Undoing:
         """
 
         async def one(holder: Record) -> None:
-            log.info("claim %s holds a device from before a reboot or a crash: undoing it", holder.shown)
+            text = (
+                f"claim {holder.shown} has no use of its devices any more, and another claim needs one: rolling it back"
+            )
+            self.retries.log(holder.uid, text, level=logging.INFO)
             try:
                 async with asyncio.timeout(self.patience):
                     await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid), work=Work.FREE)

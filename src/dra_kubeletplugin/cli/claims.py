@@ -9,9 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..cdi import ClaimSpecs
+from ..claims.metadata import MetadataFiles
 from ..claims.offline import forget, read_rows
 from ..claims.processes import ProcessLock
 from ..claims.record import Unreadable
+from ..claims.rollback_retries import retry_note
 from ..claims.rows import Row
 from ..errors import SettingsError
 from ..settings import Settings, load
@@ -66,7 +68,8 @@ def _row(driver: str, r: Row) -> tuple[str, ...]:
         return (driver, r.shown.partition(" ")[0], r.uid, "Unreadable", "?", "?", r.reason)
     devices = ",".join(d["device"] + (f"/{d['shareID'][:8]}" if d.get("shareID") else "") for d in r.devices)
     minutes = int((datetime.now(UTC).timestamp() - r.created) // 60)
-    note = r.error or ("rebuilt" if r.doc.get("rebuilt") else "")
+    retry = retry_note(r)
+    note = r.error + (f" ({retry})" if retry else "") or ("rebuilt" if r.doc.get("rebuilt") else "")
     return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, f"{minutes}m", note)
 
 
@@ -80,7 +83,7 @@ def _claim(driver: str, r: Row) -> RecordedClaim:
     )
     return RecordedClaim(
         driver, r.uid, r.namespace, r.name, str(r.state), devices, _time(r.created), _time(r.updated), r.attempts, r.error,
-        bool(r.doc.get("rebuilt")), r.doc,
+        bool(r.doc.get("rebuilt")), r.doc, "" if r.retry_at is None else _time(r.retry_at),
     )  # fmt: skip
 
 
@@ -113,6 +116,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
         specs.remove_note(record.uid)
+        MetadataFiles(path.parent, specs).remove_orphans(record.uid)
         forget(path, settings.lock_wait, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda: ["forgotten"])
         return Exit.WELL

@@ -47,7 +47,7 @@ def cleanup(args: argparse.Namespace) -> int:
     for uid in {*files, *metadata.uids()}:
         specs.remove(uid)
         specs.remove_note(uid)
-        metadata.remove(uid)
+        metadata.remove_orphans(uid)
     try:
         shutil.rmtree(settings.plugin_dir)
     except FileNotFoundError:

@@ -23,7 +23,8 @@ class RecordedDevice:
 @dataclass(frozen=True)
 class RecordedClaim:
     """A record of this node. ``state`` is Preparing, Prepared, Unpreparing or Unreadable; ``error`` is the last fault, or why it
-    cannot be read. Times are RFC 3339, empty where they cannot be read. ``record`` is all that is kept, as this version keeps it.
+    cannot be read. ``attempts`` counts rollbacks that failed; the next one is due at ``next_try``, empty where none is. Times are
+    RFC 3339, empty where they cannot be read. ``record`` is all that is kept, as this version keeps it.
     """
 
     driver: str
@@ -38,6 +39,7 @@ class RecordedClaim:
     error: str
     rebuilt: bool
     record: JSON
+    next_try: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from ..cdi import ClaimSpecs
 from ..claims.offline import read_rows
 from ..claims.record import Record, State, Unreadable
+from ..claims.rollback_retries import retry_note
 from ..errors import ApiError, RecordsError
 from ..kube import KubeClient
 from ..wording import counted
@@ -70,6 +71,12 @@ def _alone(driver: str, rows: list[Record | Unreadable], files: set[str], specs:
                 "records",
                 f"{driver}: claim {r.shown} is prepared and {specs.path(r.uid)} is missing",
                 "restart the driver's pod: it writes the file again at its start",
+            )
+        elif retry := retry_note(r):
+            yield failure(
+                "records",
+                f"{driver}: claim {r.shown} cannot be rolled back and keeps its devices ({retry}): {r.error}",
+                f"repair what it names; the driver tries again. dra claims forget {r.uid} frees the devices without the driver",
             )
         elif r.state is not State.PREPARED and age > _LONG:
             yield failure(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from ..resources.names import label, subdomain
+
 CONTAINER_ROOT = Path("/var/run/kubernetes.io/dra-device-attributes")
 CLAIMS = "resourceclaims"
 TEMPLATES = "resourceclaimtemplates"
@@ -17,9 +19,18 @@ def in_container(claim: str, pod_claim: str, request: str, driver: str) -> PureP
         claim: the name of the ResourceClaim.
         pod_claim: the name in the pod's ``spec.resourceClaims`` of a claim that was made from a template; else empty.
         request: as in the allocation; of ``request/alternative`` the first part counts.
+
+    Raises ``ValueError`` for a name that the API server would not accept: it could lead out of the folder.
     """
     kind, name = (TEMPLATES, pod_claim) if pod_claim else (CLAIMS, claim)
-    return PurePosixPath(CONTAINER_ROOT.as_posix(), kind, name, base_request(request), driver + SUFFIX)
+    base = base_request(request)
+    if subdomain(claim):
+        raise ValueError(f"the claim's name {claim!r} is no DNS subdomain")
+    if pod_claim and label(pod_claim):
+        raise ValueError(f"the pod's name for the claim, {pod_claim!r}, is no DNS label")
+    if label(base):
+        raise ValueError(f"the name of request {request!r} is no DNS label")
+    return PurePosixPath(CONTAINER_ROOT.as_posix(), kind, name, base, driver + SUFFIX)
 
 
 def base_request(request: str) -> str:

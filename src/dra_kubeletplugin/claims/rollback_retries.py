@@ -1,0 +1,116 @@
+"""Retries of rollbacks that failed: when the next one is due, and which failures are logged.
+
+The pause doubles with each failure. A call of the kubelet for the claim, or for another claim that needs its devices, does not
+wait for the pause. Each distinct text about a claim is logged once until the claim is rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ..errors import DraError, StoppingError, printable
+from .record import Record, State
+
+log = logging.getLogger(__name__)
+_FIRST, _LONGEST = 2.0, 300.0  # seconds between two tries
+_MAX_CLAIMS = 1_000  # claims whose logged texts are remembered
+_MAX_TEXTS = 50  # texts of one claim
+
+
+@dataclass
+class _Retry:
+    failures: int
+    due: float  # by time.monotonic()
+
+
+class RollbackRetries:
+    """Rollbacks of one process. Everything is called on the event loop."""
+
+    def __init__(self) -> None:
+        self._retries: dict[str, _Retry] = {}  # by claim UID
+        self._logged: dict[str, set[str]] = {}  # by claim UID
+        self._wake = asyncio.Event()
+
+    def failed(self, uid: str, attempts: int = 0) -> float:
+        """Schedules the next try.
+
+        Args:
+            uid: of the claim.
+            attempts: failures on record, also those of earlier processes.
+
+        Returns:
+            The pause in seconds.
+        """
+        known = self._retries.get(uid)
+        failures = max(known.failures + 1 if known else 1, attempts)
+        pause = min(_LONGEST, _FIRST * 2.0 ** min(failures - 1, 16))
+        self._retries[uid] = _Retry(failures, time.monotonic() + pause)
+        self._wake.set()
+        return pause
+
+    def done(self, uid: str) -> None:
+        """Forgets a claim that is rolled back, or has nothing to roll back."""
+        self._retries.pop(uid, None)
+        self._logged.pop(uid, None)
+
+    def log(self, uid: str, text: str, error: BaseException | None = None, *, level: int = logging.ERROR) -> None:
+        """Logs ``text``, with the traceback of ``error``, unless it was logged for this claim before."""
+        texts = self._logged.setdefault(uid, set())
+        if text in texts:
+            return
+        if len(texts) >= _MAX_TEXTS:
+            texts.clear()
+        texts.add(text)
+        while len(self._logged) > _MAX_CLAIMS:
+            del self._logged[next(iter(self._logged))]
+        log.log(level, "%s", text, exc_info=error)
+
+    async def run(self, roll_back: Callable[[str], Awaitable[bool]]) -> None:
+        """Tries rollbacks again when they are due. Never returns.
+
+        Args:
+            roll_back: rolls back the claim with this UID. It raises :class:`DraError` where that fails.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._wake.clear()
+                now = time.monotonic()
+                for uid in [uid for uid, retry in self._retries.items() if retry.due <= now]:
+                    self._retries[uid].due = float("inf")  # until this try has ended
+                    tasks.create_task(self._retry(uid, roll_back), name=f"roll back {uid}")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause()):
+                        await self._wake.wait()
+
+    def _pause(self) -> float:
+        """Seconds until a try is due, at most the longest pause."""
+        due = min((retry.due for retry in self._retries.values()), default=float("inf"))
+        return min(_LONGEST, max(0.0, due - time.monotonic()))
+
+    async def _retry(self, uid: str, roll_back: Callable[[str], Awaitable[bool]]) -> None:
+        try:
+            await roll_back(uid)
+        except StoppingError:
+            return  # the next process rolls it back
+        except DraError as e:
+            retry = self._retries.get(uid)
+            if retry and retry.due == float("inf"):  # it failed before the rollback began
+                self.log(uid, f"claim {printable(uid)} cannot be rolled back: {e}")
+                self.failed(uid)
+        else:
+            self.done(uid)
+
+
+def retry_note(record: Record) -> str:
+    """How often the rollback of a claim failed and when it is tried next; empty where no rollback has failed."""
+    if record.state is not State.UNPREPARING or not record.error:
+        return ""
+    tries = f"tried {record.attempts} time{'s' * (record.attempts != 1)}"
+    if record.retry_at is None:
+        return tries
+    return f"{tries}, next in {max(0, round(record.retry_at - time.time()))} s"

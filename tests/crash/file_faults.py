@@ -1,0 +1,74 @@
+"""Faults of the operating system at single file operations below some folders, for the whole process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_BY_PATH = ("open", "rename", "unlink", "mkdir", "rmdir", "symlink", "readlink", "listdir", "scandir", "stat", "lstat")
+_BY_DESCRIPTOR = ("write", "pwrite", "fchmod", "ftruncate", "fstat", "close")
+
+
+class FileFaults:
+    """Counts file operations below ``folders``, and lets those fail that ``fails`` chooses by their number.
+
+    An operation on a descriptor is counted where the file was opened below ``folders``. ``close`` closes also where it fails, as
+    on Linux.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = tuple(f"{folder}" for folder in folders)
+        self.count = 0
+        self.failed: list[str] = []
+        self._descriptors: set[int] = set()
+        self._lock = threading.Lock()
+        self._error = 0
+        self._fails: Callable[[int], bool] = lambda number: False
+
+    @contextlib.contextmanager
+    def failing(self, error: int, fails: Callable[[int], bool]) -> Iterator[FileFaults]:
+        """Counts from 0 anew; operations whose number ``fails`` accepts raise ``OSError`` with the number ``error``."""
+        self.count, self.failed, self._error, self._fails = 0, [], error, fails
+        with pytest.MonkeyPatch.context() as patch:
+            for name in _BY_PATH:
+                patch.setattr(os, name, self._by_path(name, getattr(os, name)))
+            for name in _BY_DESCRIPTOR:
+                patch.setattr(os, name, self._by_descriptor(name, getattr(os, name)))
+            yield self
+
+    def _by_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(path, int) and os.fsdecode(path).startswith(self.folders):
+                self._count(name, path)
+                found = real(path, *args, **kwargs)
+                if name == "open":
+                    self._descriptors.add(found)
+                return found
+            return real(path, *args, **kwargs)
+
+        return call
+
+    def _by_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(fd: Any, *args: Any, **kwargs: Any) -> Any:
+            ours = fd in self._descriptors
+            if name == "close":
+                self._descriptors.discard(fd)
+                real(fd)
+            if ours:
+                self._count(name, None)
+            return None if name == "close" else real(fd, *args, **kwargs)
+
+        return call
+
+    def _count(self, name: str, path: Any) -> None:
+        with self._lock:
+            number, self.count = self.count, self.count + 1
+        if self._fails(number):
+            self.failed.append(name)
+            raise OSError(self._error, os.strerror(self._error), path)
