@@ -13,7 +13,7 @@ from ..claims.offline import forget, read_rows
 from ..claims.processes import ProcessLock
 from ..claims.record import Unreadable
 from ..claims.rows import Row
-from ..errors import SettingsError
+from ..errors import SettingsError, indented
 from ..settings import Settings, load
 from .exits import Exit
 from .options import given, refuse
@@ -36,7 +36,7 @@ def claims(args: argparse.Namespace) -> int:
     put(
         Claims(tuple(_claim(d, r) for d, r in records), tuple(_files(settings, [d for d, _ in found]))),
         args.output,
-        lambda: columns([_HEAD, *(_row(d, r) for d, r in records)]),
+        lambda _: columns([_HEAD, *(_row(d, r) for d, r in records)]),
     )
     return Exit.WELL
 
@@ -114,7 +114,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         forget(path, settings.lock_wait, record.uid)
-        put(Claims((_claim(driver, record),), ()), args.output, lambda: ["forgotten"])
+        put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
         return Exit.WELL
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
 
@@ -127,4 +127,4 @@ def _agreed() -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(indented(text), file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import SettingsError
+from ..errors import SettingsError, indented, printable
 from ..local.cluster import state_root
 from ..local.dev import control
 from ..local.dev.verbs import AnyVerb
@@ -22,9 +22,9 @@ def said(args: argparse.Namespace) -> int:
     try:
         answer = control.ask(_state(args.state), _verb(args))
     except control.ControlError as e:
-        print(f"dra dev {args.verb}: {e}", file=sys.stderr)
+        print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
         return Exit.WRONG
-    put(answer.data, args.output, lambda: [answer.text])
+    put(answer.data, args.output, lambda _: [printable(answer.text)])
     return Exit.WELL
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-from ..errors import DraError, printable
+from ..errors import DraError, indented
 from ..interruption import Interrupted
 from .exits import Exit
 
@@ -38,7 +38,7 @@ def ended(command: Callable[[], int]) -> int:
             return Exit.UNREAD
         except OSError as e:
             if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
-                tell(f"dra: {printable(e.filename)}: {e.strerror}")
+                tell(f"dra: {indented(e.filename)}: {e.strerror}")
             elif e.errno in _LOST:
                 _discard(sys.stdout)
                 tell(f"dra: the output cannot be written: {e.strerror}")
@@ -50,7 +50,7 @@ def ended(command: Callable[[], int]) -> int:
 def report(e: DraError) -> int:
     """Says on standard error what is wrong, one sentence a fault."""
     for fault in e.faults or (e.message,):
-        tell(f"dra: {fault} [{e.code}]")
+        tell(f"dra: {indented(fault)} [{e.code}]")
     return Exit.WRONG
 
 

@@ -11,12 +11,13 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-from ..errors import printable
+from ..errors import on_one_line, printable
 
+A = TypeVar("A")
 TEXT = "text"
 FORMS = (TEXT, "json", "yaml")
 
@@ -63,10 +64,15 @@ def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
     return shown
 
 
-def put(answer: object, form: str, text: Callable[[], Iterable[str]]) -> None:
-    """The answer on standard output: ``text`` is its lines for people."""
+def put(answer: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
+    """Writes the answer to standard output.
+
+    Args:
+        text: makes the lines for people from the answer, in which every text is printable and on one line: most of it was written by
+            users or other drivers, and a terminal would obey its control characters.
+    """
     if form == TEXT:
-        print("\n".join(text()))
+        print("\n".join(text(on_lines(answer))))
     else:
         write(answer, form)
 
@@ -77,7 +83,27 @@ def write(answer: object, form: str) -> None:
     print(encoded(answer, form, unicode=unicode), end="")
 
 
+def on_lines(value: A) -> A:
+    """A copy in which every text is printable and on one line: in fields of dataclasses, mappings, lists and tuples."""
+    return _on_lines(value)  # type: ignore[no-any-return]
+
+
+def _on_lines(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return on_one_line(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _on_lines(getattr(value, f.name)) for f in fields(value) if f.init})
+    if isinstance(value, Mapping):
+        return {_on_lines(k): _on_lines(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(_on_lines, value))
+    return value
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A table; the first row is its head. An empty cell is a dash."""
+    rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
