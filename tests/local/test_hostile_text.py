@@ -6,9 +6,6 @@ conditions and network data; whoever sends a file chooses everything in it. The 
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import io
 import json
 import re
 import sqlite3
