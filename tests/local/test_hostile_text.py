@@ -11,7 +11,7 @@ import re
 import sqlite3
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,10 @@ def hostile(value: Any, everything: bool, key: str = "") -> Any:
 class Server:
     """Serves lists of the objects, and the little more that a command asks for, as they are."""
 
-    def __init__(self, objects: list[JSON]) -> None:
+    def __init__(self, objects: list[JSON], change: Callable[[str], str] = lambda text: text) -> None:
+        """Args:
+        change: what becomes of each answer's JSON.
+        """
         lists: dict[str, list[JSON]] = {plural: [] for plural in [*PLURALS.values(), "namespaces"]}
         for obj in objects:
             lists[PLURALS[obj["kind"]]].append(obj)
@@ -142,7 +145,7 @@ class Server:
                     body = text
                 elif (name := path.rpartition("/")[2]) in lists:
                     body = {"metadata": {"resourceVersion": "1"}, "items": lists[name]}
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                data = body if isinstance(body, bytes) else change(json.dumps(body)).encode()
                 self.send_response(404 if isinstance(body, dict) and "code" in body else 200)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -155,6 +158,14 @@ class Server:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def kubeconfig(self) -> str:
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [],
+            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+        }  # fmt: skip
+        return json.dumps(config)
 
     def __enter__(self) -> Server:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -177,12 +188,7 @@ def objects(request: pytest.FixtureRequest) -> list[JSON]:
 def kubeconfig(objects: list[JSON], tmp_path: Path) -> Iterator[str]:
     with Server(objects) as server:
         file = tmp_path / "kubeconfig"
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [],
-            "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c"}}],
-        }  # fmt: skip
-        file.write_text(json.dumps(config))
+        file.write_text(server.kubeconfig())
         yield str(file)
 
 
