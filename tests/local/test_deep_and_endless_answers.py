@@ -9,18 +9,23 @@ import json
 import tarfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.doctor.redaction import TOO_DEEP, tidy
+from dra_kubeletplugin.doctor.redaction import tidy
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
+from dra_kubeletplugin.kube.decoding import TOO_DEEP, decode, flattened
 from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import NODES
+from dra_kubeletplugin.resources.convert import convert
 from tests.local.test_hostile_text import HOSTILE, Server, cluster, is_clean
 from tests.raw_server import Peer, answer
 
@@ -37,8 +42,8 @@ def item(more: bytes) -> bytes:
 
 
 BODIES = {
-    "nested 100,000 deep": b"[" * 100_000 + b"]" * 100_000,
-    "objects nested 100,000 deep": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "nested 100,000 deep without an end": b"[" * 100_000,
+    "objects nested 100,000 deep with the wrong ends": b'{"a":' * 100_000 + b"1" + b"]" * 100_000,
     "a number of a million digits": b"9" * 1_000_000,
     "a number beyond all floats": b"1e999999",
     "NaN": b"NaN",
@@ -225,3 +230,66 @@ def test_a_claim_with_deeply_nested_parameters_stops_no_command(
             member = found.extractfile("x/cluster/resourceclaims.json")
             assert member is not None
             assert TOO_DEEP in member.read().decode()
+
+
+# --- what the decoder refuses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened", [b"[", b'{"a":', b'[{"]}\\"{[":'])
+def test_what_is_nested_too_deeply_is_replaced_and_the_rest_is_read(opened: bytes) -> None:
+    closed = {b"[": b"]", b'{"a":': b"}", b'[{"]}\\"{[":': b"}]"}[opened]
+    deep = opened * 20_000 + b"1" + closed * 20_000
+    found = decode(b'{"before": "[[[", "deep": ' + deep + b', "after": [{"x": "}}"}]}')
+    assert (found["before"], found["after"]) == ("[[[", [{"x": "}}"}])
+    assert TOO_DEEP in json.dumps(found["deep"])
+    with pytest.raises(ValueError, match=r"truncated|malformed|trailing"):
+        decode(b'{"deep": ' + deep[:-1] + b"}")
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text(max_size=5),
+        lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3),
+    )
+)
+def test_what_is_not_too_deep_stays_as_it_is(value: Any) -> None:
+    data = json.dumps(value).encode()
+    assert flattened(data, 100) == data
+    assert msgspec.json.decode(flattened(data, 1)) is not None or value is None
+
+
+@pytest.mark.parametrize("depth", [1700, 9000, 50_000])
+async def test_one_deep_object_hides_no_other_from_a_list_or_a_watch(depth: int) -> None:
+    deep, plain = (b'{"metadata":{"name":"%b","uid":"%b","resourceVersion":"1"},"x":%b}' % (n, n, x) for n, x in (
+        (b"deep", b"[" * depth + b"]" * depth), (b"plain", b"1")))  # fmt: skip
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" in request:
+            line = b'{"type":"MODIFIED","object":' + deep.replace(b'"1"', b'"2"') + b"}\n"
+            return b"%b%x\r\n%b\r\n" % (CHUNKED, len(line), line)
+        return answer(b'{"metadata":{"resourceVersion":"1"},"items":[' + deep + b"," + plain + b"]}")
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        assert [o["metadata"]["name"] for o in await read_all(client, NODES, as_json)] == ["deep", "plain"]
+        for copies in (True, False):
+            events = Reflector(client, NODES, copies=copies).events()
+            found = [(e.type, e.object.get("metadata", {}).get("name")) async for e, _ in _first(events, 4)]
+            await events.aclose()  # type: ignore[attr-defined]
+            assert found == [("ADDED", "deep"), ("ADDED", "plain"), ("SYNCED", None), ("MODIFIED", "deep")]
+
+
+async def _first(events: AsyncIterator[Any], number: int) -> AsyncIterator[tuple[Any, int]]:
+    async with asyncio.timeout(30):
+        for i in range(number):
+            yield await anext(events), i
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_a_deep_claim_is_converted(version: str) -> None:
+    made = {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "c"},
+        "spec": nested(900),
+    }
+    assert convert(made, "v1")["spec"]["a"]["a"]["a"]

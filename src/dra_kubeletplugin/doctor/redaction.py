@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..kube.decoding import TOO_DEEP
+
 REMOVED = "<removed>"
-TOO_DEEP = "<nested too deeply>"
 _DEEPEST = 100  # levels; parameters of a claim may have thousands, and Python a thousand frames
 _WORDS = (
     r"pass(?:word|wd|phrase|code)?|pwd|secret|token|credential|dockerc(?:onfigjson|fg)"

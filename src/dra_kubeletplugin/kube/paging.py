@@ -9,6 +9,7 @@ import msgspec
 
 from ..errors import ApiError, describe
 from .client import KubeClient
+from .decoding import decode
 from .resource import Resource
 
 JSON = dict[str, Any]
@@ -57,6 +58,6 @@ def as_json(item: msgspec.Raw) -> JSON:
     Raises :class:`ApiError` for what is no JSON object: a page's items are checked as far as their metadata alone.
     """
     try:
-        return msgspec.json.decode(item, type=dict[str, Any])
+        return decode(item, dict[str, Any])
     except (ValueError, RecursionError) as e:
         raise ApiError(f"an object of the list cannot be read: {describe(e)}") from None
