@@ -37,13 +37,11 @@ _LONGEST = 65_536  # characters of a foreign text that are looked at; nothing sh
 _SHOWN = 80
 _MEMBERS = 3  # of a group of exceptions that are described,
 _DEPTH = 3  # and groups within it
-# Control characters except tab and newline, lone surrogates, and characters without a width of their own: direction marks, joiners,
-# tags. A terminal, an editor or a reader would show something else than the text contains.
+# Control characters except tab and newline, lone surrogates, and what has no width: direction marks, joiners, tags.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-_SPACES = {ord(c): " " for c in "\t\n\r"}
 # Where an object lives in memory, as in "<Card object at 0x7f0a...>" or "<function <lambda> at 0x7f0a...>".
 _ADDRESS = re.compile(r"(<[^<>]{1,200}(?:<[^<>]{1,80}>[^<>]{0,200}){0,6}) at 0x[0-9a-fA-F]+")
 
@@ -54,20 +52,6 @@ def printable(text: object) -> str:
     Newlines and tabs stay. An object whose ``__str__`` raises gives its type's name.
     """
     return _UNPRINTABLE.sub("\ufffd", _text(text))
-
-
-def on_one_line(text: object) -> str:
-    """``str(text)`` as :func:`printable`, with spaces for tabs and newlines: for a cell, a name or a line of output. Never raises.
-
-    The result has as many characters as the text (at most 65,536), so styles of a terminal's line keep their places.
-    """
-    found = _text(text)
-    return found if found.isprintable() else _UNPRINTABLE.sub("\ufffd", found.translate(_SPACES))
-
-
-def indented(text: object) -> str:
-    """``str(text)`` as :func:`printable`, with each line after the first indented: no line of it looks like a line of ours."""
-    return printable(text).replace("\n", "\n    ")
 
 
 def shown(value: object) -> str:

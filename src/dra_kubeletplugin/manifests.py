@@ -13,7 +13,8 @@ from typing import Any
 
 from . import documents
 from .documents import Document
-from .errors import QuestionError, on_one_line, printable
+from .errors import QuestionError, printable
+from .terminal import on_one_line
 from .wording import near
 
 JSON = dict[str, Any]

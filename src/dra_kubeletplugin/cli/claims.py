@@ -13,8 +13,9 @@ from ..claims.offline import forget, read_rows
 from ..claims.processes import ProcessLock
 from ..claims.record import Unreadable
 from ..claims.rows import Row
-from ..errors import SettingsError, indented
+from ..errors import SettingsError
 from ..settings import Settings, load
+from ..terminal import indented
 from .exits import Exit
 from .options import given, refuse
 from .output import columns, put

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import SettingsError, indented, printable
+from ..errors import SettingsError, printable
 from ..local.cluster import state_root
 from ..local.dev import control
 from ..local.dev.verbs import AnyVerb
+from ..terminal import indented
 from .exits import Exit
 from .output import put
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from ..doctor import Examination, Finding, Level, cluster, examine
 from ..doctor.gathering import Archive, gather
 from ..driver import load_driver, make
-from ..errors import DraError, SettingsError, describe, indented
+from ..errors import DraError, SettingsError, describe
 from ..host import Host
 from ..kube import ApiConfig, load_config
 from ..settings import Settings, load
+from ..terminal import indented
 from .exits import Exit
 from .inspect import look, without_log
 from .options import given, refuse

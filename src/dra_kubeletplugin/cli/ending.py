@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-from ..errors import DraError, indented
+from ..errors import DraError
 from ..interruption import Interrupted
+from ..terminal import indented
 from .exits import Exit
 
 _LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that cannot be written says

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ..cluster import Explanation, Snapshot, State, explain, take, waiting, with_events
 from ..cluster.explaining import parse
-from ..errors import on_one_line
 from ..kube import KubeClient
+from ..terminal import on_one_line
 from ..wording import counted
 from .asking import ask, config_of
 from .exits import Exit

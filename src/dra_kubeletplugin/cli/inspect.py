@@ -19,7 +19,7 @@ from .. import wording
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
-from ..errors import DraError, DriverError, SettingsError, is_a, on_one_line
+from ..errors import DraError, DriverError, SettingsError, is_a
 from ..host import Host, PciFunction, described, recording
 from ..host.standard import PCI_BUS_ID
 from ..inventory import Inventory
@@ -27,6 +27,7 @@ from ..lifespan import start_driver
 from ..resources.nodes import Where
 from ..scanning import ask, asked
 from ..settings import Settings, load
+from ..terminal import on_one_line
 from .exits import Exit
 from .options import given, refuse
 from .output import TEXT, put

@@ -15,7 +15,8 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
-from ..errors import on_one_line, printable
+from ..errors import printable
+from ..terminal import on_one_line
 
 A = TypeVar("A")
 TEXT = "text"

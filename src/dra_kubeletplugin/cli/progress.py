@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..errors import on_one_line
+from ..terminal import on_one_line
 from .parsing import terminal_columns
 
 

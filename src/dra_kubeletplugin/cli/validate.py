@@ -18,11 +18,12 @@ from .. import documents, manifests, opaque, wording
 from ..cluster import naming
 from ..driver import Driver, Role, load_driver, make
 from ..driver.config_schema import json_schema
-from ..errors import SettingsError, indented
+from ..errors import SettingsError
 from ..host import Host
 from ..local.apiserver import offline
 from ..manifests import Manifest
 from ..settings import load
+from ..terminal import indented
 from ..wording import near
 from .described_cluster import class_files
 from .exits import Exit

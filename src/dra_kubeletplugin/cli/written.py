@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import indented
 from ..manifests import Manifest, objects
+from ..terminal import indented
 from .style import Style
 
 JSON = dict[str, Any]

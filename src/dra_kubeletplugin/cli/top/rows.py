@@ -15,7 +15,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ...errors import on_one_line
+from ...terminal import on_one_line
 from .lines import Entry
 
 _CURSOR = Style(bold=True, reverse=True)

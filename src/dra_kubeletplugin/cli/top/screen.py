@@ -18,9 +18,10 @@ from textual.widgets import Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
 from ...cluster.live import EVERY, Live
-from ...errors import QuestionError, on_one_line
+from ...errors import QuestionError
 from ...overview.arranging import Group, Grouping, Order, arranged, matching, matching_pods
 from ...overview.rows import CounterSet, DeviceRow, Overview, PodRow
+from ...terminal import on_one_line
 from ...wording import counted
 from ..explain_text import text as explanation
 from ..style import Style
