@@ -8,10 +8,12 @@ from .errors import printable
 def on_one_line(text: object) -> str:
     """``str(text)`` as :func:`.errors.printable`, with spaces for tabs and newlines: for a cell, a name or a line. Never raises.
 
-    The result has as many characters as the text (at most 65,536), so styles of a terminal's line keep their places.
+    The result has as many characters as the text, so styles of a terminal's line keep their places; of what is longer than 65,536
+    characters and not printable, so many are shown.
     """
-    found = printable(text)
-    return found if found.isprintable() else found.replace("\n", " ").replace("\t", " ")
+    if isinstance(text, str) and text.isprintable():  # as nearly all is
+        return text
+    return printable(text).replace("\n", " ").replace("\t", " ")
 
 
 def indented(text: object) -> str:

@@ -7,8 +7,10 @@ stay as they are. What cannot be printed is U+FFFD.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -85,22 +87,36 @@ def write(answer: object, form: str) -> None:
 
 
 def on_lines(value: A) -> A:
-    """A copy in which every text is printable and on one line: in fields of dataclasses, mappings, lists and tuples."""
+    """``value`` with every text printable and on one line: in fields of dataclasses, mappings, lists and tuples.
+
+    Parts that are so already are not copied: an overview of a large cluster has a million texts.
+    """
     return _on_lines(value)  # type: ignore[no-any-return]
 
 
 def _on_lines(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value
     if isinstance(value, str):
-        return on_one_line(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _on_lines(getattr(value, f.name)) for f in fields(value) if f.init})
-    if isinstance(value, Mapping):
-        return {_on_lines(k): _on_lines(v) for k, v in value.items()}
+        return value if isinstance(value, Enum) else on_one_line(value)
     if isinstance(value, tuple | list):
-        return type(value)(map(_on_lines, value))
+        items = [_on_lines(v) for v in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if isinstance(value, Mapping):
+        pairs = [(_on_lines(k), _on_lines(v)) for k, v in value.items()]
+        same = all(k is key and v is inner for (k, v), (key, inner) in zip(pairs, value.items(), strict=True))
+        return value if same else dict(pairs)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {}
+        for name in _fields(type(value)):
+            before = getattr(value, name)
+            if (after := _on_lines(before)) is not before:
+                changed[name] = after
+        return replace(value, **changed) if changed else value
     return value
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind) if f.init)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
