@@ -250,8 +250,11 @@ def test_files_of_a_stranger_are_explained_simulated_and_validated(
 
 
 def test_an_archive_of_a_cluster_has_only_files_below_its_own_folder(
-    kubeconfig: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    objects: list[JSON], kubeconfig: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    plugin = next(o for o in objects if o["metadata"]["name"].startswith("plugin"))
+    plugin["metadata"]["name"] += "p" * (253 - len(plugin["metadata"]["name"]))  # as long as the API server takes it
+    plugin["metadata"]["namespace"] = "n" * 63
     for i, form in enumerate(("text", "json")):
         file = tmp_path / f"gathered-{i}.tar.gz"
         assert main(["gather", str(file), "--kubeconfig", kubeconfig, "--no-host", "-o", form]) == 0
@@ -264,6 +267,7 @@ def test_an_archive_of_a_cluster_has_only_files_below_its_own_folder(
                 assert member.isfile()
                 assert parts[0] == f"gathered-{i}"
                 assert ".." not in parts
+                assert all(len(part.encode()) <= 255 for part in parts)
             assert any("/logs/" in name for name in archive.getnames())
 
 

@@ -109,7 +109,8 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callab
         meta = pod["metadata"]
         async for name, content in _logs(client, pod):
             told(f"log of {meta['namespace']}/{meta['name']}")
-            archive.add(f"logs/{meta['namespace']}_{meta['name']}_{name}", content)
+            # A folder for each part: joined, the names may have more than the 255 bytes of a file's name.
+            archive.add(f"logs/{meta['namespace']}/{meta['name']}/{name}", content)
 
 
 def _at(pod: JSON) -> str:
