@@ -37,8 +37,11 @@ _LONGEST = 65_536  # characters of a foreign text that are looked at; nothing sh
 _SHOWN = 80
 _MEMBERS = 3  # of a group of exceptions that are described,
 _DEPTH = 3  # and groups within it
-# Control characters but tab and newline, lone surrogates, and marks that turn the direction of a line.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and newline, lone surrogates, and what has no width: direction marks, joiners, tags.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
 # Where an object lives in memory, as in "<Card object at 0x7f0a...>" or "<function <lambda> at 0x7f0a...>".
 _ADDRESS = re.compile(r"(<[^<>]{1,200}(?:<[^<>]{1,80}>[^<>]{0,200}){0,6}) at 0x[0-9a-fA-F]+")
 

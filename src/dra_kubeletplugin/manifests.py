@@ -14,6 +14,7 @@ from typing import Any
 from . import documents
 from .documents import Document
 from .errors import QuestionError, printable
+from .terminal import on_one_line
 from .wording import near
 
 JSON = dict[str, Any]
@@ -53,7 +54,7 @@ class Manifest:
         meta = meta if isinstance(meta, dict) else {}
         name = str(meta.get("name") or meta.get("generateName") or "")
         whole = f"{meta['namespace']}/{name}" if meta.get("namespace") else name
-        return printable(f"{self.value.get('kind', '')} {whole}".strip())
+        return on_one_line(f"{self.value.get('kind', '')} {whole}".strip())
 
     @property
     def of_kustomize(self) -> bool:

@@ -188,6 +188,8 @@ class ClaimWatch:
                 continue
             uid = event.object["metadata"]["uid"]
             ours = None if event.type == "DELETED" else self._read(uid, event.object)
+            if event.type == "DELETED":
+                self._odd.discard(uid)
             before = self._ours.pop(uid, None)
             if ours is not None:
                 self._ours[uid] = ours

@@ -17,6 +17,7 @@ from ..claims.rollback_retries import retry_note
 from ..claims.rows import Row
 from ..errors import SettingsError
 from ..settings import Settings, load
+from ..terminal import indented
 from .exits import Exit
 from .options import given, refuse
 from .output import columns, put
@@ -38,7 +39,7 @@ def claims(args: argparse.Namespace) -> int:
     put(
         Claims(tuple(_claim(d, r) for d, r in records), tuple(_files(settings, [d for d, _ in found]))),
         args.output,
-        lambda: columns([_HEAD, *(_row(d, r) for d, r in records)]),
+        lambda _: columns([_HEAD, *(_row(d, r) for d, r in records)]),
     )
     return Exit.WELL
 
@@ -118,7 +119,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs.remove_note(record.uid)
         MetadataFiles(path.parent, specs).remove_orphans(record.uid)
         forget(path, settings.lock_wait, record.uid)
-        put(Claims((_claim(driver, record),), ()), args.output, lambda: ["forgotten"])
+        put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
         return Exit.WELL
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
 
@@ -131,4 +132,4 @@ def _agreed() -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(indented(text), file=sys.stderr)

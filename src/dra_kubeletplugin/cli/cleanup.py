@@ -58,7 +58,7 @@ def cleanup(args: argparse.Namespace) -> int:
     put(
         done,
         args.output,
-        lambda: [f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder}"],
+        lambda done: [f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder}"],
     )
     return Exit.WELL
 

@@ -17,7 +17,8 @@ SHELLS = ("bash", "zsh", "fish")
 _FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CERT", "KEY", "KUBECONFIG", "VALUES"})
 _FOLDERS = frozenset({"ACCOUNT", "DIR", "FOLDER", "ROOT"})
 # Each claim that is prepared on this node has a CDI file: `k8s.DRIVER-claim_UID.json`.
-_LISTED = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([^_]*\\)[.]json$/\\1/p'"
+# Only characters of UIDs: bash expands the words of `compgen -W`, `$(...)` too.
+_LISTED = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
 _UIDS = {
     "bash": "_dra_uids",
     "zsh": "_dra_uids",

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import SettingsError
+from ..errors import SettingsError, printable
 from ..local.cluster import state_root
 from ..local.dev import control
 from ..local.dev.verbs import AnyVerb
+from ..terminal import indented
 from .exits import Exit
 from .output import put
 
@@ -22,9 +23,9 @@ def said(args: argparse.Namespace) -> int:
     try:
         answer = control.ask(_state(args.state), _verb(args))
     except control.ControlError as e:
-        print(f"dra dev {args.verb}: {e}", file=sys.stderr)
+        print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
         return Exit.WRONG
-    put(answer.data, args.output, lambda: [answer.text])
+    put(answer.data, args.output, lambda _: [printable(answer.text)])
     return Exit.WELL
 
 

@@ -18,6 +18,7 @@ from ..errors import DraError, SettingsError, describe
 from ..host import Host
 from ..kube import ApiConfig, load_config
 from ..settings import Settings, load
+from ..terminal import indented
 from .exits import Exit
 from .inspect import look, without_log
 from .options import given, refuse
@@ -91,7 +92,7 @@ def _gathered(args: argparse.Namespace) -> int:
         "Look through it before you send it: names of pods, nodes and devices are in it; secrets were taken out.",
         file=sys.stderr,
     )
-    put(Gathered(path, tuple(findings)), args.output, lambda: [str(path)])
+    put(Gathered(path, tuple(findings)), args.output, lambda _: [str(path)])
     return Exit.WELL
 
 
@@ -157,9 +158,9 @@ async def _told(what: Examination) -> int:
     findings = []
     async for f in examine(what):
         findings.append(f)
-        print(f"{paint[f.level](f'{f.level:8}')} {style.bold(f'{f.topic:13}')} {f.text}", flush=True)
+        print(f"{paint[f.level](f'{f.level:8}')} {style.bold(f'{f.topic:13}')} {indented(f.text)}", flush=True)
         if f.todo:
-            print(f"{'':22} {style.cyan('->')} {f.todo}", flush=True)
+            print(f"{'':22} {style.cyan('->')} {indented(f.todo)}", flush=True)
     counts = Counter(f.level for f in findings)
     print(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))
     return _code(findings)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-from ..errors import DraError, printable
+from ..errors import DraError
 from ..interruption import Interrupted
+from ..terminal import indented
 from .exits import Exit
 
 _LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that cannot be written says
@@ -38,7 +39,7 @@ def ended(command: Callable[[], int]) -> int:
             return Exit.UNREAD
         except OSError as e:
             if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
-                tell(f"dra: {printable(e.filename)}: {e.strerror}")
+                tell(f"dra: {indented(e.filename)}: {e.strerror}")
             elif e.errno in _LOST:
                 _discard(sys.stdout)
                 tell(f"dra: the output cannot be written: {e.strerror}")
@@ -50,7 +51,7 @@ def ended(command: Callable[[], int]) -> int:
 def report(e: DraError) -> int:
     """Says on standard error what is wrong, one sentence a fault."""
     for fault in e.faults or (e.message,):
-        tell(f"dra: {fault} [{e.code}]")
+        tell(f"dra: {indented(fault)} [{e.code}]")
     return Exit.WRONG
 
 

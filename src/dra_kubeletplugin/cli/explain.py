@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..cluster import Explanation, Snapshot, State, explain, take, waiting, with_events
 from ..cluster.explaining import parse
 from ..kube import KubeClient
+from ..terminal import on_one_line
 from ..wording import counted
 from .asking import ask, config_of
 from .exits import Exit
@@ -49,14 +50,15 @@ def explain_command(args: argparse.Namespace) -> int:
             return _all(args, snapshot, progress)
         progress(f"looking at {args.what} on {counted(len(snapshot.nodes), 'node')}")
         found = explain(snapshot, args.what, namespace)
-    put(found, args.output, lambda: text(found, Style.of(sys.stdout)))
+    put(found, args.output, lambda shown: text(shown, Style.of(sys.stdout)))
     return EXIT[found.state]
 
 
 def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> int:
     found = waiting(snapshot, args.namespace or "", lambda done, of: progress(f"looking at pods: {done} of {of}"))
     progress.done()
-    put(Waiting(tuple(found)), args.output, lambda: [*_listed(found), *(f"note: {gap.why}" for gap in snapshot.gaps)])
+    notes = [f"note: {on_one_line(gap.why)}" for gap in snapshot.gaps]
+    put(Waiting(tuple(found)), args.output, lambda shown: [*_listed(shown.waiting), *notes])
     return max((EXIT[e.state] for e in found), default=Exit.WELL)
 
 

@@ -27,6 +27,7 @@ from ..lifespan import start_driver
 from ..resources.nodes import Where
 from ..scanning import ask, asked
 from ..settings import Settings, load
+from ..terminal import on_one_line
 from .exits import Exit
 from .options import given, refuse
 from .output import TEXT, put
@@ -57,12 +58,13 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
         roots.setdefault(fn.pcie_root or "(no PCIe root)", []).append(fn)
     lines = []
     for root, members in sorted(roots.items()):
-        lines.append(style.bold(root))
+        lines.append(style.bold(on_one_line(root)))
         for i, fn in enumerate(members):
             last = i == len(members) - 1
             name = fn.device_name or f"device {fn.device_id:04x}"
             vendor = fn.vendor_name or f"vendor {fn.vendor:04x}"
-            lines.append(f"{'└─' if last else '├─'} {style.cyan(fn.address)} {vendor} · {name}")
+            named = on_one_line(f"{vendor} · {name}")
+            lines.append(f"{'└─' if last else '├─'} {style.cyan(fn.address)} {named}")
             numa = "-" if fn.numa_node is None else str(fn.numa_node)
             details = [
                 f"[{fn.vendor:04x}:{fn.device_id:04x}]",
@@ -74,7 +76,7 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
                 details.append(f"IOMMU group {fn.iommu_group}")
             if fn.is_vf:
                 details.append(f"VF {fn.vf_index} of {fn.physical_function}")
-            lines.append(f"{'  ' if last else '│ '}    {style.dim(', '.join(details))}")
+            lines.append(f"{'  ' if last else '│ '}    {style.dim(on_one_line(', '.join(details)))}")
             if note := notes.get(fn.address):
                 lines.append(f"{'  ' if last else '│ '}    {note}")
     return lines
@@ -132,12 +134,13 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
         for parcel in pool.devices:
             said = json.loads(parcel.encoded)
             lines.append(f"  {style.green(said.pop('name'))} {json.dumps(said) if said else ''}".rstrip())
-    lines += [style.red(f"not published: {name}: {fault}") for name, fault in inventory.left_out.items()]
+    lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.left_out.items()]
     lines = lines or ["no devices"]
     for key, health in inventory.health():
         if health.healthy is False:
-            lines.append(style.red(f"unhealthy: {inventory.shown(*key)}: {health.message or 'no reason given'}"))
-    return lines + [style.red(note) for note in inventory.odd.notes]
+            why = health.message or "no reason given"
+            lines.append(style.red(on_one_line(f"unhealthy: {inventory.shown(*key)}: {why}")))
+    return lines + [style.red(on_one_line(note)) for note in inventory.odd.notes]
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -151,7 +154,7 @@ def inspect(args: argparse.Namespace) -> int:
             return Exit.WELL
         if not args.driver:
             found = Inspection((), {}, _functions(host, None), ())
-            put(found, args.output, lambda: tree(host.pci(), {}, style))
+            put(found, args.output, lambda _: tree(host.pci(), {}, style))
             return Exit.WELL
         with (
             Progress() as progress,
@@ -161,8 +164,8 @@ def inspect(args: argparse.Namespace) -> int:
             inventory, node, faults = _looked(args, settings, host, root)
         found = Inspection(_pools(inventory, node), inventory.left_out, _functions(host, inventory), tuple(faults))
 
-        def lines() -> Iterator[str]:
-            yield from (*listed(inventory, node, style), *map(style.red, faults))
+        def lines(_: Inspection) -> Iterator[str]:
+            yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
             notes = _notes(inventory, style)
             if notes or not any(True for _ in inventory):  # else its devices are no PCI functions
                 yield from tree(host.pci(), notes, style)
@@ -218,8 +221,8 @@ class _Devices:
     faults: list[str] = field(default_factory=list)
 
     def note(self, style: Style) -> str:
-        said = [style.green(f"published as {wording.listed(self.published)}")] if self.published else []
-        return "; ".join([*said, *(style.red(f"not published: {fault}") for fault in self.faults)])
+        said = [style.green(on_one_line(f"published as {wording.listed(self.published)}"))] if self.published else []
+        return "; ".join([*said, *(style.red(on_one_line(f"not published: {fault}")) for fault in self.faults)])
 
 
 def _by_function(inventory: Inventory) -> dict[str, _Devices]:

@@ -40,7 +40,7 @@ def new(args: argparse.Namespace) -> int:
     put(
         Made(folder, kind, name, driver, vendor),
         args.output,
-        lambda: [f"{folder} is made: {_NEXT.format(folder=folder)}"],
+        lambda _: [f"{folder} is made: {_NEXT.format(folder=folder)}"],
     )
     return Exit.WELL
 

@@ -7,16 +7,20 @@ stay as they are. What cannot be printed is U+FFFD.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import printable
+from ..terminal import on_one_line
 
+A = TypeVar("A")
 TEXT = "text"
 FORMS = (TEXT, "json", "yaml")
 
@@ -63,10 +67,15 @@ def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
     return shown
 
 
-def put(answer: object, form: str, text: Callable[[], Iterable[str]]) -> None:
-    """The answer on standard output: ``text`` is its lines for people."""
+def put(answer: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
+    """Writes the answer to standard output.
+
+    Args:
+        text: makes the lines for people from the answer, in which every text is printable and on one line: most of it was written by
+            users or other drivers, and a terminal would obey its control characters.
+    """
     if form == TEXT:
-        print("\n".join(text()))
+        print("\n".join(text(on_lines(answer))))
     else:
         write(answer, form)
 
@@ -77,7 +86,41 @@ def write(answer: object, form: str) -> None:
     print(encoded(answer, form, unicode=unicode), end="")
 
 
+def on_lines(value: A) -> A:
+    """``value`` with every text printable and on one line: in fields of dataclasses, mappings, lists and tuples.
+
+    Parts that are so already are not copied: an overview of a large cluster has a million texts.
+    """
+    return _on_lines(value)  # type: ignore[no-any-return]
+
+
+def _on_lines(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else on_one_line(value)
+    if isinstance(value, tuple | list):
+        items = [_on_lines(v) for v in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if isinstance(value, Mapping):
+        pairs = [(_on_lines(k), _on_lines(v)) for k, v in value.items()]
+        same = all(k is key and v is inner for (k, v), (key, inner) in zip(pairs, value.items(), strict=True))
+        return value if same else dict(pairs)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {}
+        for name in _fields(type(value)):
+            before = getattr(value, name)
+            if (after := _on_lines(before)) is not before:
+                changed[name] = after
+        return replace(value, **changed) if changed else value
+    return value
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind) if f.init)
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A table; the first row is its head. An empty cell is a dash."""
+    rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

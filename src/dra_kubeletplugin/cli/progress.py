@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ..terminal import on_one_line
 from .parsing import terminal_columns
 
 
@@ -24,7 +25,7 @@ class Progress:
     def __call__(self, text: str) -> None:
         """``text`` in place of what stands there, on one line of the terminal, however narrow."""
         if self._shown:
-            text = text[: terminal_columns(sys.stderr) - 1]
+            text = on_one_line(text)[: terminal_columns(sys.stderr) - 1]
             print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
             self._width = len(text)
 

@@ -47,7 +47,7 @@ def simulate_command(args: argparse.Namespace) -> int:
             progress=lambda done, of: progress(f"placing pods: {done} of {of}"),
         )
     found = dataclasses.replace(found, notes=(*found.notes, *notes))
-    put(found, args.output, lambda: shown(found, Style.of(sys.stdout)))
+    put(found, args.output, lambda found: shown(found, Style.of(sys.stdout)))
     return Exit.WELL if found.fits else Exit.FOUND
 
 

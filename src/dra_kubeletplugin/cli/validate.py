@@ -23,6 +23,7 @@ from ..host import Host
 from ..local.apiserver import offline
 from ..manifests import Manifest
 from ..settings import load
+from ..terminal import indented
 from ..wording import near
 from .described_cluster import class_files
 from .exits import Exit
@@ -97,9 +98,9 @@ def validate(args: argparse.Namespace) -> int:
                 judged.warn(f"{path}: {doubt}")
     _told_twice(of_a_cluster)
     answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
-    put(answer, args.output, lambda: _lines(found, Style.of(sys.stdout)))
+    put(answer, args.output, lambda _: _lines(found, Style.of(sys.stdout)))
     for text in unreadable:
-        print(f"{Style.of(sys.stderr).red('wrong')} {text}", file=sys.stderr)
+        print(f"{Style.of(sys.stderr).red('wrong')} {indented(text)}", file=sys.stderr)
     return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
 
 
@@ -194,7 +195,7 @@ def _lines(found: Sequence[Judged], style: Style) -> Iterator[str]:
             yield f"{style.green('ok')} {judged.manifest.name} {place}"
         for colour, word, told in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
             for text in map(judged.manifest.sentence, told):
-                yield f"{colour(word)} {text}"
+                yield f"{colour(word)} {indented(text)}"
 
 
 def schema(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..manifests import Manifest, objects
+from ..terminal import indented
 from .style import Style
 
 JSON = dict[str, Any]
@@ -18,7 +19,7 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
     feature gates, may take it. Raises :class:`ManifestError` for what is no object."""
     found = objects(paths)
     for text in _doubts([m for m in found if not m.value["metadata"].get("uid")]):  # the others a server has judged
-        print(f"{Style.of(sys.stderr).yellow('warning')} {text}", file=sys.stderr)
+        print(f"{Style.of(sys.stderr).yellow('warning')} {indented(text)}", file=sys.stderr)
     return [m.value for m in found]
 
 

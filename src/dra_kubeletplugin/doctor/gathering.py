@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -29,6 +30,9 @@ from .redaction import text, tidy
 JSON = Mapping[str, Any]
 _LOG_LINES = "5000"
 _LOG_BYTES = str(4 << 20)
+_UNSAFE = re.compile(
+    r"[^\w.@:+/-]|\.\.+(?=/|$)|^/"
+)  # in a name within the archive, which whoever unpacks it gets as a path
 _WAIT = 2.0  # seconds for an instance that writes records
 
 
@@ -42,7 +46,7 @@ class Archive:
 
     def add(self, name: str, content: str | bytes) -> None:
         data = content.encode(errors="replace") if isinstance(content, str) else content
-        info = tarfile.TarInfo(f"{self._folder}/{name}")
+        info = tarfile.TarInfo(f"{self._folder}/{_UNSAFE.sub('_', name)}")
         info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
         self._tar.addfile(info, io.BytesIO(data))
 
@@ -105,7 +109,8 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callab
         meta = pod["metadata"]
         async for name, content in _logs(client, pod):
             told(f"log of {meta['namespace']}/{meta['name']}")
-            archive.add(f"logs/{meta['namespace']}_{meta['name']}_{name}", content)
+            # A folder for each part: joined, the names may have more than the 255 bytes of a file's name.
+            archive.add(f"logs/{meta['namespace']}/{meta['name']}/{name}", content)
 
 
 def _at(pod: JSON) -> str:

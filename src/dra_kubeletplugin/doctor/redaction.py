@@ -11,7 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..kube.decoding import TOO_DEEP
+
 REMOVED = "<removed>"
+_DEEPEST = 100  # levels; parameters of a claim may have thousands, and Python a thousand frames
 _WORDS = (
     r"pass(?:word|wd|phrase|code)?|pwd|secret|token|credential|dockerc(?:onfigjson|fg)"
     r"|(?:api|access|account|private|licen[cs]e|signing|encryption|shared|ssh|storage|master|subscription)[-_]?key"
@@ -101,8 +104,13 @@ def _without_value(match: re.Match[str]) -> str:
     return f"{name}{quote}{REMOVED}{quote}"
 
 
-def tidy(obj: Any, name: str = "") -> Any:
-    """A copy of an object, as JSON has it, without managed fields, values of the environment, and secrets."""
+def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
+    """A copy of an object, as JSON has it, without managed fields, values of the environment, and secrets.
+
+    What is nested deeper than 100 levels is replaced as well: users nest parameters as deep as they like.
+    """
+    if depth > _DEEPEST and isinstance(obj, Mapping | list | tuple):
+        return TOO_DEEP
     if isinstance(obj, Mapping):
         if name == "env":  # of a container of CDI or OCI as a mapping
             return dict.fromkeys(map(str, obj), REMOVED)
@@ -113,12 +121,12 @@ def tidy(obj: Any, name: str = "") -> Any:
             if key in _ANNOTATIONS or key == "managedFields":
                 continue
             hidden = _is_secret(str(key)) or (secret and key == "value")
-            out[str(key)] = _hidden(value) if hidden else tidy(value, str(key))
+            out[str(key)] = _hidden(value, depth + 1) if hidden else tidy(value, str(key), depth + 1)
         return out
     if isinstance(obj, list | tuple):
         if name == "env":
-            return [_variable(v) for v in obj]
-        return [REMOVED if _follows_flag(obj, i) else tidy(v, name) for i, v in enumerate(obj)]
+            return [_variable(v, depth + 1) for v in obj]
+        return [REMOVED if _follows_flag(obj, i) else tidy(v, name, depth + 1) for i, v in enumerate(obj)]
     return text(obj) if isinstance(obj, str) else obj
 
 
@@ -126,12 +134,18 @@ def _is_secret(key: str) -> bool:
     return bool(_NAMES.search(key)) and not key.endswith(_REFERS)
 
 
-def _hidden(value: Any) -> Any:
+def _hidden(value: Any, depth: int) -> Any:
     """What is named like a secret, all that is within too; names and whether something is so tell nothing."""
+    if depth > _DEEPEST and isinstance(value, Mapping | list | tuple):
+        return TOO_DEEP
+    deeper = depth + 1
     if isinstance(value, Mapping):
-        return {str(k): tidy(v, str(k)) if str(k).endswith(_REFERS) else _hidden(v) for k, v in value.items()}
+        return {
+            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERS) else _hidden(v, deeper)
+            for k, v in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_hidden(v) for v in value]
+        return [_hidden(v, deeper) for v in value]
     return value if value is None or isinstance(value, bool) else REMOVED
 
 
@@ -142,8 +156,8 @@ def _follows_flag(arguments: list[Any] | tuple[Any, ...], i: int) -> bool:
     return isinstance(flag, str) and is_value and bool(_LONE_FLAG.fullmatch(flag)) and not flag.endswith(_REFERS)
 
 
-def _variable(entry: Any) -> Any:
+def _variable(entry: Any, depth: int) -> Any:
     """One of a container's, as Kubernetes (name and value) or CDI (NAME=VALUE) has it: names tell enough."""
     if isinstance(entry, Mapping):
-        return {k: REMOVED if k == "value" else tidy(v, k) for k, v in entry.items()}
+        return {k: REMOVED if k == "value" else tidy(v, k, depth + 1) for k, v in entry.items()}
     return f"{str(entry).partition('=')[0]}={REMOVED}"

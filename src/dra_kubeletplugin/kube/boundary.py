@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, describe, printable
+from .decoding import decode
 from .http1 import BadAnswerError, HttpResponse
 
 JSON = dict[str, Any]
@@ -50,7 +51,7 @@ def object_of(answer: HttpResponse, what: str) -> JSON:
     if not answer.body:
         return {}
     try:
-        out = msgspec.json.decode(answer.body)
+        out = decode(answer.body)
     except (ValueError, RecursionError) as e:
         raise ApiError(f"{what}: the answer is no JSON ({printable(e)}): {_excerpt(answer)}") from None
     if not isinstance(out, dict):
@@ -92,9 +93,9 @@ def page_of(answer: HttpResponse, what: str) -> Page:
     if answer.status >= 300:
         object_of(answer, what)  # which raises
     try:
-        page = msgspec.json.decode(answer.body, type=Page)
+        page = decode(answer.body, Page)
         for item in page.items or []:
-            meta = msgspec.json.decode(item, type=Bare).metadata
+            meta = decode(item, Bare).metadata
             if not (meta.name and meta.uid):
                 raise ValueError("an item has no name or no UID")
     except (ValueError, RecursionError) as e:
@@ -139,7 +140,7 @@ def listed(page: JSON, what: str) -> JSON:
 def refusal(answer: HttpResponse, what: str) -> ApiError:
     """The error of a refusal, with the Status object where there is one."""
     try:
-        found = msgspec.json.decode(answer.body)
+        found = decode(answer.body)
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):

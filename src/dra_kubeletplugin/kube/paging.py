@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..errors import ApiError
+from ..errors import ApiError, describe
 from .client import KubeClient
+from .decoding import decode
 from .resource import Resource
 
 JSON = dict[str, Any]
@@ -52,6 +53,11 @@ async def read_all(
 
 
 def as_json(item: msgspec.Raw) -> JSON:
-    """The object itself."""
-    decoded: JSON = msgspec.json.decode(item)
-    return decoded
+    """The object itself.
+
+    Raises :class:`ApiError` for what is no JSON object: a page's items are checked as far as their metadata alone.
+    """
+    try:
+        return decode(item, dict[str, Any])
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"an object of the list cannot be read: {describe(e)}") from None

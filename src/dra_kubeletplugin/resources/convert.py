@@ -10,6 +10,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # best first
 _EXACTLY = (
@@ -25,7 +27,7 @@ def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:
     source = obj["apiVersion"].rpartition("/")[2]
     if source not in VERSIONS or version not in VERSIONS:
         raise ValueError(f"cannot convert {obj['apiVersion']} to {GROUP}/{version}: versions are {', '.join(VERSIONS)}")
-    out: dict[str, Any] = copy.deepcopy(dict(obj))
+    out = _copied(dict(obj))
     out["apiVersion"] = f"{GROUP}/{version}"
     if (source == "v1beta1") == (version == "v1beta1"):
         return out
@@ -41,6 +43,15 @@ def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:
                 convert({"apiVersion": obj["apiVersion"], "kind": kind[:-4], **item}, version) for item in obj["items"]
             ]
     return out
+
+
+def _copied(obj: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return copy.deepcopy(obj)
+    except (
+        RecursionError
+    ):  # a user nests parameters as deep as 10 KiB of brackets allow; msgspec goes deeper than Python's frames
+        return msgspec.json.decode(msgspec.json.encode(obj), type=dict[str, Any])
 
 
 def _devices(spec: dict[str, Any] | None, *, wrap: bool) -> None:

@@ -44,7 +44,7 @@ def top(args: argparse.Namespace) -> int:
         found = _once(config, namespace, args.node)
         devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
         shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
-        put(shown, args.output, lambda: table(shown, Style.of(sys.stdout)))
+        put(shown, args.output, lambda shown: table(shown, Style.of(sys.stdout)))
         return Exit.WELL
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SettingsError("dra top is a screen, and this is no terminal: add --once for a table, or -o json")

@@ -32,7 +32,7 @@ def age(since: str, now: float | None = None) -> str:
     """As kubectl has it: ``42s``, ``17m``, ``3h``, ``9d``; empty where it is not known."""
     try:
         seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):  # a year 1 that an offset puts before it
         return ""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= 2 * size:

@@ -15,6 +15,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from ...terminal import on_one_line
 from .lines import Entry
 
 _CURSOR = Style(bold=True, reverse=True)
@@ -69,6 +70,7 @@ class Rows(ScrollView, can_focus=True):
         if number >= len(self.entries):
             return Strip.blank(width, self.rich_style)
         text = self._line(self.entries[number])
+        text.plain = on_one_line(text.plain)  # same length, so its styles keep their places
         strip = Strip(text.render(self.app.console)).apply_style(self.rich_style)
         if number == self.cursor and self.has_focus:
             strip = Strip([s.__class__(s.text, _CURSOR) for s in strip])

@@ -12,6 +12,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 from textual.worker import Worker, WorkerState
@@ -20,6 +21,7 @@ from ...cluster.live import EVERY, Live
 from ...errors import QuestionError
 from ...overview.arranging import Group, Grouping, Order, arranged, matching, matching_pods
 from ...overview.rows import CounterSet, DeviceRow, Overview, PodRow
+from ...terminal import on_one_line
 from ...wording import counted
 from ..explain_text import text as explanation
 from ..style import Style
@@ -60,9 +62,9 @@ class Sheet(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="sheet") as sheet:
-            sheet.border_title = Text(self._title).plain.replace("[", "\\[")
+            sheet.border_title = Content(on_one_line(self._title))
             sheet.border_subtitle = "Esc closes"
-            yield Static(Text("\n".join(self._text)))
+            yield Static(Text("\n".join(map(on_one_line, self._text))))
 
 
 class Top(App[None]):
@@ -167,9 +169,11 @@ class Top(App[None]):
 
     def _write_head(self, found: Overview, rows: Sequence[DeviceRow], pods: Sequence[PodRow], filtered: str) -> None:
         n = found.count
-        head = Text.assemble(("dra top ", "bold"), f"{found.title} ", (f"{self._where}  ", "dim"))
+        head = Text.assemble(
+            ("dra top ", "bold"), f"{on_one_line(found.title)} ", (f"{on_one_line(self._where)}  ", "dim")
+        )
         if found.away:
-            head.append(f"✕ the API server is away: {found.away}", style="bold red")
+            head.append(f"✕ the API server is away: {on_one_line(found.away)}", style="bold red")
         elif self.paused:
             head.append(f"‖ paused at {time.strftime('%H:%M:%S', time.localtime(found.at))}", style="bold yellow")
         else:
@@ -186,7 +190,7 @@ class Top(App[None]):
         self.query_one("#head", Static).update(head)
         told = [f"▲ {n.name} is {n.away}" for n in found.nodes if n.away][:2]
         told = [*(f"may not be read: {g}" for g in found.gaps), *found.notes, *told]
-        self.query_one("#told", Static).update(Text("\n".join(told)))
+        self.query_one("#told", Static).update(Text("\n".join(map(on_one_line, told))))
         self.query_one("#told").display = bool(told)
         number = {0: "no pod waits", 1: "1 pod waits"}.get(len(pods), f"{len(pods)} pods wait")
         self.query_one("#title", Static).update(Text(f"{number} for devices", style="bold"))
@@ -232,7 +236,9 @@ class Top(App[None]):
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         if event.state is WorkerState.ERROR:
-            self.notify(f"this could not be explained: {event.worker.error}", severity="error", markup=False)
+            self.notify(
+                f"this could not be explained: {on_one_line(event.worker.error)}", severity="error", markup=False
+            )
 
     def action_help(self) -> None:
         self.push_screen(Sheet("keys and signs", _HELP.splitlines()))
