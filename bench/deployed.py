@@ -12,9 +12,10 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.apiserver import ROOT, Api
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
@@ -139,11 +140,12 @@ async def register(registry: Path, process: asyncio.subprocess.Process) -> tuple
         await channel.close()
 
 
-async def allocated(api: Api, driver: str, name: str, device: str) -> Ref:
-    """A claim that has ``device``, about as large as real ones are."""
+async def allocated(api: Api, driver: str, name: str, device: str, config: Sequence[dict[str, Any]] = ()) -> Ref:
+    """A claim that has ``device``, about as large as real ones are, with configuration entries as the scheduler copies them."""
     made = await api.client.create(CLAIMS, claim(name, ClaimSpec()), "default")
     result = {"request": "device", "driver": driver, "pool": NODE, "device": device}
     consumer = {"resource": "pods", "name": "bench", "uid": "bench"}
-    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}
+    devices = {"results": [result], **({"config": list(config)} if config else {})}
+    status = {"allocation": {"devices": devices}, "reservedFor": [consumer]}
     await api.client.update(CLAIMS, {**made, "status": status}, "status")
     return "default", name, made["metadata"]["uid"]

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Health, PreparedDevice, Taint
+from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, Driver, Health, PreparedDevice, Taint
 
 TOLD = "bench.json"  # below the kubelet's root
 ANSWERED = "bench.answered"  # when the driver had listed its devices, on the clock that all processes share
@@ -26,6 +26,22 @@ class Idle(_Answers):
 
     async def devices(self) -> list[Device]:
         return [Device(f"d-{i}", {"index": i}) for i in range(128)]
+
+
+class TypedConfig(Config):
+    """Parameters with a few typed fields."""
+
+    KIND, API_VERSION = "TypedConfig", "typed.example.com/v1"
+    image: str = "base"
+    clock: int = 0
+    lanes: tuple[int, ...] = ()
+
+
+class Typed(Idle):
+    """The same devices, with typed parameters."""
+
+    name = "typed.example.com"
+    config = TypedConfig
 
 
 class Many(_Answers):
