@@ -27,7 +27,7 @@ class FieldTerm:
         return (look(obj, self.path) == self.value) != self.negated
 
 
-_OPERATOR = re.compile(r"((?:[^=!\\]|\\.)+?)\s*(==|=|!=)\s*(.*)", re.DOTALL)
+_OPERATOR = re.compile(r"((?:[^=!\\]|\\.)++)(==|=|!=)\s*(.*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -61,7 +61,7 @@ def look(obj: JSON, path: tuple[str, ...]) -> str:
 
 
 _TERM = re.compile(
-    r"\s*(?:(!)\s*([^\s,=!()<>]+)|([^\s,=!()<>]+)\s+(in|notin)\s*\(([^)]*)\)|([^\s,=!()<>]+)\s*(==|=|!=|<|>)\s*([^\s,=!()<>]*)|([^\s,=!()<>]+))\s*(?:(,)|$)"
+    r"\s*+(?:(!)\s*+([^\s,=!()<>]++)|([^\s,=!()<>]++)\s++(in|notin)\s*+\(([^)]*+)\)|([^\s,=!()<>]++)\s*+(==|=|!=|<|>)\s*+([^\s,=!()<>]*+)|([^\s,=!()<>]++))\s*+(?:(,)|$)"
 )
 
 
