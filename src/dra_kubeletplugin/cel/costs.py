@@ -156,6 +156,8 @@ _BY_NAME: dict[str, Rule] = {
     "sets.intersects": _sets(1),
     "sets.equivalent": _sets(2),
 }
+# Their cost depends on the result, so it is charged after the call. Others are charged before, so that the last one never runs.
+OF_RESULT = {"join", "slice", "reverse", "lists.range"}
 _BY_OVERLOAD: dict[str, Rule] = {
     "string.startsWith(string)": _first,
     "string.endsWith(string)": _first,

@@ -9,7 +9,7 @@ from typing import Any
 from .checker import Checker
 from .declarations import FUNCTIONS, Overload, parse_type
 from .evaluator import plan
-from .frame import Ended, Frame
+from .frame import Frame, run_to_end
 from .lexer import Source
 from .library_authorizer import AUTHORIZER_FUNCTIONS
 from .parser import Parser
@@ -106,10 +106,7 @@ class Expression:
                 "validation failed due to running out of cost budget, no further validation rules will be run"
             )
         frame = Frame(dict(values), CALL_LIMIT)
-        try:
-            value = self._plan.run(frame)
-        except Ended as e:
-            value = e.reason
+        value = run_to_end(self._plan.run, frame)
         budget.left -= frame.cost
         if isinstance(value, CelError):
             raise value

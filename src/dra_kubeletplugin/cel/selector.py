@@ -11,7 +11,7 @@ from .checker import Checker, boolean_fault
 from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator
 from .evaluator import plan
-from .frame import Ended, Frame
+from .frame import Frame, run_to_end
 from .lexer import Source
 from .parser import Parser
 from .values import CelError, CompileError, DefaultMap, type_of
@@ -88,10 +88,7 @@ class Selector:
         Raises :class:`CelError`, which carries the cost until then.
         """
         frame = Frame({"device": device.value}, COST_LIMIT)
-        try:
-            value = self._plan.run(frame)
-        except Ended as e:
-            value = e.reason
+        value = run_to_end(self._plan.run, frame)
         if not isinstance(value, bool):
             error = CelError(str(value)) if isinstance(value, CelError) else _no_bool(value)
             error.cost = frame.cost
