@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ def counted(
     cost says.
     """
     rule = costs.rule_of(node.function, overload)
+    timed = node.function in effort.TIMED
     late = node.function in costs.OF_RESULT
     effort_rule = effort.rule_of(node.function, overload) if measured else None
     runs = [a.run for a in args]
@@ -70,7 +72,10 @@ def counted(
             frame.spend(_cost(rule, values, None))
         if effort_rule and not failed:
             frame.exert(effort_rule(values))
+        begun = time.thread_time_ns() if timed else 0
         result = failed or _attempt(function, values)
+        if timed:
+            frame.exert(time.thread_time_ns() - begun)
         if complete and late:
             frame.spend(_cost(rule, values, result))
         return result

@@ -11,16 +11,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .library import regex
+from .patterns import compilations, regex
 from .values import Optional
 
 EFFORT_LIMIT = 1_000_000_000
 _ELEMENT = 100  # to copy or to compare an element: 8 bytes stay allocated
 _CHARACTER = 100  # to write a character: 4 bytes stay allocated
 _ZONE = 100_000  # to look for a time zone among files
-_MATCHES = 16  # of one findAll: each match starts a search of the rest of the text
+_STEP = 25  # of RE2's slowest engine
+_COMPILED = 400  # to compile an instruction
+_REFUSED = 10_000_000  # to find that a pattern is too large
+_READ = 50  # to parse a character of a duration, a number or a name
 _PRECISION = re.compile(r"%\.([0-9]+)")
 _MOST = 10**18  # weights stop here: nested lists that share their elements can weigh 2^1000
+# Each match of findAll searches the rest of the text, which no rule foresees: its CPU time is measured.
+TIMED = {"findAll"}
 Rule = Callable[[Sequence[Any]], int]
 
 
@@ -77,10 +82,6 @@ def _summed(args: Sequence[Any]) -> int:
     return weight(values) * _ELEMENT
 
 
-def _listed(args: Sequence[Any]) -> int:
-    return max(0, args[0]) * _ELEMENT if isinstance(args[0], int) else 0
-
-
 def _replaced(args: Sequence[Any]) -> int:
     if not all(isinstance(a, str) for a in args[:3]):
         return 0
@@ -111,18 +112,21 @@ def _formatted(args: Sequence[Any]) -> int:
 
 
 def _matched(args: Sequence[Any]) -> int:
-    """RE2 takes at most one step for each character and instruction."""
+    """RE2 takes at most one step for each character and instruction. A pattern is compiled where the cache does not have it."""
     text, pattern = args[:2]
     if not isinstance(text, str) or not isinstance(pattern, str):
         return 0
+    before = compilations()
     try:
-        return len(text) * regex(pattern).size
+        size = regex(pattern).size
     except ValueError:
-        return 0
+        size = 0
+    compiled = _COMPILED * size if size else _REFUSED
+    return len(text) * size * _STEP + compiled * (compilations() - before)
 
 
-def _matched_often(args: Sequence[Any]) -> int:
-    return _matched(args) * max(1, min(_length(args[0]), _MATCHES))
+def _read(index: int) -> Rule:
+    return lambda args: len(args[index]) * _READ if isinstance(args[index], str) else 0
 
 
 def _in_zone(args: Sequence[Any]) -> int:
@@ -151,14 +155,15 @@ _RULES: dict[str, Rule] = {
     "sets.contains": _each_with_each,
     "sets.intersects": _each_with_each,
     "sets.equivalent": _each_with_each,
-    "lists.range": _listed,
     "replace": _replaced,
     "split": _split,
     "join": _joined_texts,
     "format": _formatted,
     "matches": _matched,
     "find": _matched,
-    "findAll": _matched_often,
+    "findAll": _matched,
+    "validate": _read(1),
+    **dict.fromkeys(("duration", "timestamp", "double", "int", "uint"), _read(0)),
     **dict.fromkeys(_TIME_PARTS, _in_zone),
 }  # fmt: skip
 

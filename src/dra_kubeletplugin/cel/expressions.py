@@ -10,7 +10,7 @@ from .checker import Checker
 from .declarations import FUNCTIONS, Overload, parse_type
 from .evaluator import plan
 from .frame import Frame, run_to_end
-from .lexer import Source
+from .lexer import Source, bounded_depth
 from .library_authorizer import AUTHORIZER_FUNCTIONS
 from .parser import Parser
 from .types import is_dyn
@@ -92,12 +92,13 @@ class Expression:
     def __init__(self, text: str, environment: Environment, wanted: Type | None = None) -> None:
         self.text = text
         source = Source(text)
-        tree = Parser(source).parse()
-        self.type = Checker(source, environment.variables, environment.objects, environment.functions).check(tree)
-        if wanted is not None and self.type != wanted and not is_dyn(self.type):
-            raise CompileError(f"must evaluate to {wanted}")
         self._wanted = wanted
-        self._plan = plan(tree)
+        with bounded_depth():
+            tree = Parser(source).parse()
+            self.type = Checker(source, environment.variables, environment.objects, environment.functions).check(tree)
+            if wanted is not None and self.type != wanted and not is_dyn(self.type):
+                raise CompileError(f"must evaluate to {wanted}")
+            self._plan = plan(tree)
 
     def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
         """Raises :class:`CelError`, also for a value of another type than was wanted, and once the budget is spent."""

@@ -177,8 +177,9 @@ def to_uint(a: Any) -> UInt:
 
 
 _FLOAT = re.compile(
-    r"[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d+)?|0x(?:[\da-f]++(?:\.[\da-f]*+)?|\.[\da-f]++)p[+-]?\d+|inf(?:inity)?|nan)", re.IGNORECASE | re.ASCII
-)  # fmt: skip
+    r"[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d+)?|0x(?:[\da-f]++(?:\.[\da-f]*+)?|\.[\da-f]++)p[+-]?\d+|inf(?:inity)?|nan)",
+    re.IGNORECASE | re.ASCII,
+)
 
 
 @define("double")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 
 import re2
 
-_CACHED = 32  # patterns; each may hold 8 MiB of automaton states
+_CACHED = 32  # patterns
+_MEMORY = 2 << 20  # bytes of one pattern: bounds its instructions, its compilation to 40 ms, and the states it keeps
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
 # RE2's words for a fault, and those of Go's regexp/syntax.
 _WORDS = {
@@ -25,6 +27,7 @@ _WORDS = {
     "trailing \\": "trailing backslash at end of expression",
     "pattern too large - compile failed": "expression too large",
 }
+_SEARCHES = 1_000_000_000  # nanoseconds of CPU, as effort.EFFORT_LIMIT
 
 
 class Pattern:
@@ -35,6 +38,7 @@ class Pattern:
             raise ValueError(r"invalid escape sequence: `\C`")
         options = re2.Options()
         options.log_errors = False  # RE2 writes them to stderr
+        options.max_mem = _MEMORY
         try:
             self._compiled = re2.compile(_utf8(text), options)
         except re2.error as e:
@@ -53,9 +57,13 @@ class Pattern:
         return str(found.group().decode()) if found else ""
 
     def find_all(self, text: str, limit: int = -1) -> list[str]:
-        """The first ``limit`` matches that do not overlap; all of them where ``limit`` is negative."""
+        """The first ``limit`` matches that do not overlap; all of them where ``limit`` is negative.
+
+        Stops after more CPU time than one evaluation may take, which its caller measures.
+        """
         out: list[str] = []
         end = -1
+        last = time.thread_time_ns() + _SEARCHES
         if limit == 0:
             return out
         for found in self._compiled.finditer(_utf8(text).decode()):
@@ -63,18 +71,33 @@ class Pattern:
             if stop > start or start != end:
                 out.append(str(found.group()))
             end = stop
-            if len(out) == limit:
+            if len(out) == limit or time.thread_time_ns() > last:
                 break
         return out
 
 
-@functools.lru_cache(maxsize=_CACHED)
 def regex(pattern: str) -> Pattern:
     """The compiled pattern, from a cache.
 
     Raises ``ValueError`` in Go's words for a pattern that RE2 refuses, such as look-around and back references.
     """
-    return Pattern(pattern)
+    found = _compiled(pattern)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def _compiled(pattern: str) -> Pattern | str:
+    try:
+        return Pattern(pattern)
+    except ValueError as e:
+        return str(e)
+
+
+def compilations() -> int:
+    """The number of patterns compiled by this process."""
+    return _compiled.cache_info().misses
 
 
 def _utf8(text: str) -> bytes:

@@ -12,7 +12,7 @@ from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator
 from .evaluator import plan
 from .frame import Frame, run_to_end
-from .lexer import Source
+from .lexer import Source, bounded_depth
 from .parser import Parser
 from .values import CelError, CompileError, DefaultMap, type_of
 
@@ -74,13 +74,14 @@ class Selector:
     def __init__(self, expression: str, *, list_attributes: bool = False) -> None:
         source = Source(expression)
         functions = {**FUNCTIONS, **LIST_ATTRIBUTE_FUNCTIONS} if list_attributes else FUNCTIONS
-        tree = Parser(source).parse()
-        result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions).check(tree)
-        if fault := boolean_fault(result):
-            raise CompileError(fault)
         self.expression = expression
-        self.max_cost = Estimator().estimate(tree).most
-        self._plan = plan(tree)
+        with bounded_depth():
+            tree = Parser(source).parse()
+            result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions).check(tree)
+            if fault := boolean_fault(result):
+                raise CompileError(fault)
+            self.max_cost = Estimator().estimate(tree).most
+            self._plan = plan(tree)
 
     def evaluate(self, device: Device) -> tuple[bool, int]:
         """Whether the device matches, and the cost.
