@@ -21,9 +21,16 @@ from dra_kubeletplugin import cel
 from dra_kubeletplugin.allocation.allocator import AllocationError, Allocator
 from dra_kubeletplugin.allocation.faults import AllocationTimeout
 from dra_kubeletplugin.cel.effort import EFFORT_LIMIT
-from dra_kubeletplugin.cel.expressions import ADMISSION_VARIABLES, Budget, Environment, Expression
+from dra_kubeletplugin.cel.expressions import (
+    ADMISSION_VARIABLES,
+    MATCH_CONDITIONS_BUDGET,
+    Budget,
+    Environment,
+    Expression,
+)
 from dra_kubeletplugin.cel.frame import Frame
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.local.apiserver.admission.conditions import Condition, holds
 from tests.local.objects import claim, device_class, pod, slice_of
 
 DEVICE = cel.Device(
@@ -292,3 +299,27 @@ def test_what_real_selectors_do_takes_a_hundredth_of_the_limit() -> None:
     frame = Frame({"device": DEVICE.value}, cel.COST_LIMIT)
     selector._plan.run(frame)
     assert frame.effort * 100 < EFFORT_LIMIT
+
+
+def test_the_expression_that_exceeds_the_budget_of_its_policy_fails_and_so_does_each_after_it() -> None:
+    environment = Environment(ADMISSION_VARIABLES)
+    costly = Expression("lists.range(100000).all(i, true)", environment)
+    whole = Budget()
+    costly.evaluate({}, whole)
+    cost = Budget().left - whole.left
+    tight = Budget(2 * cost - 1)
+    costly.evaluate({}, tight)
+    for expression in (costly, Expression("true", environment)):
+        with pytest.raises(cel.CelError, match="running out of cost budget, no further validation rules will be run"):
+            expression.evaluate({}, tight)
+
+
+def test_match_conditions_have_a_quarter_of_the_budget_of_validations() -> None:
+    environment = Environment(ADMISSION_VARIABLES)
+    costly = Expression("lists.range(100000).all(i, true)", environment)
+    whole = Budget()
+    costly.evaluate({}, whole)
+    affordable = MATCH_CONDITIONS_BUDGET // (Budget().left - whole.left)
+    assert holds([Condition(str(i), costly) for i in range(affordable)], {})
+    with pytest.raises(cel.CelError, match="running out of cost budget"):
+        holds([Condition(str(i), costly) for i in range(affordable + 1)], {})

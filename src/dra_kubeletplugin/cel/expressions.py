@@ -18,6 +18,10 @@ from .values import CelError, CompileError, Type, type_of
 
 CALL_LIMIT = 1_000_000  # of one expression, in cost units
 BUDGET = 10_000_000  # of all expressions of one policy, or of one object
+MATCH_CONDITIONS_BUDGET = (
+    2_500_000  # of all match conditions of one policy or webhook; the others have a budget of their own
+)
+_SPENT = "validation failed due to running out of cost budget, no further validation rules will be run"
 Objects = Mapping[str, Mapping[str, Type]]
 
 _TEXT, _TEXTS = parse_type("string"), parse_type("list(string)")
@@ -103,11 +107,12 @@ class Expression:
     def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
         """Raises :class:`CelError`, also for a value of another type than was wanted, and once the budget is spent."""
         if budget.left < 0:
-            raise CelError(
-                "validation failed due to running out of cost budget, no further validation rules will be run"
-            )
+            raise CelError(_SPENT)
         frame = Frame(dict(values), CALL_LIMIT)
         value = run_to_end(self._plan.run, frame)
+        if frame.cost > budget.left:
+            budget.left = -1
+            raise CelError(_SPENT)
         budget.left -= frame.cost
         if isinstance(value, CelError):
             raise value
