@@ -274,7 +274,7 @@ ends = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(variables, operations, texts, numbers), min_size=1, max_size=12), ends)
 def test_no_combination_of_functions_takes_long(steps: list[tuple[str, str, str, str]], end: str) -> None:
     values = [("l", "[dyn(1), 2, 3]"), ("m", "[dyn(1)]"), ("s", "'aaaa'"), ("n", "10")]

@@ -67,7 +67,8 @@ def _compared(args: Sequence[Any]) -> int:
 
 
 def _walked(index: int) -> Rule:
-    return lambda args: weight(args[index]) * _ELEMENT
+    """For functions that look at each element of a list; keys of maps are found at once."""
+    return lambda args: weight(args[index]) * _ELEMENT if isinstance(args[index], list) else 0
 
 
 def _each_with_each(args: Sequence[Any]) -> int:
