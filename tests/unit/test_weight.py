@@ -57,6 +57,8 @@ HEAVY = {
     "pyudev": "is loaded where events are watched, and costs 1 MiB",
     "dra_kubeletplugin.overview": "is for a page that nobody may ever look at",
     "dra_kubeletplugin.own_page": "as above",
+    "re2": "is for CEL, which a plugin never evaluates",
+    "dra_kubeletplugin.cel": "is evaluated by schedulers and commands",
     "textual": "is for a screen",
     "rich": "comes with textual",
     "dra_kubeletplugin.local": "the local cluster is for development",

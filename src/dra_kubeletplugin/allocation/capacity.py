@@ -9,6 +9,7 @@ from ..resources.capacity_rules import has_fractions
 from ..resources.quantity import Format, Quantity, canonical, parse
 
 JSON = Mapping[str, Any]
+_LARGEST = 2**63 - 1  # steps beyond it are not counted
 _NANO = 9  # digits behind the point: a billionth is the least that Kubernetes knows
 
 
@@ -58,6 +59,8 @@ def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quan
     amount = wanted
     if span.get("step") is not None and (step := parse(span["step"])).rounded_up:
         if fractions and has_fractions(policy):
+            if wanted.value > _LARGEST:
+                return None
             amount = _stepped(wanted, low, step)
         else:  # steps are counted in whole numbers, and the result is written as a binary quantity
             steps = -(-(wanted.rounded_up - low.rounded_up) // step.rounded_up)

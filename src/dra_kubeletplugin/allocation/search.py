@@ -130,6 +130,7 @@ class Search:
         key = (index, request.full_name, id(candidate))
         found = self._selectable.get(key)
         if found is None:
+            self._look_at_clock()  # one expression may take seconds
             found = self._selectable[key] = selection.takes(_name(claim), request, candidate)
         return found
 
@@ -214,7 +215,11 @@ class Search:
 
     def _check_time(self) -> None:
         self._steps += 1
-        if self._steps % _LOOKS_AT_CLOCK == 0 and (self.state.cancelled or time.monotonic() > self._deadline):
+        if self._steps % _LOOKS_AT_CLOCK == 0:
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        if self.state.cancelled or time.monotonic() > self._deadline:
             raise AllocationTimeout("timed out trying to allocate devices")
 
     def _start_to_narrow(self) -> None:

@@ -93,6 +93,10 @@ def _output(args: Sequence[Any], result: Any) -> int:
     return _allocating(size_of(result))
 
 
+def _ranged(args: Sequence[Any], _: Any) -> int:
+    return _allocating(max(0, args[0]) if isinstance(args[0], int) else 1)
+
+
 def _flattened(args: Sequence[Any], _: Any) -> int:
     depth = args[1] if len(args) == 2 else 1
     if isinstance(depth, CelError):
@@ -149,13 +153,15 @@ _BY_NAME: dict[str, Rule] = {
     # One overload each, or the same rule for all: cel-go's lists and sets.
     "slice": _output,
     "flatten": _flattened,
-    "lists.range": _output,
+    "lists.range": _ranged,
     "reverse": _output,
     "distinct": _self_compared(0),
     "sets.contains": _sets(1),
     "sets.intersects": _sets(1),
     "sets.equivalent": _sets(2),
 }
+# Their cost depends on the result, so it is charged after the call. Others are charged before, so that the last one never runs.
+OF_RESULT = {"join", "slice", "reverse"}
 _BY_OVERLOAD: dict[str, Rule] = {
     "string.startsWith(string)": _first,
     "string.endsWith(string)": _first,

@@ -13,26 +13,15 @@ from typing import Any
 from . import costs
 from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
 from .attributes import Attribute, AttributeKey, Conditional, ConstantKey, Qualifier
-from .costs import InternalError
-from .frame import Ended, Frame, Lazy
+from .calls import NO_OVERLOAD, Plan, Run, counted
+from .frame import Frame, Lazy
 from .library import FUNCTIONS, regex
 from .macros import ACCU
-from .values import CelError, Optional, ProgramError, Type, same
+from .values import CelError, Optional, ProgramError, Type
 
 _CONVERSIONS = {"int", "uint", "double", "bool", "string", "bytes", "duration", "timestamp", "dyn", "type"}
 _MATCHED = {"matches", "find", "findAll"}
-_NO_OVERLOAD = "no such overload"
 _NO_RANGE = "got a value that cannot be iterated, expected iterable type"
-Run = Callable[[Frame], Any]
-
-
-class Plan:
-    """A node that can be evaluated. ``run`` also accounts for the step."""
-
-    __slots__ = ("run",)
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
 
 
 class Constant(Plan):
@@ -142,7 +131,7 @@ def _of_call(node: Call) -> Plan:
         case "or" | "orValue":
             return _alternative(args, unwrap=node.function == "orValue")
         case "@not_strictly_false":
-            return _counted(node, args, lambda a: a[0] is not False, overload, strict=False)
+            return counted(node, args, lambda a: a[0] is not False, overload, strict=False)
         case "@in" if overload == "@in(A, list(A))" and isinstance(args[1], Constant):
             if found := _membership(args[0], args[1].value):
                 return found
@@ -153,8 +142,33 @@ def _of_call(node: Call) -> Plan:
         pattern = args[1].value
         _folded(lambda: regex(pattern))
         ordered = True
+    if grow := _growing(node, args):
+        return grow
     function = FUNCTIONS[node.function]
-    return _counted(node, args, lambda a: function(*a), overload, ordered=ordered)
+    return counted(node, args, lambda a: function(*a), overload, ordered=ordered)
+
+
+def _growing(node: Call, args: list[Plan]) -> Plan | None:
+    """The step of a macro that adds to its own accumulator, which no other expression refers to; None for other calls.
+
+    The accumulator grows in place, so that a loop of n steps does not copy n * n elements.
+    """
+    first = node.args[0] if node.target is None and node.args else None
+    if not isinstance(first, Ident) or first.name != ACCU or node.function not in {"_+_", "cel.@mapInsert"}:
+        return None
+    function = FUNCTIONS[node.function]
+
+    def grow(a: Sequence[Any]) -> Any:
+        accumulator = a[0]
+        if isinstance(accumulator, list) and isinstance(a[1], list):
+            accumulator += a[1]
+            return accumulator
+        if isinstance(accumulator, dict) and len(a) == 3 and a[1] not in accumulator:
+            accumulator[a[1]] = a[2]
+            return accumulator
+        return function(*a)
+
+    return counted(node, args, grow, "", measured=False)
 
 
 def _folded(compute: Callable[[], Any]) -> Any:
@@ -164,79 +178,26 @@ def _folded(compute: Callable[[], Any]) -> Any:
         raise ProgramError(f"program instantiation failed: {e}") from None
 
 
-def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:
-    try:
-        return function(args)
-    except CelError as e:
-        return e
-    except (AttributeError, TypeError):
-        return CelError(_NO_OVERLOAD)
-    except (ArithmeticError, LookupError, ValueError) as e:
-        return CelError(str(e))  # a time out of range, a text that is too long
-
-
-def _counted(
-    node: Call,
-    args: list[Plan],
-    function: Callable[[Sequence[Any]], Any],
-    overload: str,
-    *,
-    strict: bool = True,
-    ordered: bool = False,
-) -> Plan:
-    """A function's call. ``ordered``: the first failed argument ends it, the others are not evaluated."""
-    rule = costs.rule_of(node.function, overload)
-    runs = [a.run for a in args]
-
-    def run(frame: Frame) -> Any:
-        values: list[Any] = []
-        failed: CelError | None = None
-        for r in runs:
-            value = r(frame)
-            values.append(value)
-            if strict and isinstance(value, CelError):
-                failed = failed or value
-                if ordered:
-                    break
-        result = failed or _attempt(function, values)
-        if len(values) == len(runs):
-            try:
-                cost = rule(values, result)
-            except InternalError as e:
-                raise Ended(CelError(f"internal error: {e}")) from None
-            frame.spend(cost)
-        return result
-
-    if len(runs) == 2 and strict and not ordered and rule is costs.one_unit:
-        return Plan(_binary(runs[0], runs[1], function))
-    return Plan(run)
-
-
-def _binary(left: Run, right: Run, function: Callable[[Sequence[Any]], Any]) -> Run:
-    """A call of two arguments that always costs one unit: the most frequent kind."""
-
-    def run(frame: Frame) -> Any:
-        a, b = left(frame), right(frame)
-        frame.spend(1)
-        if isinstance(a, CelError):
-            return a
-        return b if isinstance(b, CelError) else _attempt(function, (a, b))
-
-    return run
-
-
 def _membership(element: Plan, values: list[Any]) -> Plan | None:
     """Membership in a constant list of scalars, which costs nothing; None for other lists."""
     if not values:
         return Constant(False)
     if not all(isinstance(v, (str, int, float)) for v in values):
         return None
+    known = {(_kind(v), v) for v in values}
 
     def run(frame: Frame) -> Any:
         value = element.run(frame)
-        return value if isinstance(value, CelError) else any(same(value, v) for v in values)
+        if isinstance(value, CelError):
+            return value
+        return isinstance(value, (str, int, float)) and (_kind(value), value) in known
 
     return Plan(run)
+
+
+def _kind(value: Any) -> type:
+    """What Python's equality does not distinguish: True and 1 differ, 1 and 1.0 do not."""
+    return bool if isinstance(value, bool) else str if isinstance(value, str) else float
 
 
 def _logical(terms: list[Plan], *, stop: bool) -> Plan:
@@ -252,7 +213,7 @@ def _logical(terms: list[Plan], *, stop: bool) -> Plan:
             return stop
         for value in (first, second):
             if not isinstance(value, bool):
-                return value if isinstance(value, CelError) else CelError(_NO_OVERLOAD)
+                return value if isinstance(value, CelError) else CelError(NO_OVERLOAD)
         return not stop
 
     return Plan(run)
@@ -371,7 +332,7 @@ def _quantifier(node: Fold) -> Plan | None:
                 if value is decides:
                     found = decides
                 elif not isinstance(value, bool) and not isinstance(found, CelError):
-                    found = value if isinstance(value, CelError) else CelError(_NO_OVERLOAD)
+                    found = value if isinstance(value, CelError) else CelError(NO_OVERLOAD)
         finally:
             frame.variables = outer
         frame.spend(1)
@@ -387,6 +348,10 @@ def _of_fold(node: Fold) -> Plan:
     condition, step, result = plan(node.condition), plan(node.step), plan(node.result)
     first, second, accu = node.var, node.var2, node.accu
 
+    def start(frame: Frame) -> Any:
+        value = init.run(frame)
+        return value.copy() if accu == ACCU and isinstance(value, (list, dict)) else value
+
     def run(frame: Frame) -> Any:
         values = over.run(frame)
         if isinstance(values, CelError):
@@ -395,7 +360,7 @@ def _of_fold(node: Fold) -> Plan:
             return CelError(_NO_RANGE)
         outer = frame.variables
         # The accumulator starts when it is first read: a binding that is not used costs nothing.
-        inner = frame.variables = {**outer, accu: Lazy(init.run, outer)}
+        inner = frame.variables = {**outer, accu: Lazy(start, outer)}
         try:
             pairs = values.items() if isinstance(values, dict) else enumerate(values)
             for k, v in pairs:

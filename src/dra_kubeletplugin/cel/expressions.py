@@ -9,8 +9,8 @@ from typing import Any
 from .checker import Checker
 from .declarations import FUNCTIONS, Overload, parse_type
 from .evaluator import plan
-from .frame import Ended, Frame
-from .lexer import Source
+from .frame import Frame, run_to_end
+from .lexer import Source, bounded_depth
 from .library_authorizer import AUTHORIZER_FUNCTIONS
 from .parser import Parser
 from .types import is_dyn
@@ -18,6 +18,10 @@ from .values import CelError, CompileError, Type, type_of
 
 CALL_LIMIT = 1_000_000  # of one expression, in cost units
 BUDGET = 10_000_000  # of all expressions of one policy, or of one object
+MATCH_CONDITIONS_BUDGET = (
+    2_500_000  # of all match conditions of one policy or webhook; the others have a budget of their own
+)
+_SPENT = "validation failed due to running out of cost budget, no further validation rules will be run"
 Objects = Mapping[str, Mapping[str, Type]]
 
 _TEXT, _TEXTS = parse_type("string"), parse_type("list(string)")
@@ -92,24 +96,23 @@ class Expression:
     def __init__(self, text: str, environment: Environment, wanted: Type | None = None) -> None:
         self.text = text
         source = Source(text)
-        tree = Parser(source).parse()
-        self.type = Checker(source, environment.variables, environment.objects, environment.functions).check(tree)
-        if wanted is not None and self.type != wanted and not is_dyn(self.type):
-            raise CompileError(f"must evaluate to {wanted}")
         self._wanted = wanted
-        self._plan = plan(tree)
+        with bounded_depth():
+            tree = Parser(source).parse()
+            self.type = Checker(source, environment.variables, environment.objects, environment.functions).check(tree)
+            if wanted is not None and self.type != wanted and not is_dyn(self.type):
+                raise CompileError(f"must evaluate to {wanted}")
+            self._plan = plan(tree)
 
     def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
         """Raises :class:`CelError`, also for a value of another type than was wanted, and once the budget is spent."""
         if budget.left < 0:
-            raise CelError(
-                "validation failed due to running out of cost budget, no further validation rules will be run"
-            )
+            raise CelError(_SPENT)
         frame = Frame(dict(values), CALL_LIMIT)
-        try:
-            value = self._plan.run(frame)
-        except Ended as e:
-            value = e.reason
+        value = run_to_end(self._plan.run, frame)
+        if frame.cost > budget.left:
+            budget.left = -1
+            raise CelError(_SPENT)
         budget.left -= frame.cost
         if isinstance(value, CelError):
             raise value

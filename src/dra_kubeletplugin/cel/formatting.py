@@ -11,6 +11,7 @@ from .values import CelError, Duration, Timestamp, Type, is_number, show_scalar,
 
 _KINDS = "sdfebxXo"
 _DIGITS = 6
+_PRECISION_DIGITS = 18  # Go reads 64 bits
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _POWER_OF_TEN = "\u202f\u00d7\u202f10"  # as the locale writes it, between narrow spaces
 _ENDLESS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -61,6 +62,8 @@ def _clause(template: str, i: int) -> tuple[str, int | None, int]:
             raise FormatError("could not parse formatting clause: could not find end of precision specifier")
         if end == i + 1:
             raise FormatError("could not parse formatting clause: error while parsing precision: no digits")
+        if end - i > _PRECISION_DIGITS:
+            raise FormatError("could not parse formatting clause: error while parsing precision: value out of range")
         precision, i = int(template[i + 1 : end]), end
     if template[i] not in _KINDS:
         raise FormatError(f'could not parse formatting clause: unrecognized formatting clause "{template[i]}"')

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .effort import EFFORT_LIMIT
 from .values import CelError
+
+_EXCEEDED = "operation cancelled: actual cost limit exceeded"
 
 
 class Ended(Exception):
@@ -26,12 +29,13 @@ class Lazy:
 
 
 class Frame:
-    __slots__ = ("budget", "cost", "variables")
+    __slots__ = ("budget", "cost", "effort", "variables")
 
     def __init__(self, variables: dict[str, Any], budget: int) -> None:
         self.variables = variables
         self.cost = 0
         self.budget = budget
+        self.effort = 0
 
     def variable(self, name: str) -> Any:
         found = self.variables[name]
@@ -50,7 +54,7 @@ class Frame:
         """
         self.cost += units
         if self.cost > self.budget:
-            raise Ended(CelError("operation cancelled: actual cost limit exceeded"))
+            raise Ended(CelError(_EXCEEDED))
 
     def spend_singly(self, steps: int) -> None:
         """Accounts for steps of one unit each, of which one may be the last.
@@ -61,3 +65,22 @@ class Frame:
         if self.cost > self.budget:
             self.cost = self.budget
             self.spend(1)
+
+    def exert(self, effort: int) -> None:
+        """Accounts for what a call is going to do beyond its cost.
+
+        Raises :class:`Ended` when an evaluation may not do so much.
+        """
+        self.effort += effort
+        if self.effort > EFFORT_LIMIT:
+            raise Ended(CelError(_EXCEEDED))
+
+
+def run_to_end(run: Callable[[Frame], Any], frame: Frame) -> Any:
+    """The value of an expression, or the error that ended it."""
+    try:
+        return run(frame)
+    except Ended as e:
+        return e.reason
+    except RecursionError:  # lists within lists, deeper than Python can walk
+        return CelError(_EXCEEDED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .values import CompileError
@@ -48,6 +50,15 @@ class Source:
 
     def error(self, pos: int, message: str) -> CompileError:
         return CompileError("compilation failed: " + self.fault(pos, message))
+
+
+@contextlib.contextmanager
+def bounded_depth() -> Iterator[None]:
+    """Raises :class:`CompileError` for an expression that nests deeper than Python can walk."""
+    try:
+        yield
+    except RecursionError:
+        raise CompileError("compilation failed: expression recursion limit exceeded") from None
 
 
 def tokenize(source: Source) -> list[Token]:

@@ -136,12 +136,22 @@ def _conversion(value: Any, wanted: str) -> CelError:
     return CelError(f"type conversion error from '{type_of(value)}' to '{wanted}'")
 
 
+def _whole(digits: str) -> int:
+    """A whole number as written; 2^64 with its sign for any that has more digits than 64 bits hold."""
+    sign, bare = digits[:1], digits.lstrip("+-").lstrip("0")
+    number = int(bare or "0") if len(bare) <= _INT_DIGITS else UINT_MAX + 1
+    return -number if sign == "-" else number
+
+
+_INT_DIGITS = 20
+
+
 @define("int")
 def to_int(a: Any) -> int:
     if isinstance(a, str):
         if not re.fullmatch(r"[+-]?\d+", a, re.ASCII):
             raise _conversion(a, "int")
-        value = int(a)
+        value = _whole(a)
     elif isinstance(a, float):
         if not INT_MIN < a < INT_MAX:
             raise CelError("integer overflow")
@@ -160,15 +170,16 @@ def to_uint(a: Any) -> UInt:
     if isinstance(a, str):
         if not re.fullmatch(r"\d+", a, re.ASCII):
             raise _conversion(a, "uint")
-        return UInt(_fit(int(a), UInt(0)))
+        return UInt(_fit(_whole(a), UInt(0)))
     if isinstance(a, float) and not 0 <= a < UINT_MAX:
         raise CelError("unsigned integer overflow")
     return UInt(_fit(int(need(a, int, float)), UInt(0)))
 
 
 _FLOAT = re.compile(
-    r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|0x(?:[\da-f]+\.?[\da-f]*|\.[\da-f]+)p[+-]?\d+|inf(?:inity)?|nan)", re.IGNORECASE | re.ASCII
-)  # fmt: skip
+    r"[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d+)?|0x(?:[\da-f]++(?:\.[\da-f]*+)?|\.[\da-f]++)p[+-]?\d+|inf(?:inity)?|nan)",
+    re.IGNORECASE | re.ASCII,
+)
 
 
 @define("double")
@@ -213,13 +224,20 @@ def parse_duration(text: str) -> Duration:
     body = text[1:] if text[:1] in {"+", "-"} else text
     if body == "0":
         return Duration(0)
-    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|[µμ]s|ms|s|m|h)", body, re.ASCII)
-    if not parts or "".join(a + b for a, b in parts) != body:
-        raise ValueError(text)
-    total = sum(int(Decimal(n) * _UNITS[u]) for n, u in parts)
-    if total > INT_MAX:
+    total = at = 0
+    while at < len(body):
+        found = _DURATION_PART.match(body, at)
+        if not found or len(found[1].partition(".")[0].lstrip("0")) > _INT_DIGITS:
+            raise ValueError(text)
+        total += int(Decimal(found[1]) * _UNITS[found[2]])
+        at = found.end()
+    if not body or total > INT_MAX:
         raise ValueError(text)
     return Duration(-total if text[0] == "-" else total)
+
+
+# Each quantifier keeps what it has matched: a text without a unit costs one pass, not one for each digit.
+_DURATION_PART = re.compile(r"(\d++(?:\.\d*+)?|\.\d++)(ns|us|[µμ]s|ms|s|m|h)", re.ASCII)
 
 
 def parse_timestamp(text: str) -> Timestamp:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from .formatting import render
-from .patterns import regex
+from .patterns import Pattern, regex
 from .registry import FUNCTIONS, define, need
 from .values import CelError, same
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
-def _regex(pattern: Any) -> re.Pattern[str]:
+def _regex(pattern: Any) -> Pattern:
     try:
         return regex(need(pattern, str))
     except ValueError as e:
@@ -23,17 +22,16 @@ def _regex(pattern: Any) -> re.Pattern[str]:
 FUNCTIONS["startsWith"] = lambda a, b: need(a, str).startswith(need(b, str))
 FUNCTIONS["endsWith"] = lambda a, b: need(a, str).endswith(need(b, str))
 FUNCTIONS["contains"] = lambda a, b: need(b, str) in need(a, str)
-FUNCTIONS["matches"] = lambda a, b: bool(_regex(b).search(need(a, str)))
+FUNCTIONS["matches"] = lambda a, b: _regex(b).matches(need(a, str))
 FUNCTIONS["lowerAscii"] = lambda a: "".join(c.lower() if c.isascii() else c for c in need(a, str))
 FUNCTIONS["upperAscii"] = lambda a: "".join(c.upper() if c.isascii() else c for c in need(a, str))
 FUNCTIONS["trim"] = lambda a: need(a, str).strip(_SPACE)
-FUNCTIONS["find"] = lambda a, b: m[0] if (m := _regex(b).search(need(a, str))) else ""
+FUNCTIONS["find"] = lambda a, b: _regex(b).find(need(a, str))
 
 
 @define("findAll")
 def find_all(a: Any, pattern: Any, limit: Any = -1) -> list[str]:
-    found = [m[0] for m in _regex(pattern).finditer(need(a, str))]
-    return found if limit < 0 else found[:limit]
+    return _regex(pattern).find_all(need(a, str), need(limit, int))
 
 
 @define("charAt")

@@ -11,8 +11,8 @@ from .checker import Checker, boolean_fault
 from .declarations import FUNCTIONS, LIST_ATTRIBUTE_FUNCTIONS, parse_type
 from .estimates import Estimator
 from .evaluator import plan
-from .frame import Ended, Frame
-from .lexer import Source
+from .frame import Frame, run_to_end
+from .lexer import Source, bounded_depth
 from .parser import Parser
 from .values import CelError, CompileError, DefaultMap, type_of
 
@@ -74,13 +74,14 @@ class Selector:
     def __init__(self, expression: str, *, list_attributes: bool = False) -> None:
         source = Source(expression)
         functions = {**FUNCTIONS, **LIST_ATTRIBUTE_FUNCTIONS} if list_attributes else FUNCTIONS
-        tree = Parser(source).parse()
-        result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions).check(tree)
-        if fault := boolean_fault(result):
-            raise CompileError(fault)
         self.expression = expression
-        self.max_cost = Estimator().estimate(tree).most
-        self._plan = plan(tree)
+        with bounded_depth():
+            tree = Parser(source).parse()
+            result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions).check(tree)
+            if fault := boolean_fault(result):
+                raise CompileError(fault)
+            self.max_cost = Estimator().estimate(tree).most
+            self._plan = plan(tree)
 
     def evaluate(self, device: Device) -> tuple[bool, int]:
         """Whether the device matches, and the cost.
@@ -88,10 +89,7 @@ class Selector:
         Raises :class:`CelError`, which carries the cost until then.
         """
         frame = Frame({"device": device.value}, COST_LIMIT)
-        try:
-            value = self._plan.run(frame)
-        except Ended as e:
-            value = e.reason
+        value = run_to_end(self._plan.run, frame)
         if not isinstance(value, bool):
             error = CelError(str(value)) if isinstance(value, CelError) else _no_bool(value)
             error.cost = frame.cost

@@ -201,10 +201,24 @@ def find(values: dict[Any, Any], key: Any) -> Optional:
     if isinstance(key, str):
         return Optional(True, values[key]) if key in values else NONE
     if isinstance(key, (int, float)):
-        for candidate, value in values.items():
-            if isinstance(candidate, (int, float)) and equal(candidate, key):
-                return Optional(True, value)
+        number: Any = _Number(key)
+        return Optional(True, values[number]) if number in values else NONE
     return NONE
+
+
+class _Number:
+    """A number as the key of a map. Python's own lookup takes True for 1."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, stored: object) -> bool:
+        return isinstance(stored, (int, float)) and equal(stored, self.value)
 
 
 def less(a: Any, b: Any) -> bool:

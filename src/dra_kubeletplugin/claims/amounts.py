@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..resources.quantity import Format, Quantity
+from ..resources.quantity import Format, Quantity, QuantityRangeError
 from ..resources.types import Device
 
 JSON = dict[str, Any]
@@ -127,7 +127,10 @@ def nano(text: str) -> int:
 
     Raises ``ValueError`` for what is no quantity.
     """
-    value = Quantity(text).value
+    try:
+        value = Quantity(text).value
+    except QuantityRangeError:
+        return -_HUGE if "-" in text.partition("e")[0] else _HUGE
     if value.adjusted() > _MOST:
         return _HUGE if value > 0 else -_HUGE
     return int(value.scaleb(_NANO, _CONTEXT))

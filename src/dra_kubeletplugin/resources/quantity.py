@@ -3,6 +3,8 @@
 The rules are those of the API server's parser (apimachinery, ``resource.Quantity``), not of its documentation: ``1K`` is no quantity,
 ``1e3``, ``.5`` and ``5.`` are. A number of up to 18 digits is read as an integer with a decimal scale, any other as a
 decimal of any length. Values are exact to 1e-9, rounded away from zero below that; a binary one is capped at 2^63-1.
+The API server bounds exponents by 32 bits only, so ``1e999999999`` is a quantity. :func:`parse` accepts it, and no operation writes
+its digits out. ``Quantity("1e999999999")`` is refused, because drivers compute with integers and with ``value``.
 """
 
 from __future__ import annotations
@@ -26,10 +28,13 @@ _DECIMAL_NAMES = {v: k for k, v in _DECIMAL.items()}
 _NANO = -9
 _INTEGER_DIGITS = 18
 _BINARY_DIGITS = 14
+_MOST_DIGITS = 1000  # of a whole number: larger ones take minutes of CPU and gigabytes of memory, up to 1e2147483647
 _MAX = 2**63 - 1
 _CAP = Decimal(_MAX)
 # Sums of what fits into slices are exact; the far ends of the range, which `1e99999999999` reaches, are not.
 _CONTEXT = Context(prec=120, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation])
+
+_SHOWN = 100  # characters of a text in an error
 
 # What the API server takes away around a quantity in JSON. Control characters it does not: there they are escaped, and it looks at
 # the raw text.
@@ -45,10 +50,22 @@ class QuantityError(ValueError):
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(
-            f"{text!r} is no quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
+            f"{_shortened(text)!r} is no quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
             f"{' '.join(filter(None, _DECIMAL))}{_meant(text)}"
         )
         self.reason = reason
+
+
+class QuantityRangeError(QuantityError, OverflowError):
+    """The number has too many digits to compute with. The API server accepts it."""
+
+    def __init__(self, text: str) -> None:
+        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MOST_DIGITS} digits: give a smaller quantity")
+        self.reason = str(self)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _meant(text: str) -> str:
@@ -76,8 +93,8 @@ class Quantity(Immutable):
         value: text, an integer, a decimal, or another quantity. Floating point numbers are refused: 0.1 is none of them.
         format: for values that are no text; the text's suffix tells it otherwise.
 
-    Raises :class:`QuantityError` for text that the API server would refuse or that has no digit, ``TypeError`` for anything that is none
-    of the above.
+    Raises :class:`QuantityError` for text that the API server would refuse or that has no digit, :class:`QuantityRangeError` for a number
+    of more than 1,000 digits, ``TypeError`` for anything that is none of the above.
     """
 
     __slots__ = ("value", "format", "scale", "text")  # noqa: RUF023 the order of values that _set takes
@@ -96,6 +113,8 @@ class Quantity(Immutable):
                 # The server takes a suffix alone for zero; who writes it here has forgotten the number.
                 if not parsed.value and not _has_digits(_split(value)):
                     raise QuantityError(value, NUMBER_WRONG)
+                if parsed.value.adjusted() >= _MOST_DIGITS:
+                    raise QuantityRangeError(value)
                 return parsed
             case Quantity():
                 return value
@@ -106,6 +125,8 @@ class Quantity(Immutable):
             case int():
                 return _quantity(Decimal(value), format, 0 if -_MAX - 1 <= value <= _MAX else None)
             case Decimal() if value.is_finite():
+                if value.adjusted() >= _MOST_DIGITS:
+                    raise QuantityRangeError(str(value))
                 whole = value == value.to_integral_value() and value.copy_abs() <= _MAX
                 return _quantity(value, format, 0 if whole else None)
             case _:
@@ -159,7 +180,9 @@ class Quantity(Immutable):
         return f"Quantity({self.text!r})"
 
     def __int__(self) -> int:
-        """The whole number, without its fraction."""
+        """The whole number, without its fraction. Raises :class:`QuantityRangeError` for more than 1,000 digits."""
+        if self.value.adjusted() >= _MOST_DIGITS:
+            raise QuantityRangeError(self.text)
         return int(self.value)
 
     def __float__(self) -> float:
@@ -326,7 +349,7 @@ def _canonical(value: Decimal, format: Format) -> tuple[str, str, bool]:
     text = "".join(map(str, digits))
     bare = text.rstrip("0")
     exponent = _scale(value) + len(text) - len(bare)
-    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024:
+    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024 and value.adjusted() < _MOST_DIGITS:
         whole, index = int(bare) * 10**exponent, 0
         while whole % 1024 == 0 and index < len(_BINARY_NAMES) - 1:
             whole //= 1024

@@ -24,8 +24,8 @@ _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 # What a package of ours would hide, or be hidden by: the framework and what it needs, what tests, checks and builds a driver, by module and
 # by distribution. Listed, because `dra new` may run where little of it is installed.
 _TAKEN = {
-    "dra", "dra_kubeletplugin", "google", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11",
-    "hatchling", "kubernetes", "msgspec", "protobuf", "pyudev", "pyyaml", "shtab", "textual", "typing_extensions", "yaml",
+    "dra", "dra_kubeletplugin", "google", "google_re2", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11",
+    "hatchling", "kubernetes", "msgspec", "protobuf", "pyudev", "pyyaml", "re2", "shtab", "textual", "typing_extensions", "yaml",
     "ast_serialize", "iniconfig", "librt", "mypy", "mypy_extensions", "mypyc", "packaging", "pathspec", "pluggy", "py",
     "pygments", "pytest", "ruff", "tomlkit", "trove_classifiers",
     "conftest", "pip", "setuptools", "src", "test", "tests", "wheel",

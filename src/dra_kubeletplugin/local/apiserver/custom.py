@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...cel.patterns import regex
 from ...resources import metadata_rules
 from ...resources.fields import FieldError, invalid, required, unsupported
 from . import custom_rules
@@ -264,8 +265,8 @@ def _size(size: int, schema: Schema, path: str, what: str) -> list[FieldError]:
 def _pattern(value: str, schema: Schema, path: str) -> list[FieldError]:
     pattern = schema.get("pattern")
     try:
-        fits = pattern is None or re.search(pattern, value) is not None
-    except re.error:  # Go's expressions know what Python's do not
+        fits = pattern is None or regex(pattern).matches(value)
+    except ValueError:  # the definition has a pattern that RE2 refuses
         return []
     return [] if fits else [invalid(path, value, f"{path} in body should match '{pattern}'")]
 

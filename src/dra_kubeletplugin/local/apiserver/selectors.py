@@ -27,7 +27,8 @@ class FieldTerm:
         return (look(obj, self.path) == self.value) != self.negated
 
 
-_OPERATOR = re.compile(r"((?:[^=!\\]|\\.)+?)\s*(==|=|!=)\s*(.*)", re.DOTALL)
+_OPERATOR = re.compile(r"((?:[^=!\\]|\\.)++)(==|=|!=)\s*(.*)", re.DOTALL)
+_INTEGER = re.compile(r"-?\d{1,19}")  # Go reads 64 bits; Python refuses more than 4,300 digits with an error
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -61,7 +62,7 @@ def look(obj: JSON, path: tuple[str, ...]) -> str:
 
 
 _TERM = re.compile(
-    r"\s*(?:(!)\s*([^\s,=!()<>]+)|([^\s,=!()<>]+)\s+(in|notin)\s*\(([^)]*)\)|([^\s,=!()<>]+)\s*(==|=|!=|<|>)\s*([^\s,=!()<>]*)|([^\s,=!()<>]+))\s*(?:(,)|$)"
+    r"\s*+(?:(!)\s*+([^\s,=!()<>]++)|([^\s,=!()<>]++)\s++(in|notin)\s*+\(([^)]*+)\)|([^\s,=!()<>]++)\s*+(==|=|!=|<|>)\s*+([^\s,=!()<>]*+)|([^\s,=!()<>]++))\s*+(?:(,)|$)"
 )
 
 
@@ -109,7 +110,7 @@ def _check_value(key: str, value: str) -> None:
 
 
 def _bound(key: str, operator: str, text: str) -> Callable[[Mapping[str, str]], bool]:
-    if not re.fullmatch(r"-?\d+", text):
+    if not _INTEGER.fullmatch(text):
         raise SelectorError(
             f"unable to parse requirement: for 'Gt', 'Lt' operators, the value must be an integer: {text!r}"
         )
@@ -117,7 +118,7 @@ def _bound(key: str, operator: str, text: str) -> Callable[[Mapping[str, str]], 
 
     def beyond(found: Mapping[str, str]) -> bool:
         value = found.get(key, "")
-        if not re.fullmatch(r"-?\d+", value):
+        if not _INTEGER.fullmatch(value):
             return False
         return int(value) > limit if operator == ">" else int(value) < limit
 

@@ -222,9 +222,12 @@ class DeploymentController(Workload):
         return since + float(obj["spec"].get("progressDeadlineSeconds") or 600) - clock
 
 
+_INT64_DIGITS = 19
+
+
 def _revision(found: Mapping[str, Any]) -> int:
     text = str((found["metadata"].get("annotations") or {}).get(_REVISION, ""))
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < _INT64_DIGITS else 0
 
 
 def _wanted(found: Mapping[str, Any]) -> int:

@@ -152,10 +152,14 @@ def hash_of(template: Mapping[str, Any]) -> str:
     return "".join(_ALPHABET[b % len(_ALPHABET)] for b in digest[:10])
 
 
+_INT64_DIGITS = 19
+
+
 def share_of(value: Any, whole: int, *, up: bool) -> int:
     """A number, or a percentage of ``whole``."""
     if isinstance(value, str) and value.endswith("%"):
-        exact = int(value[:-1]) * whole
+        digits = value[:-1]
+        exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole  # as Kubernetes, where Go cannot read it
         return -(-exact // 100) if up else exact // 100
     return int(value)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....cel.expressions import Budget, Expression
+from ....cel.expressions import MATCH_CONDITIONS_BUDGET, Budget, Expression
 from ....cel.library_authorizer import Authorizer, Check, ResourceCheck
 from ....cel.values import CelError
 from ..access import Access, Question
@@ -30,11 +30,12 @@ class Condition:
     expression: Expression
 
 
-def holds(conditions: Sequence[Condition], values: Mapping[str, Any], budget: Budget) -> bool:
+def holds(conditions: Sequence[Condition], values: Mapping[str, Any]) -> bool:
     """Whether all are true; one that is false outweighs errors of others.
 
     Raises :class:`CelError`.
     """
+    budget = Budget(MATCH_CONDITIONS_BUDGET)
     failed: list[str] = []
     for condition in conditions:
         try:

@@ -105,7 +105,7 @@ class Policies:
             {name: functools.partial(e.evaluate, known, budget) for name, e in program.variables.items()}
         )
         try:
-            if not holds([Condition(n, e) for n, e in program.conditions.items()], known, budget):
+            if not holds([Condition(n, e) for n, e in program.conditions.items()], known):
                 return
         except CelError as e:
             yield Failure(str(e), error=True)

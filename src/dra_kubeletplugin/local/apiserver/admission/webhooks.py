@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ....cel.expressions import Budget
 from ....cel.values import CelError
 from ....errors import ApiError, printable
 from ....kube.http1 import BadAnswerError
@@ -133,7 +132,7 @@ class Webhooks:
         known = values(view, self.matcher.namespace_of(attributes), self.access)
         try:
             conditions = _conditions(json.dumps(hook["matchConditions"]))
-            return view if holds(conditions, known, Budget()) else None
+            return view if holds(conditions, known) else None
         except CelError as e:
             if hook.get("failurePolicy") != "Ignore":
                 raise Refusal(403, "Forbidden", f'webhook "{hook["name"]}": {e}') from None

@@ -1,0 +1,105 @@
+"""Calls of functions: evaluates the arguments, accounts for cost and effort, calls the function."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import costs, effort
+from .ast import Call
+from .costs import InternalError
+from .frame import Ended, Frame
+from .values import CelError
+
+NO_OVERLOAD = "no such overload"
+Run = Callable[[Frame], Any]
+
+
+class Plan:
+    """A node that can be evaluated. ``run`` also accounts for the step."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+
+def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:
+    try:
+        return function(args)
+    except CelError as e:
+        return e
+    except (AttributeError, TypeError):
+        return CelError(NO_OVERLOAD)
+    except (ArithmeticError, LookupError, ValueError) as e:
+        return CelError(str(e))  # a time out of range, a text that is too long
+
+
+def counted(
+    node: Call,
+    args: list[Plan],
+    function: Callable[[Sequence[Any]], Any],
+    overload: str,
+    *,
+    strict: bool = True,
+    ordered: bool = False,
+    measured: bool = True,
+) -> Plan:
+    """A function's call.
+
+    ``ordered``: the first failed argument ends it, the others are not evaluated. ``measured``: the call may take more effort than its
+    cost says.
+    """
+    rule = costs.rule_of(node.function, overload)
+    timed = node.function in effort.TIMED
+    late = node.function in costs.OF_RESULT
+    effort_rule = effort.rule_of(node.function, overload) if measured else None
+    runs = [a.run for a in args]
+
+    def run(frame: Frame) -> Any:
+        values: list[Any] = []
+        failed: CelError | None = None
+        for r in runs:
+            value = r(frame)
+            values.append(value)
+            if strict and isinstance(value, CelError):
+                failed = failed or value
+                if ordered:
+                    break
+        complete = len(values) == len(runs)
+        if complete and not late:
+            frame.spend(_cost(rule, values, None))
+        if effort_rule and not failed:
+            frame.exert(effort_rule(values))
+        begun = time.thread_time_ns() if timed else 0
+        result = failed or _attempt(function, values)
+        if timed:
+            frame.exert(time.thread_time_ns() - begun)
+        if complete and late:
+            frame.spend(_cost(rule, values, result))
+        return result
+
+    if len(runs) == 2 and strict and not ordered and rule is costs.one_unit and not effort_rule:
+        return Plan(_binary(runs[0], runs[1], function))
+    return Plan(run)
+
+
+def _cost(rule: costs.Rule, values: Sequence[Any], result: Any) -> int:
+    try:
+        return rule(values, result)
+    except InternalError as e:
+        raise Ended(CelError(f"internal error: {e}")) from None
+
+
+def _binary(left: Run, right: Run, function: Callable[[Sequence[Any]], Any]) -> Run:
+    """A call of two arguments that always costs one unit: the most frequent kind."""
+
+    def run(frame: Frame) -> Any:
+        a, b = left(frame), right(frame)
+        frame.spend(1)
+        if isinstance(a, CelError):
+            return a
+        return b if isinstance(b, CelError) else _attempt(function, (a, b))
+
+    return run

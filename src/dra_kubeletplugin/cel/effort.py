@@ -1,0 +1,177 @@
+"""Bounds the time and memory of an evaluation where Kubernetes' cost does not count them.
+
+Kubernetes charges one unit to join two lists, a tenth of a unit for each outer element of nested lists that are compared, and nothing
+for what ``replace`` writes. Thirty doublings of a list cost thirty units. Effort is a second account, in nanoseconds of one CPU at most.
+An expression that exceeds its limit ends as one that exceeds its cost. The limit is 100 times what real selectors take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .patterns import compilations, regex
+from .values import Optional
+
+EFFORT_LIMIT = 1_000_000_000
+_ELEMENT = 100  # to copy or to compare an element: 8 bytes stay allocated
+_CHARACTER = 100  # to write a character: 4 bytes stay allocated
+_ZONE = 100_000  # to look for a time zone among files
+_STEP = 25  # of RE2's slowest engine
+_COMPILED = 400  # to compile an instruction
+_REFUSED = 10_000_000  # to find that a pattern is too large
+_READ = 50  # to parse a character of a duration, a number or a name
+_PRECISION = re.compile(r"%\.([0-9]+)")
+_MOST = 10**18  # weights stop here: nested lists that share their elements can weigh 2^1000
+# Each match of findAll searches the rest of the text, which no rule foresees: its CPU time is measured.
+TIMED = {"findAll"}
+Rule = Callable[[Sequence[Any]], int]
+
+
+def weight(value: Any) -> int:
+    """The number of values in ``value``, itself included: how many steps it takes to walk it as a tree."""
+    if isinstance(value, (list, dict, Optional)):
+        return _weight(value, {})
+    return 1
+
+
+def _weight(value: Any, known: dict[int, int]) -> int:
+    if isinstance(value, Optional):
+        return 1 + _weight(value.value, known)
+    if not isinstance(value, (list, dict)):
+        return 1
+    found = known.get(id(value))
+    if found is None:
+        parts = value.values() if isinstance(value, dict) else value
+        found = known[id(value)] = min(_MOST, 1 + sum(_weight(x, known) for x in parts))
+    return found
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes, list, dict)) else 1
+
+
+def _joined_lists(args: Sequence[Any]) -> int:
+    return (_length(args[0]) + _length(args[1])) * _ELEMENT if isinstance(args[0], list) else 0
+
+
+def _inserted(args: Sequence[Any]) -> int:
+    return sum(map(_length, args[:2])) * _ELEMENT
+
+
+def _compared(args: Sequence[Any]) -> int:
+    if isinstance(args[0], (list, dict, Optional)) and isinstance(args[1], (list, dict, Optional)):
+        return min(weight(args[0]), weight(args[1])) * _ELEMENT
+    return 0
+
+
+def _walked(index: int) -> Rule:
+    """For functions that look at each element of a list; keys of maps are found at once."""
+    return lambda args: weight(args[index]) * _ELEMENT if isinstance(args[index], list) else 0
+
+
+def _each_with_each(args: Sequence[Any]) -> int:
+    first, last = args[0], args[-1]
+    return (_length(last) * weight(first) + _length(first) * weight(last)) * _ELEMENT
+
+
+def _summed(args: Sequence[Any]) -> int:
+    values = args[0]
+    if isinstance(values, list) and values and isinstance(values[0], (str, bytes, list)):
+        return sum(map(_length, values)) * len(values) * _CHARACTER
+    return weight(values) * _ELEMENT
+
+
+def _replaced(args: Sequence[Any]) -> int:
+    if not all(isinstance(a, str) for a in args[:3]):
+        return 0
+    text, old, new = map(str, args[:3])
+    return (len(text) + text.count(old) * len(new)) * _CHARACTER
+
+
+def _split(args: Sequence[Any]) -> int:
+    if not all(isinstance(a, str) for a in args[:2]):
+        return 0
+    text, separator = map(str, args[:2])
+    return (text.count(separator) + 1) * _ELEMENT + len(text) * _CHARACTER
+
+
+def _joined_texts(args: Sequence[Any]) -> int:
+    texts = args[0]
+    if not isinstance(texts, list):
+        return 0
+    between = _length(args[1]) if len(args) > 1 else 0
+    return (sum(map(_length, texts)) + len(texts) * between) * _CHARACTER
+
+
+def _formatted(args: Sequence[Any]) -> int:
+    if not isinstance(args[0], str):
+        return 0
+    precision = sum(int(digits) if len(digits) < 10 else _MOST for digits in _PRECISION.findall(args[0]))
+    return precision * _CHARACTER + weight(args[1]) * _ELEMENT
+
+
+def _matched(args: Sequence[Any]) -> int:
+    """RE2 takes at most one step for each character and instruction. A pattern is compiled where the cache does not have it."""
+    text, pattern = args[:2]
+    if not isinstance(text, str) or not isinstance(pattern, str):
+        return 0
+    before = compilations()
+    try:
+        size = regex(pattern).size
+    except ValueError:
+        size = 0
+    compiled = _COMPILED * size if size else _REFUSED
+    return len(text) * size * _STEP + compiled * (compilations() - before)
+
+
+def _read(index: int) -> Rule:
+    return lambda args: len(args[index]) * _READ if isinstance(args[index], str) else 0
+
+
+def _in_zone(args: Sequence[Any]) -> int:
+    return _ZONE if len(args) > 1 else 0
+
+
+_TIME_PARTS = (
+    "getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getHours", "getMinutes", "getSeconds",
+    "getMilliseconds",
+)  # fmt: skip
+_RULES: dict[str, Rule] = {
+    "_+_": _joined_lists,
+    "cel.@mapInsert": _inserted,
+    "_==_": _compared,
+    "_!=_": _compared,
+    "@in": _walked(1),
+    "indexOf": _walked(0),
+    "lastIndexOf": _walked(0),
+    "includes": _walked(0),
+    "isSorted": _walked(0),
+    "min": _walked(0),
+    "max": _walked(0),
+    "sum": _summed,
+    "flatten": _walked(0),
+    "distinct": _each_with_each,
+    "sets.contains": _each_with_each,
+    "sets.intersects": _each_with_each,
+    "sets.equivalent": _each_with_each,
+    "replace": _replaced,
+    "split": _split,
+    "join": _joined_texts,
+    "format": _formatted,
+    "matches": _matched,
+    "find": _matched,
+    "findAll": _matched,
+    "validate": _read(1),
+    **dict.fromkeys(("duration", "timestamp", "double", "int", "uint"), _read(0)),
+    **dict.fromkeys(_TIME_PARTS, _in_zone),
+}  # fmt: skip
+
+
+def rule_of(function: str, overload: str) -> Rule | None:
+    """The effort of a call, from its arguments before the call; None where the cost covers it.
+
+    ``overload`` is empty where only the run time shows which one it is.
+    """
+    return None if overload and function == "_+_" and "list" not in overload else _RULES.get(function)
