@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from .. import forks
 from ..errors import SocketError, describe
 from .path_lock import PathLock, lock_of
 from .sockets import MAX_PATH, hidden_name, is_live
@@ -66,6 +67,7 @@ class UnixServer:
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
         self._bound = 0
+        self._hidden: set[str] = set()  # the addresses of our sockets, whatever their names in the file system are now
         self._closed = False
 
     @property
@@ -117,6 +119,8 @@ class UnixServer:
         self.unlink()
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         self._servers.clear()
+        for name in self._hidden:
+            forks.keep_address(name)
         self._lock.release()
 
     def unlink(self) -> None:
@@ -158,6 +162,8 @@ class UnixServer:
         server = grpc.aio.server(options=_OPTIONS)
         for add in self._services:
             add(server)
+        self._hidden.add(str(hidden))
+        forks.close_address(str(hidden))
         # umask holds for the whole process, so it is not touched: the socket gets its mode before its name.
         try:
             # gRPC decodes percent signs in its targets.
