@@ -66,6 +66,14 @@ class Files:
     def __init__(self, specs: ClaimSpecs, metadata: MetadataFiles) -> None:
         self.specs = specs
         self.metadata = metadata
+        self.fault = ""
+        """Why the CDI folder cannot be written; empty where the last write succeeded, or none was tried."""
+
+    def probe(self) -> None:
+        """Writes and removes a file in the CDI folder, and sets ``fault`` accordingly. Raises nothing."""
+        with contextlib.suppress(RecordsError), self._translated():
+            self.specs.probe()
+            self.fault = ""
 
     def put(self, record: Record) -> None:
         """Writes the spec and the metadata of a prepared claim, if it has them."""
@@ -155,9 +163,8 @@ class Files:
         try:
             yield
         except OSError as e:
-            raise RecordsError(
-                f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space"
-            ) from None
+            self.fault = f"{self.specs.root} cannot be written ({e.strerror or e}): see its mount and space"
+            raise RecordsError(self.fault) from None
         except ValueError as e:  # a name that no file can have
             raise RecordsError(f"{self.specs.root} cannot have the files of such a claim: {printable(e)}") from None
 

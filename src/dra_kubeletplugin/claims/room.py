@@ -203,7 +203,11 @@ class Claims:
             with contextlib.suppress(RecordsError, TimeoutError):
                 async with asyncio.timeout(_MEASURE):
                     await self.store.probe()
-        return [fault for fault in (self.store.fault, self.recovery.fault) if fault]
+        if self.files.fault:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MEASURE):
+                    await asyncio.to_thread(self.files.probe)
+        return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     async def notes(self) -> list[str]:
         """What an operator should know: what was repaired, and records that cannot be read."""
