@@ -19,9 +19,9 @@ _addresses: set[str | int] = set()
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
-    """Opens a file that forked children do not get; as :func:`os.open`. :func:`close` closes it."""
+    """Opens a file that forked children do not get; as :func:`os.open`, and never through a symbolic link. :func:`close` closes it."""
     with _lock:
-        fd = os.open(path, flags | os.O_CLOEXEC, mode)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         _files.add(fd)
     return fd
 
