@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -173,8 +174,11 @@ class UnixServer:
             found = hidden.stat()
             hidden.rename(self.path)
         except BaseException as e:  # CancelledError too: a stop during the start leaves nothing
-            hidden.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # such as EROFS, also where there is no such file
+                hidden.unlink(missing_ok=True)
             await server.stop(None)
+            if isinstance(e, RuntimeError):  # of gRPC, which logs the cause and raises without it
+                e = _bind_error(hidden) or e
             if isinstance(e, RuntimeError | OSError):
                 raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from e
             raise
@@ -204,9 +208,22 @@ class UnixServer:
         )
 
 
+def _bind_error(path: Path) -> OSError | None:
+    """Why no socket can be bound at ``path``; None where one can."""
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(str(path))
+        path.unlink()
+    except OSError as e:
+        return e
+    return None
+
+
 def _why(folder: Path, e: Exception) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written by uid {os.getuid()}"
+        return f"{folder} cannot be written by uid {os.getuid()}: see its mode and its mount"
+    if isinstance(e, PermissionError):
+        return f"{describe(e)}: the mode of {folder} permits it, so see what a security policy such as SELinux denies"
     return describe(e)
