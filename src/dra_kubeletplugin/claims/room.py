@@ -72,7 +72,7 @@ class Claims:
         self.files = Files(specs, MetadataFiles(settings.plugin_dir, specs))
         self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
         self.store = Store(self.keeper)
-        judge = Judge(name, process, boot_id, self.flights.prepares)
+        judge = Judge(name, process, boot_id, self.flights.prepares, settings.node_name)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
         elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
