@@ -15,6 +15,7 @@ from pathlib import Path
 
 _lock = threading.RLock()  # held over a fork: no child gets a file between its open and its entry in the set
 _files: set[int] = set()
+_null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # open from the start: a child may have no descriptor left
 _addresses: set[str | int] = set()
 
 
@@ -51,11 +52,11 @@ def keep_address(address: str | int) -> None:
 
 def _after_in_child() -> None:
     try:
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for fd in _files | _sockets():
-            # The number stays in use: gRPC or Python may still close it in the child, and must not close another file.
-            os.dup2(null, fd, inheritable=False)
-        os.close(null)
+        # The number stays in use: gRPC or Python may still close it in the child, and must not close another file.
+        for fd in _files:
+            os.dup2(_null, fd, inheritable=False)
+        for fd in _sockets():
+            os.dup2(_null, fd, inheritable=False)
     finally:
         _files.clear()
         _lock.release()
