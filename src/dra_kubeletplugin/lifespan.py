@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
 
+from . import forks
 from .driver import Driver
 from .driver.calls import Calls
 from .errors import DraError, DriverError, SettingsError, describe
@@ -108,6 +110,10 @@ class Probes:
             url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
             raise SettingsError(f"--http-address (HTTP_ADDRESS) {address}: {describe(e)}") from None
+        port = urlsplit(url).port
+        assert port is not None
+        forks.close_address(port)
+        stack.callback(forks.keep_address, port)
         bounded(stack, "closing the probes", server.close)
         log.info("metrics and probes at %s", url)
         return url

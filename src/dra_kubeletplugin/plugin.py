@@ -104,7 +104,7 @@ class Plugin:
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(
-            settings.driver_name, self.paths.dra, services, self.metrics, self.claims.kubelet_came
+            settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_came
         )
         served = [NodeService(self.claims, self.metrics).add_to]
         if driver.reports_health:
@@ -127,6 +127,10 @@ class Plugin:
 
     def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
         return self.claims.update_metadata(update)
+
+    def _kubelet_came(self) -> None:
+        self.claims.kubelet_came()
+        self.publisher.kubelet_came()
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()

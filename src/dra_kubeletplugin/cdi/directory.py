@@ -25,11 +25,12 @@ from .spec import validate_device_name, validate_kind, version_to_declare
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
-_FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+_FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_PROBE = 4096  # bytes
 
 
 class ClaimSpecs:
@@ -124,6 +125,20 @@ class ClaimSpecs:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
+
+    def probe(self) -> None:
+        """Writes and removes a file, as large as that of a claim with many devices.
+
+        Raises ``OSError`` that names the folder.
+        """
+        temporary = f"{self._notes}{_TEMPORARY}{self.token}"
+        with naming(str(self.root)):
+            fd = self._open(temporary, _FRESH, 0o600)
+            try:
+                _write_all(fd, bytes(_PROBE))
+            finally:
+                os.close(fd)
+                os.unlink(temporary)
 
     def _write(self, path: str, hidden: str, data: bytes, mode: int) -> None:
         # Scanners read .json and .yaml only, so a half-written file is never seen.
@@ -249,7 +264,7 @@ def content_of(path: str) -> bytes:
 
     Raises ``OSError``, or ``ValueError`` for what no file of ours is.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with naming(path), os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST:

@@ -74,10 +74,18 @@ class Files:
     def __init__(self, specs: ClaimSpecs, metadata: MetadataFiles) -> None:
         self.specs = specs
         self.metadata = metadata
+        self.fault = ""
+        """Why the last change of a claim's file failed; empty once :meth:`probe` could write to the CDI folder."""
+
+    def probe(self) -> None:
+        """Writes and removes a file in the CDI folder, and sets ``fault`` accordingly. Raises nothing."""
+        with contextlib.suppress(RecordsError), self._translated("written"):
+            self.specs.probe()
+            self.fault = ""
 
     def put(self, record: Record) -> None:
         """Writes the spec and the metadata of a prepared claim, if it has them."""
-        with _translated("written"):
+        with self._translated("written"):
             self.metadata.put(record)
             if spec := record.doc.get("cdi"):
                 self.specs.write(record.uid, spec)
@@ -95,7 +103,7 @@ class Files:
 
     def put_metadata(self, record: Record) -> None:
         """Writes the metadata of a prepared claim alone."""
-        with _translated("written"):
+        with self._translated("written"):
             self.metadata.put(record)
 
     def holds(self, record: Record) -> bool:
@@ -110,7 +118,7 @@ class Files:
         if self.holds(record):
             return False
         self.put(record)
-        with _translated("written"):
+        with self._translated("written"):
             self.specs.write_note(record.uid, note_of(record))
         return True
 
@@ -127,7 +135,7 @@ class Files:
 
         A file that is not there is no fault.
         """
-        with _translated("removed"):
+        with self._translated("removed"):
             self.specs.remove(uid)
             self.metadata.remove(uid)
 
@@ -137,7 +145,7 @@ class Files:
         What cannot be removed and tells nothing is logged: the next pass finds an orphan.
         """
         try:
-            with _translated("removed"):
+            with self._translated("removed"):
                 self.specs.remove_note(uid)
         except RecordsError as e:
             if self.known(uid) is not None:
@@ -146,7 +154,7 @@ class Files:
 
     def remove_all(self, uid: str) -> None:
         """Both, for a claim that has no record."""
-        with _translated("removed"):
+        with self._translated("removed"):
             self.specs.remove(uid)
             self.metadata.remove_orphans(uid)
             self.specs.remove_note(uid)
@@ -159,22 +167,21 @@ class Files:
             for uid in {*specs.uids(), *metadata.uids()}
         }
 
+    @contextlib.contextmanager
+    def _translated(self, verb: str) -> Iterator[None]:
+        """Raises :class:`RecordsError` that names the path that failed and the operating system's reason, and sets ``fault``.
 
-@contextlib.contextmanager
-def _translated(verb: str) -> Iterator[None]:
-    """Raises :class:`RecordsError` that names the path that failed and the operating system's reason.
-
-    The text is the same for each try, so that Events of it are aggregated.
-    """
-    try:
-        yield
-    except OSError as e:
-        advice = _ADVICE.get(e.errno or 0, "see the disk and the mount that it is on")
-        raise RecordsError(
-            f"{printable(e.filename or 'a file of the claim')} cannot be {verb} ({e.strerror or describe(e)}): {advice}"
-        ) from None
-    except ValueError as e:  # a record with names that no API server accepts
-        raise RecordsError(f"the files of the claim cannot be {verb}: {printable(e)}") from None
+        The text is the same for each try, so that Events of it are aggregated.
+        """
+        try:
+            yield
+        except OSError as e:
+            advice = _ADVICE.get(e.errno or 0, "see the disk and the mount that it is on")
+            path = printable(e.filename or "a file of the claim")
+            self.fault = f"{path} cannot be {verb} ({e.strerror or describe(e)}): {advice}"
+            raise RecordsError(self.fault) from None
+        except ValueError as e:  # a record with names that no API server accepts
+            raise RecordsError(f"the files of the claim cannot be {verb}: {printable(e)}") from None
 
 
 def _age(*paths: Path) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from .. import forks
 from ..errors import RecordsBusyError
 from ..paths import named
 from .processes import ProcessLock
@@ -47,7 +48,7 @@ class Folder:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         name = self.path.with_name(".repair-lock")
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = forks.open_file(name, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             deadline = time.monotonic() + self.wait
             while True:
@@ -63,7 +64,7 @@ class Folder:
                     time.sleep(POLL)
             yield
         finally:
-            os.close(fd)
+            forks.close(fd)
 
     def clean(self) -> None:
         """Takes away what an instance was making when it died."""

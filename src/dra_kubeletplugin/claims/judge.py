@@ -18,6 +18,7 @@ from .record import Record, State, Unreadable
 
 log = logging.getLogger(__name__)
 RECOVER = "recover"  # in the database's own notes: the driver has to be asked what its hardware knows
+_NODE = "node_name"  # the node's name when there was last a first claim
 ENDED = "ended:"  # + UID of a claim that was unprepared before the driver told of it
 
 
@@ -75,14 +76,17 @@ Verdict = Fresh | Repeat | Undo | Undone | Busy | Stale | Nothing
 class Judge:
     """Judges for one process in one boot. Its methods are operations: they run inside a transaction.
 
-    ``prepares`` says whether this process prepares a claim now.
+    ``prepares`` says whether this process prepares a claim now. ``node`` is the node's name; empty where it is not known.
     """
 
-    def __init__(self, driver: str, process: ProcessLock, boot_id: str, prepares: Callable[[str], bool]) -> None:
+    def __init__(
+        self, driver: str, process: ProcessLock, boot_id: str, prepares: Callable[[str], bool], node: str = ""
+    ) -> None:
         self.driver = driver
         self.process = process
         self.boot_id = boot_id
         self.prepares = prepares
+        self.node = node
 
     def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Verdict:
         """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``supply`` is what there is to be had now.
@@ -101,6 +105,7 @@ class Judge:
                 "the records were made anew, and recover() of the driver has not yet said what its hardware has in use: "
                 "nothing is prepared before it has; the kubelet tries again"
             )
+        self._check_node(db)
         try:
             rows.check_free(db, self.driver, wanted)
         except rows.HeldByError as e:
@@ -113,6 +118,22 @@ class Judge:
             return Stale(stale)
         rows.insert_free(db, self.driver, wanted)  # that nobody has its devices was looked at just now
         return Fresh(wanted)
+
+    def _check_node(self, db: sqlite3.Connection) -> None:
+        """A node's pools are named after it, so after a change of its name the records hold the same devices under other pools.
+
+        Raises :class:`HardwareUnknownError` while there are claims that were prepared under another name of the node.
+        """
+        former = rows.get_meta(db, _NODE).get("")
+        if not self.node or former == self.node:
+            return
+        uids = rows.uids(db) if former is not None else ()
+        if uids:
+            raise HardwareUnknownError(
+                f"{len(uids)} claims were prepared when this node was named {former}, and may hold the same devices: nothing new is "
+                f"prepared before the kubelet has unprepared them ({', '.join(sorted(uids)[:3])})"
+            )
+        rows.set_meta(db, _NODE, self.node)
 
     def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
         """Whether counters and capacity suffice. Answers the stale claims without which they do; nothing where they do at once.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..cdi import ClaimSpecs
-from ..errors import RecordsBusyError
+from ..errors import RecordsBusyError, RecordsError
 from ..observe.metrics import Metrics
 from ..paths import NOT_NOW
 from ..wording import counted
@@ -142,6 +142,9 @@ class Keeper:
 
         What it is written from is let go of only when the new one is open, so the next try has all of it again.
         """
+        if old is None and self.path.is_symlink():
+            # SQLite keeps the log beside the file that the link names, so this would look like a database without its log.
+            raise RecordsError(f"{self.path} is a symbolic link: move the database and its log there in its place")
         named, others = inodes_of(self.path), self._others()
         if named[0] is not None and not (old and is_torn(old.inodes, named)):
             if torn := _torn(others, named):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import forks
 from ..locks import taken
 from ..paths import NOT_NOW, named
 
@@ -80,15 +81,15 @@ class ProcessLock:
         while self._fd is None:
             # The lock comes before the name, so nobody ever finds a name of ours without its lock.
             unnamed = self.folder / f".{self.id}{_UNLOCKED}"
-            fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = forks.open_file(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unnamed.rename(self._path(self.id))
             except (BlockingIOError, FileNotFoundError):
-                os.close(fd)  # somebody cleaned up at that moment; a fresh file it is
+                forks.close(fd)  # somebody cleaned up at that moment; a fresh file it is
                 continue
             except BaseException:
-                os.close(fd)
+                forks.close(fd)
                 raise
             self._fd = fd
         # Of all clocks the one that nobody sets back and that goes on through a suspend, one for all containers of the host. Who
@@ -134,7 +135,7 @@ class ProcessLock:
         with self._writing:  # the number of a closed file is soon another file's
             if self._fd is not None:
                 self._path(self.id).unlink(missing_ok=True)
-                os.close(self._fd)
+                forks.close(self._fd)
                 self._fd = None
 
     def alive(self, id: str) -> bool:
@@ -164,7 +165,7 @@ class ProcessLock:
         left: list[Owned] = []
         for path in [*named(self.folder, "", _SUFFIX), *named(self.folder, ".", _UNLOCKED)]:
             with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                fd = forks.open_file(path, os.O_RDWR)
                 try:
                     if not taken(fd):
                         continue
@@ -175,7 +176,7 @@ class ProcessLock:
                     if os.path.samestat(os.fstat(fd), path.stat()):
                         path.unlink()
                 finally:
-                    os.close(fd)
+                    forks.close(fd)
         return left
 
     def _inherit(self, dead: _Content) -> None:
@@ -195,7 +196,7 @@ class ProcessLock:
 
 def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = forks.open_file(path, os.O_RDWR)
     except OSError as e:
         return e.errno in NOT_NOW  # it may live: who is taken for dead loses its devices to others
     try:
@@ -203,7 +204,7 @@ def _is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(fd)
+        forks.close(fd)
     return False
 
 

@@ -75,7 +75,7 @@ class Claims:
         self.files = Files(specs, MetadataFiles(settings.plugin_dir, specs))
         self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
         self.store = Store(self.keeper)
-        judge = Judge(name, process, boot_id, self.flights.prepares)
+        judge = Judge(name, process, boot_id, self.flights.prepares, settings.node_name)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
         elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
@@ -208,7 +208,11 @@ class Claims:
             with contextlib.suppress(RecordsError, TimeoutError):
                 async with asyncio.timeout(_MEASURE):
                     await self.store.probe()
-        return [fault for fault in (self.store.fault, self.recovery.fault) if fault]
+        if self.files.fault:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MEASURE):
+                    await asyncio.to_thread(self.files.probe)
+        return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     async def notes(self) -> list[str]:
         """What an operator should know: what was repaired, records that cannot be read, and rollbacks that fail."""

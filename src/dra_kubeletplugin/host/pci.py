@@ -6,6 +6,7 @@ Finding a function reads its ids and class; the rest is read when somebody asks 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -337,9 +338,14 @@ def _made(folder: str, depth: int = 5) -> Iterator[str]:
 
 
 def _id(folder: str, name: str) -> int:
-    found = sysfs.text(f"{folder}/{name}")
+    path = f"{folder}/{name}"
+    found = sysfs.text(path)
     if found is None:
-        raise FileNotFoundError(f"{folder}/{name}")
+        if os.access(path, os.F_OK) and not os.access(
+            path, os.R_OK
+        ):  # everybody may read it: a security policy denies it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        raise FileNotFoundError(path)
     return int(found, 16)
 
 

@@ -49,11 +49,15 @@ def link(path: str) -> str | None:
 
 
 def names(folder: str) -> list[str]:
-    """What a folder holds, sorted; nothing where there is no such folder."""
+    """What a folder holds, sorted; nothing where there is no such folder.
+
+    Raises ``OSError`` where it cannot be read now, ``PermissionError`` where a security policy such as SELinux denies it: folders of
+    sysfs are readable for everybody, and an empty list would look as if all devices were gone.
+    """
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208
     except OSError as e:
-        if e.errno in NOT_NOW:
+        if e.errno in NOT_NOW or isinstance(e, PermissionError):
             raise
         return []
 

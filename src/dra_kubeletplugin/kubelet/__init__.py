@@ -1,5 +1,6 @@
 """The kubelet's side of the plugin: sockets, registration, node service, health stream."""
 
+from .. import forks  # noqa: F401 - gRPC reads, when it is imported, what this module sets
 from .health import HealthService
 from .node import NodeService
 from .path_lock import lock_of, remove_dead, remove_temporary

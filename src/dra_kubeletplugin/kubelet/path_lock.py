@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import forks
 from ..locks import taken
 
 _TRIES = 20  # another one may come and go between any two steps
@@ -26,13 +27,13 @@ def lock_of(socket: Path, folder: Path) -> Path:
 def remove_dead(lock: Path) -> bool:
     """Removes the lock file that a dead instance left; True where it did, False where somebody living has it."""
     with contextlib.suppress(OSError):
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = forks.open_file(lock, os.O_RDWR)
         try:
             if taken(fd) and os.path.samestat(lock.stat(), os.fstat(fd)):
                 lock.unlink()
                 return True
         finally:
-            os.close(fd)
+            forks.close(fd)
     return False
 
 
@@ -59,14 +60,14 @@ class PathLock:
         """
         for _ in range(_TRIES):
             # Locked before it has its name: nobody can find it unlocked and take it for a dead one's.
-            fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = forks.open_file(self._temporary, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.link(self._temporary, self.path)
             except FileExistsError:
-                os.close(fd)
+                forks.close(fd)
             except BaseException:
-                os.close(fd)
+                forks.close(fd)
                 raise
             else:
                 self._fd = fd
@@ -81,14 +82,14 @@ class PathLock:
     def _take_over(self) -> bool | None:
         """None where the file went meanwhile."""
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            fd = forks.open_file(self.path, os.O_RDWR)
         except FileNotFoundError:
             return None
         if not taken(fd):
-            os.close(fd)
+            forks.close(fd)
             return False
         if not self._names(fd):
-            os.close(fd)
+            forks.close(fd)
             return None
         self._fd = fd
         return True
@@ -109,4 +110,4 @@ class PathLock:
             if self._names(fd):
                 self.path.unlink(missing_ok=True)
         finally:
-            os.close(fd)
+            forks.close(fd)

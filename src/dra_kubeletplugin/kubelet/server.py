@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc.aio
 
+from .. import forks
 from ..errors import SocketError, describe
 from .path_lock import PathLock, lock_of
 from .sockets import MAX_PATH, hidden_name, is_live
@@ -66,6 +68,7 @@ class UnixServer:
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
         self._bound = 0
+        self._hidden: set[str] = set()  # the addresses of our sockets, whatever their names in the file system are now
         self._closed = False
 
     @property
@@ -117,6 +120,8 @@ class UnixServer:
         self.unlink()
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         self._servers.clear()
+        for name in self._hidden:
+            forks.keep_address(name)
         self._lock.release()
 
     def unlink(self) -> None:
@@ -158,6 +163,8 @@ class UnixServer:
         server = grpc.aio.server(options=_OPTIONS)
         for add in self._services:
             add(server)
+        self._hidden.add(str(hidden))
+        forks.close_address(str(hidden))
         # umask holds for the whole process, so it is not touched: the socket gets its mode before its name.
         try:
             # gRPC decodes percent signs in its targets.
@@ -167,8 +174,11 @@ class UnixServer:
             found = hidden.stat()
             hidden.rename(self.path)
         except BaseException as e:  # CancelledError too: a stop during the start leaves nothing
-            hidden.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # such as EROFS, also where there is no such file
+                hidden.unlink(missing_ok=True)
             await server.stop(None)
+            if isinstance(e, RuntimeError):  # of gRPC, which logs the cause and raises without it
+                e = _bind_error(hidden) or e
             if isinstance(e, RuntimeError | OSError):
                 raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from e
             raise
@@ -198,9 +208,22 @@ class UnixServer:
         )
 
 
+def _bind_error(path: Path) -> OSError | None:
+    """Why no socket can be bound at ``path``; None where one can."""
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(str(path))
+        path.unlink()
+    except OSError as e:
+        return e
+    return None
+
+
 def _why(folder: Path, e: Exception) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written by uid {os.getuid()}"
+        return f"{folder} cannot be written by uid {os.getuid()}: see its mode and its mount"
+    if isinstance(e, PermissionError):
+        return f"{describe(e)}: the mode of {folder} permits it, so see what a security policy such as SELinux denies"
     return describe(e)

@@ -34,6 +34,10 @@ class Contention:
         pause: float = min(_LONGEST, _FIRST * 2 ** min(paid, 10))
         return max(0.0, self._written + pause - now)
 
+    def forgive(self) -> None:
+        """Forgets what was undone so far: a known cause explains it."""
+        self.count = 0
+
     def written(self, now: float, *, answer: bool) -> None:
         """We wrote; as an ``answer``, or because our own devices changed."""
         self.count += answer

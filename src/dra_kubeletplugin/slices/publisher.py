@@ -90,6 +90,7 @@ class Publisher:
         self._pools: tuple[PoolStatus, ...] = ()
         self._current_at = -1  # the inventory's version that the server has
         self._published_at = 0.0
+        self._pause: asyncio.Timeout | None = None  # before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._doubt)
         metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
         metrics.measure("publisher", lambda: float(leader()))
@@ -142,6 +143,13 @@ class Publisher:
             seen = await self.inventory.changed(seen)
             self._dirty.set()
 
+    def kubelet_came(self) -> None:
+        """A kubelet accepted the plugin. One that restarts deletes all slices of its node, so the deletion is no other writer's, and
+        the next attempt need not wait."""
+        self._contention.forgive()
+        if self._pause is not None and not self._pause.expired():
+            self._pause.reschedule(0)
+
     # --- when to write --------------------------------------------------------------------------
 
     def _doubt(self) -> None:
@@ -165,9 +173,13 @@ class Publisher:
                 self._ended.notify_all()
             if pause:
                 # Our own devices are told at once, however long another writer is left alone.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
+                try:
+                    async with asyncio.timeout(pause) as self._pause:
                         await self.inventory.changed(version)  # what changed during the attempt counts too
+                except TimeoutError:
+                    pass
+                finally:
+                    self._pause = None
                 self._dirty.set()
 
     async def _wait(self) -> None:

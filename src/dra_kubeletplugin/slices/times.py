@@ -6,7 +6,6 @@ while the plugin was away. So the times are kept, in memory and in a small file.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ..cdi.directory import content_of, write_file
 from ..errors import describe
 from .plan import Found
 
@@ -78,11 +78,11 @@ class TaintTimes:
             return
         self._read = True
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=Times)
+            found = msgspec.json.decode(content_of(str(self._path)), type=Times)
             self._times = {p: {d: [t for t in ts if _is_timed(t)] for d, ts in ds.items()} for p, ds in found.items()}
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             log.warning("%s cannot be read, so taints may get new times: %s", self._path, describe(e))
 
     def _keep(self, now: Times) -> None:
@@ -93,11 +93,8 @@ class TaintTimes:
             return
         temporary = self._path.with_name(f".{self._path.name}.{self._token}")
         try:
-            temporary.write_bytes(msgspec.json.encode(now))
-            temporary.replace(self._path)
+            write_file(str(self._path), str(temporary), msgspec.json.encode(now), 0o600)
         except OSError as e:
             log.warning(
                 "%s cannot be written, so taints may get new times after a restart: %s", self._path, describe(e)
             )
-            with contextlib.suppress(OSError):
-                temporary.unlink()

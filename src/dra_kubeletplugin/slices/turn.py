@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from .. import forks
+
 log = logging.getLogger(__name__)
 _LONGEST = (
     15.0  # seconds that an instance is waited for: one that was stopped in the middle must not silence the others
@@ -35,8 +37,8 @@ class Turn:
         with contextlib.ExitStack() as stack:
             if self._folder is not None:
                 try:
-                    fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    stack.callback(os.close, fd)
+                    fd = forks.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+                    stack.callback(forks.close, fd)
                     await self._lock(fd)
                     self._told = ""
                 except OSError as e:

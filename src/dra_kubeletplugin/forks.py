@@ -1,0 +1,86 @@
+"""Closes the plugin's locks and sockets in processes that a driver forks without exec.
+
+A forked child shares open files with its parent. If the parent is killed, the child would keep its locks, so that the parent counts
+as alive, and its listening sockets, so that the next instance cannot bind them. Source: fork(2), flock(2).
+Python's forks only: a C library that calls fork(2) itself gets no hook. In a container the kernel kills its children with the plugin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from pathlib import Path
+
+_lock = threading.RLock()  # held over a fork: no child gets a file between its open and its entry in the set
+_files: set[int] = set()
+_null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # open from the start: a child may have no descriptor left
+_addresses: set[str | int] = set()
+
+
+def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
+    """Opens a file that forked children do not get; as :func:`os.open`, and never through a symbolic link. :func:`close` closes it."""
+    with _lock:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        _files.add(fd)
+    return fd
+
+
+def close(fd: int) -> None:
+    """Closes a file of :func:`open_file`. Raises ``OSError``."""
+    with _lock:
+        _files.discard(fd)
+        os.close(fd)
+
+
+def close_address(address: str | int) -> None:
+    """From now on, forked children close all sockets with this local address, also accepted connections.
+
+    Args:
+        address: the path that a Unix socket was bound to, or a TCP port.
+    """
+    with _lock:
+        _addresses.add(address)
+
+
+def keep_address(address: str | int) -> None:
+    """Ends :func:`close_address`."""
+    with _lock:
+        _addresses.discard(address)
+
+
+def _after_in_child() -> None:
+    try:
+        # The number stays in use: gRPC or Python may still close it in the child, and must not close another file.
+        for fd in _files:
+            os.dup2(_null, fd, inheritable=False)
+        for fd in _sockets():
+            os.dup2(_null, fd, inheritable=False)
+    finally:
+        _files.clear()
+        _lock.release()
+
+
+def _sockets() -> set[int]:
+    found = set()
+    for name in os.listdir("/dev/fd") if _addresses else ():  # noqa: PTH208 - names are all
+        with contextlib.suppress(OSError):  # not a socket, or the folder's own descriptor
+            opened = socket.socket(fileno=int(name))
+            try:
+                local = opened.getsockname()
+                if opened.family in {socket.AF_INET, socket.AF_INET6}:
+                    local = local[1]
+                if isinstance(local, str | int) and local in _addresses:
+                    found.add(int(name))
+            finally:
+                opened.detach()
+    return found
+
+
+# gRPC's own fork handlers start its threads again in the child, which then crashes at random (gRPC 1.85: SIGSEGV, SIGABRT). gRPC reads
+# the variable when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_in_child)
+
+__all__ = ["close", "close_address", "keep_address", "open_file"]
