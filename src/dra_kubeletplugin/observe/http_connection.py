@@ -23,7 +23,7 @@ _DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")  # independent of the 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _READ = 16 * 1024  # bytes of one read
 _WRITE = 32 * 1024  # bytes of a response in the transport's buffer
-_SMALL_CHUNKS = 1000  # parts of a body that may be smaller than _CHUNK bytes on average
+_SMALL_CHUNKS = 100  # parts of a body that may be smaller than _CHUNK bytes on average
 _CHUNK = 64
 _END_OF_HEAD = re.compile(rb"(?:^|\n)\r?\n")
 
@@ -63,6 +63,7 @@ class Session:
         self.connections, self.limits = connections, connections.limits
         self.is_last = False  # no request follows the one that is under way
         self._between = False
+        self._pipelined_since: float | None = None
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
         # drain() returns when the buffer is empty. With 0, asyncio's TLS would pause at each write.
         writer.transport.set_write_buffer_limits(high=1)
@@ -160,16 +161,16 @@ class Session:
 
     async def _request(self) -> Request | None:
         """Returns the next request; None where the client sends no more or breaks off. Raises ``TimeoutError``, ``RefusedError``."""
-        is_pipelined = bool(self.h11.trailing_data[0])
-        if not is_pipelined:
+        if not self.h11.trailing_data[0]:
             self._between = True
             async with within(self.limits.idle_timeout):
                 self.h11.receive_data(await self._read())
             self._between = False
-        if self.connection.phase is Phase.IDLE:
+            self._pipelined_since = None
+        else:
+            await self._take_turn()
+        if self.connection.phase is not Phase.UNFINISHED:
             self.connection.enter(Phase.UNFINISHED)
-        if is_pipelined:
-            await asyncio.sleep(0)  # a client that sends many requests at once takes turns with the others
         async with within(self.limits.head_timeout):
             await self._receive_head()
             head = await self._event()
@@ -191,6 +192,14 @@ class Session:
         return Request(
             head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.connection.peer
         )
+
+    async def _take_turn(self) -> None:
+        """Delays pipelined requests, so that single requests such as probes need not wait for them."""
+        if self._pipelined_since is None:
+            self._pipelined_since = asyncio.get_running_loop().time()
+        self.connection.enter(Phase.PIPELINED, self._pipelined_since)
+        async with self.connections.pipelined:
+            await asyncio.sleep(0)
 
     async def _receive_head(self) -> None:
         """Receives bytes until a head is complete, and checks its size before h11 parses it, which takes long for many lines."""

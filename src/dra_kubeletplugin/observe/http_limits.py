@@ -1,8 +1,7 @@
 """Limits of the HTTP server, and which connection it closes when a limit is reached.
 
-A connection is closed only while the server waits for its client. The order: requests and responses that the client has not finished
-for a second, the oldest first; then idle connections, the longest idle first; then the other unfinished ones, the oldest first.
-A new client therefore always has ``GRACE`` seconds to send its request, however many others connect.
+A connection is closed only while the server waits for its client, or where the client sends requests without waiting for responses.
+The order: first those that have been unfinished for a second; then idle ones; then the other unfinished ones; the oldest first. A new client therefore always has ``GRACE`` seconds to send its request, however many others connect.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from .http_messages import Response, busy
 MAX_BODY = 8 * 1024 * 1024
 PROBE_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 GRACE = 0.1  # seconds in which a new client is never closed in favour of another
+_PIPELINED = 8  # requests sent without waiting for a response, of all connections, in one pass of the event loop
 SLOW = 1.0  # seconds after which an unfinished request or response is closed before an idle connection
 
 
@@ -47,7 +47,7 @@ class Limits:
 
 PROBES = Limits(
     head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=128, requests=64, head_bytes=16 * 1024,
-    head_lines=64, body_bytes=1024, buffered_bytes=8 * 1024 * 1024, socket_bytes=64 * 1024,
+    head_lines=64, body_bytes=1024, buffered_bytes=8 * 1024 * 1024, socket_bytes=32 * 1024,
 )  # fmt: skip
 """For metrics and probes: requests without a body, by a kubelet, a few scrapers, and anyone else who reaches the port."""
 
@@ -56,6 +56,9 @@ class Phase(Enum):
     UNFINISHED = auto()  # the client has not sent all of its handshake or request
     WORKING = auto()  # the server's handler runs, or the response is a stream
     RESPONDING = auto()  # the client has not read all of the response
+    PIPELINED = (
+        auto()
+    )  # the client has sent several requests without waiting for the responses, and the next of them waits
     IDLE = auto()  # the response was sent, and nothing of the next request has been received
 
 
@@ -77,14 +80,21 @@ class Connection:
         self.closing = False
         self.refusal: Response | None = None  # to be sent before the connection is closed
 
-    def enter(self, phase: Phase) -> None:
-        self.phase, self.since = phase, asyncio.get_running_loop().time()
+    def enter(self, phase: Phase, since: float | None = None) -> None:
+        self.phase, self.since = phase, asyncio.get_running_loop().time() if since is None else since
 
     @property
-    def waits_for_client(self) -> bool:
-        if self.closing or self.phase is Phase.WORKING:
-            return False
-        return self.phase is Phase.RESPONDING or not self.unread
+    def may_be_closed(self) -> bool:
+        """Whether the client, and not the server, is late."""
+        match self.phase:
+            case _ if self.closing:
+                return False
+            case Phase.WORKING:
+                return False
+            case Phase.RESPONDING | Phase.PIPELINED:
+                return True
+            case Phase.UNFINISHED | Phase.IDLE:
+                return not self.unread
 
 
 class Connections:
@@ -97,6 +107,7 @@ class Connections:
         self._by_peer: Counter[str] = Counter()
         self._buffered = 0
         self.working = 0  # requests that are handled, without probes
+        self.pipelined = asyncio.Semaphore(_PIPELINED)
 
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._open)
@@ -131,7 +142,7 @@ class Connections:
     def may_wait(self, new: Connection) -> bool:
         """Whether it is worth waiting for room. It is not where the client's own requests that are at work use its whole share."""
         rivals = self._rivals(new)
-        return len(rivals) == len(self._open) - 1 or any(c.waits_for_client for c in rivals)
+        return len(rivals) == len(self._open) - 1 or any(c.may_be_closed for c in rivals)
 
     def _has_too_many(self, new: Connection) -> bool:
         return self.most is not None and (self._by_peer.total() > self.most or self._exceeds_share(new))
@@ -161,7 +172,7 @@ class Connections:
         most = self.limits.buffered_bytes
         while most is not None and self._buffered > most:
             now = asyncio.get_running_loop().time()
-            holders = [c for c in self._open if c.buffered and c.waits_for_client]
+            holders = [c for c in self._open if c.buffered and c.may_be_closed]
             if connection.phase is Phase.RESPONDING:  # a response that has just been made is sent in any case
                 holders = [c for c in holders if c is not connection]
                 if not holders:
@@ -202,7 +213,7 @@ class Connections:
 
 def _order(connection: Connection, now: float, grace: float) -> tuple[int, float] | None:
     """The connection with the smallest value is closed first; None where it may not be closed."""
-    if not connection.waits_for_client:
+    if not connection.may_be_closed:
         return None
     age = now - connection.since
     if connection.phase is Phase.IDLE:
