@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 import ssl
 import sys
@@ -332,6 +333,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk")
     args = parser.parse_args()
     if args.what == "attack":
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # writes to connections that the server closed
         kinds = tuple(filter(None, args.kinds.split(",")))
         print(json.dumps(asyncio.run(attack(args.url, args.seconds, CLIENTS, args.sources.split(","), kinds))))
         return

@@ -1,7 +1,8 @@
 """Limits of the HTTP server, and which connection it closes when a limit is reached.
 
 A connection is closed only while the server waits for its client, or where the client sends requests without waiting for responses.
-The order: first those that have been unfinished for a second; then idle ones; then the other unfinished ones; the oldest first. A new client therefore always has ``GRACE`` seconds to send its request, however many others connect.
+The order: first those that have been unfinished for a second; then idle ones; then the other unfinished ones; the oldest first.
+A new client therefore always has ``GRACE`` seconds to send its request, however many others connect.
 """
 
 from __future__ import annotations
@@ -137,15 +138,14 @@ class Connections:
 
         Returns False where none can be closed now.
         """
-        return not self._has_too_many(new) or self._close_one(self._rivals(new))
+        return not (self._is_full() or self._exceeds_share(new)) or self._close_one(self._rivals(new))
 
     def may_wait(self, new: Connection) -> bool:
-        """Whether it is worth waiting for room. It is not where the client's own requests that are at work use its whole share."""
-        rivals = self._rivals(new)
-        return len(rivals) == len(self._open) - 1 or any(c.may_be_closed for c in rivals)
+        """Whether to wait for room. A client whose handled requests use its whole share is refused: others have room left."""
+        return self._is_full() or any(c.may_be_closed for c in self._rivals(new))
 
-    def _has_too_many(self, new: Connection) -> bool:
-        return self.most is not None and (self._by_peer.total() > self.most or self._exceeds_share(new))
+    def _is_full(self) -> bool:
+        return self.most is not None and self._by_peer.total() > self.most
 
     def _exceeds_share(self, new: Connection) -> bool:
         return self.most is not None and self._by_peer[new.peer] > self.most - self.most // 4
