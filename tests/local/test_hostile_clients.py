@@ -5,6 +5,8 @@ How fast is measured by ``python -m bench.hostile_clients``: a busy machine says
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -18,6 +20,7 @@ from bench.deployed import deployed
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, to make certificates")
 SECONDS = 6.0
+POST = b"POST /validate HTTP/1.1\r\nHost: x\r\n"
 
 
 def judge(found: hostile_clients.Probes, made: Counter[str], kinds: int) -> None:
@@ -37,6 +40,23 @@ async def test_probes_of_a_plugin_are_answered(tmp_path: Path, monkeypatch: pyte
             found, made = await hostile_clients.attacked(plugin.http, SECONDS)
             judge(found, made, len(hostile_clients.PLAIN))
             assert await plugin.probe("/metrics")
+
+
+async def test_reviews_are_answered_while_large_bodies_are_announced_and_do_not_arrive(tmp_path: Path) -> None:
+    async with hostile_clients.webhook(tmp_path) as (url, _), contextlib.AsyncExitStack() as stack:
+        target = hostile_clients.Target.parse(url)
+        for _ in range(20):
+            _, writer = await target.connect()
+            stack.callback(writer.close)
+            writer.write(POST + b"Content-Length: 6000000\r\n\r\n" + b"x" * 1000)
+        request = {"uid": "u", "operation": "CREATE", "object": {"kind": "ResourceClaim", "spec": {}}}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        body = json.dumps(review | {"padding": "x" * 1_000_000}).encode()
+        for _ in range(20):
+            reader, writer = await target.connect()
+            stack.callback(writer.close)
+            writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.timeout(300)

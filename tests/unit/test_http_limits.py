@@ -23,9 +23,10 @@ LARGE = b"x" * 300_000
 
 
 class Served:
-    """A server whose handler waits at ``/hold`` until ``go_on`` is set."""
+    """A server whose handler waits at ``holds`` until ``go_on`` is set."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, holds: str = "/hold") -> None:
+        self.holds = holds
         self.server = HttpServer(self._handle, limits=limits)
         self.go_on = asyncio.Event()
         self.held = 0
@@ -42,7 +43,7 @@ class Served:
         await self.server.close()
 
     async def _handle(self, request: Request) -> Response:
-        if request.path == "/hold":
+        if request.path == self.holds:
             self.held += 1
             await self.go_on.wait()
         return Response(200, LARGE if request.path == "/large" else b"ok " + request.path.encode(), "text/plain")
@@ -226,6 +227,19 @@ async def test_probes_are_handled_while_other_requests_are_at_their_limit() -> N
         assert refused.startswith(b"HTTP/1.1 429 ")
         assert b"Retry-After: 1\r\n" in refused
         for path in ("/healthz", "/readyz"):
+            assert (await served.get(path)).startswith(b"HTTP/1.1 200 ")
+        served.go_on.set()
+
+
+async def test_readiness_probes_that_hang_leave_room_for_liveness_probes_and_metrics() -> None:
+    async with Served(Limits(connections=64, requests=4), holds="/readyz") as served:
+        for _ in range(30):
+            await served.connect(GET % b"/readyz")
+        async with asyncio.timeout(60):
+            while served.held < 4:
+                await asyncio.sleep(0.01)
+        assert (await served.get("/readyz")).startswith(b"HTTP/1.1 429 ")
+        for path in ("/healthz", "/metrics"):
             assert (await served.get(path)).startswith(b"HTTP/1.1 200 ")
         served.go_on.set()
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from .http_limits import PROBE_PATHS, Connection, Connections, Phase
+from .http_limits import LIVENESS, READINESS, Connection, Connections, Phase
 from .http_messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
@@ -122,20 +122,22 @@ class Session:
             self.connection.enter(Phase.IDLE)
 
     async def _handle(self, request: Request) -> Response:
-        """Calls the handler. Probes are handled even while other requests use all that may be handled at the same time."""
+        """Calls the handler where fewer requests than the limit are being handled. Liveness probes are always handled."""
         self.connection.enter(Phase.WORKING)
-        counted = int(request.path not in PROBE_PATHS)
-        most = self.limits.requests
-        if counted and most is not None and self.connections.working >= most:
-            raise busy(f"{most} requests are being handled")
-        self.connections.working += counted
+        if request.path == LIVENESS:
+            return await self._call(request)
+        free = self.connections.readiness_probes if request.path == READINESS else self.connections.requests
+        if free.locked():
+            raise busy(f"{self.limits.requests} requests are being handled")
+        async with free:
+            return await self._call(request)
+
+    async def _call(self, request: Request) -> Response:
         try:
             return await self.handler(request)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             return Response(500, b"internal error", "text/plain")
-        finally:
-            self.connections.working -= counted
 
     async def _become(self, tunnel: Tunnel, headers: Mapping[str, str]) -> None:
         self._write(h11.InformationalResponse(status_code=101, headers=list(headers.items())))

@@ -17,8 +17,10 @@ from enum import Enum, auto
 from .http_messages import Response, busy
 
 MAX_BODY = 8 * 1024 * 1024
-PROBE_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
+LIVENESS = "/healthz"
+READINESS = "/readyz"
 GRACE = 0.1  # seconds in which a new client is never closed in favour of another
+_NO_LIMIT = 1 << 62
 _PIPELINED = 8  # requests sent without waiting for a response, of all connections, in one pass of the event loop
 SLOW = 1.0  # seconds after which an unfinished request or response is closed before an idle connection
 
@@ -36,7 +38,7 @@ class Limits:
     idle_timeout: float | None = None  # from the end of a request to the first byte of the next
     send_timeout: float | None = None  # for the client to read a response that is no stream
     connections: int | None = None  # a client's address may have three quarters of them
-    requests: int | None = None  # handled at the same time; probes are not counted
+    requests: int | None = None  # handled at the same time; liveness probes do not count, readiness probes have as many
     head_bytes: int = 64 * 1024
     head_lines: int = 1000
     body_bytes: int = MAX_BODY
@@ -47,7 +49,7 @@ class Limits:
 
 
 PROBES = Limits(
-    head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=128, requests=64, head_bytes=16 * 1024,
+    head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=128, requests=32, head_bytes=16 * 1024,
     head_lines=64, body_bytes=1024, buffered_bytes=8 * 1024 * 1024, socket_bytes=32 * 1024,
 )  # fmt: skip
 """For metrics and probes: requests without a body, by a kubelet, a few scrapers, and anyone else who reaches the port."""
@@ -107,7 +109,8 @@ class Connections:
         self._open: set[Connection] = set()
         self._by_peer: Counter[str] = Counter()
         self._buffered = 0
-        self.working = 0  # requests that are handled, without probes
+        self.readiness_probes = asyncio.Semaphore(limits.requests or _NO_LIMIT)
+        self.requests = asyncio.Semaphore(limits.requests or _NO_LIMIT)
         self.pipelined = asyncio.Semaphore(_PIPELINED)
 
     def __iter__(self) -> Iterator[Connection]:
@@ -231,4 +234,15 @@ def _within_descriptors(connections: int | None) -> int | None:
     return min(connections, max(1, soft // 2))
 
 
-__all__ = ["GRACE", "MAX_BODY", "PROBES", "PROBE_PATHS", "SLOW", "Connection", "Connections", "Limits", "Phase"]
+__all__ = [
+    "GRACE",
+    "LIVENESS",
+    "MAX_BODY",
+    "PROBES",
+    "READINESS",
+    "SLOW",
+    "Connection",
+    "Connections",
+    "Limits",
+    "Phase",
+]
