@@ -178,11 +178,14 @@ async def test_an_unfinished_request_is_closed_before_an_idle_connection_and_a_h
         assert (await served.get()).endswith(b"ok /healthz")
         assert await is_closed(slow)
         assert not await is_closed(idle, 0.05)
-        await served.connect(b"GET")
+        third = await served.connect(GET % b"/hold")
+        async with asyncio.timeout(60):
+            while served.held < 3:
+                await asyncio.sleep(0.01)
         assert (await served.get()).endswith(b"ok /healthz")
         assert await is_closed(idle)
         served.go_on.set()
-        for client in (held, other):
+        for client in (held, other, third):
             async with asyncio.timeout(60):
                 assert await client[0].readuntil(b"ok /hold")
 
