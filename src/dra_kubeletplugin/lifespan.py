@@ -16,6 +16,7 @@ from .errors import DraError, DriverError, SettingsError, describe
 from .observe.http import PROBES, Handler, HttpServer, Request, Response
 from .observe.metrics import CONTENT_TYPE, Metrics
 from .observe.origin import is_from_here
+from .observe.shared_run import SharedRun
 
 log = logging.getLogger(__name__)
 STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
@@ -97,6 +98,8 @@ class Probes:
         self._not_ready = not_ready
         self._notes = notes
         self._page = page
+        self._rendered = SharedRun(self._render)
+        self._judged = SharedRun(self._judge)
 
     async def serve(self, stack: contextlib.AsyncExitStack, address: str) -> str:
         """Serves until the stack is left; answers the URL, empty where ``address`` is.
@@ -121,13 +124,11 @@ class Probes:
     async def _answer(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
-                await self._measure()
-                return Response(200, self._metrics.text(), CONTENT_TYPE)
+                return Response(200, await self._rendered(), CONTENT_TYPE)
             case "/healthz":
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
-                faults = await self._not_ready()
-                notes = await self._notes()
+                faults, notes = await self._judged()
                 if notes and not is_from_here(request):  # they name claims, which are not everybody's to know
                     notes = [f"{len(notes)} more, over the loopback alone: kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
@@ -135,3 +136,11 @@ class Probes:
             case path if self._page is not None and path in PAGES:
                 return await self._page(request)
         return Response(404, b"/metrics, /healthz or /readyz\n", "text/plain")
+
+    async def _render(self) -> bytes:
+        await self._measure()
+        return self._metrics.text()
+
+    async def _judge(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Why the process is not ready, and what else should be known."""
+        return await self._not_ready(), await self._notes()

@@ -31,9 +31,11 @@ PATH = "/validate"
 _MIB = 1024 * 1024
 _FINISH = 1.0  # seconds for reviews that arrive while it stops
 LIMITS = Limits(
-    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, head_bytes=16 * 1024,
+    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, requests=64, head_bytes=16 * 1024,
+    head_lines=64,
     body_bytes=6 * _MIB,  # an object of the 3 MiB that an API server reads, the one before it, and what is around them
-    bodies_bytes=16 * _MIB,
+    buffered_bytes=16 * _MIB,
+    socket_bytes=128 * 1024,
 )  # fmt: skip
 _OBJECT = dict[str, msgspec.Raw]
 _TIMEOUT = 10.0  # seconds that an API server waits where it does not say,

@@ -157,7 +157,7 @@ async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_wo
         status, _ = await post(webhook.url, ca, json.dumps(review(obj)).encode())
         assert status == 200  # the largest that an API server reads
         status, said = await post(webhook.url, ca, b"x" * (LIMITS.body_bytes + 1))
-        assert (status, said) == (413, b"the body is larger than 6291456 bytes, the most that is read\n")
+        assert (status, said) == (413, b"the body is larger than 6291456 bytes, the limit\n")
 
 
 async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def test_probes_are_answered_while_500_clients_hold_connections(sent: byte
             connections.append((reader, writer))
         for _ in range(10):
             assert (await get(port)).endswith(b"ok /healthz")
-        await most_closed((r for r, _ in connections), 500 - 64)
+        await most_closed((r for r, _ in connections), 500 - 128)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
@@ -176,10 +176,11 @@ async def test_a_request_at_work_is_not_ended_for_a_new_client() -> None:
     async with serving(Limits(connections=1), hold=hold) as port:
         first = asyncio.create_task(get(port, "/hold"))
         await hold.asked.wait()
-        with contextlib.suppress(ConnectionError):
-            assert await get(port) == b""
+        other = asyncio.create_task(get(port))
+        assert not (await asyncio.wait({first, other}, timeout=0.3))[0]
         hold.go_on.set()
         assert (await first).endswith(b"ok /hold")
+        assert (await other).endswith(b"ok /healthz")
 
 
 @pytest.mark.parametrize(
@@ -301,28 +302,7 @@ async def test_a_body_that_is_too_large_is_answered_in_a_sentence(chunked: bool)
         for size in (1001, 3_000_000):  # more than buffers hold: the answer is there all the same
             answer = await post(port, b"x" * size, chunked=chunked)
             assert answer.startswith(b"HTTP/1.1 413 ")
-            assert answer.endswith(b"the body is larger than 1000 bytes, the most that is read\n")
-
-
-async def test_bodies_of_all_connections_together_are_bounded_and_room_comes_back() -> None:
-    async with serving(Limits(body_bytes=1000, bodies_bytes=2000)) as port, contextlib.AsyncExitStack() as stack:
-        writers = []
-        for _ in range(2):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            stack.callback(writer.transport.abort)
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
-            writers.append(writer)
-        while not (refused := await post(port, b"x")).startswith(b"HTTP/1.1 429 "):
-            await asyncio.sleep(0.01)
-        assert b"Retry-After: 1\r\n" in refused
-        assert refused.endswith(b"2000 bytes of other requests are at work: ask again in a second\n")
-        assert (await get(port)).endswith(b"ok /healthz")  # a probe has no body
-        writers[0].transport.abort()  # and one that goes gives its room back
-        while (answer := await post(port, b"x" * 1000)).startswith(b"HTTP/1.1 429 "):
-            await asyncio.sleep(0.01)
-        assert answer.endswith(b"ok /")
-        for _ in range(5):
-            assert (await post(port, b"x" * 1000)).endswith(b"ok /")
+            assert answer.endswith(b"the body is larger than 1000 bytes, the limit\n")
 
 
 @pytest.mark.parametrize("steps", range(8))

@@ -6,7 +6,7 @@ import resource
 
 from ..errors import SettingsError
 
-_LEAST = 256  # a plugin and a webhook have a hundred connections at most, a local cluster with one driver 95 files
+_LEAST = 256  # a plugin and a webhook use half for clients, at most 128; a local cluster with one driver has 95 files
 _WELL = 1024  # above it select() of a vendor's library may break
 
 

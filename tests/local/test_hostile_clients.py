@@ -1,0 +1,67 @@
+"""A real plugin and a real webhook answer every probe while 400 hostile clients use their ports.
+
+How fast is measured by ``python -m bench.hostile_clients``: a busy machine says nothing about a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import hostile_clients
+from bench.apiserver import api_server
+from bench.deployed import deployed
+
+pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, to make certificates")
+SECONDS = 6.0
+POST = b"POST /validate HTTP/1.1\r\nHost: x\r\n"
+
+
+def judge(found: hostile_clients.Probes, made: Counter[str], kinds: int) -> None:
+    print(found, dict(made))
+    assert not found.errors
+    assert found.seconds
+    assert len(made) == kinds
+    assert made.total() > hostile_clients.CLIENTS  # closed clients came again
+
+
+@pytest.mark.timeout(300)
+async def test_probes_of_a_plugin_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):  # which the bench sets for itself
+        monkeypatch.setenv(name, "")
+    with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 bytes at most
+        async with api_server(tmp_path, delay=0) as api, deployed("bench.drivers:Idle", api, Path(short)) as plugin:
+            found, made = await hostile_clients.attacked(plugin.http, SECONDS)
+            judge(found, made, len(hostile_clients.PLAIN))
+            assert await plugin.probe("/metrics")
+
+
+async def test_reviews_are_answered_while_large_bodies_are_announced_and_do_not_arrive(tmp_path: Path) -> None:
+    async with hostile_clients.webhook(tmp_path) as (url, _), contextlib.AsyncExitStack() as stack:
+        target = hostile_clients.Target.parse(url)
+        for _ in range(20):
+            _, writer = await target.connect()
+            stack.callback(writer.close)
+            writer.write(POST + b"Content-Length: 6000000\r\n\r\n" + b"x" * 1000)
+        request = {"uid": "u", "operation": "CREATE", "object": {"kind": "ResourceClaim", "spec": {}}}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        body = json.dumps(review | {"padding": "x" * 1_000_000}).encode()
+        for _ in range(20):
+            reader, writer = await target.connect()
+            stack.callback(writer.close)
+            writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.timeout(300)
+async def test_probes_of_a_webhook_are_answered(tmp_path: Path) -> None:
+    async with hostile_clients.webhook(tmp_path) as (url, pid):
+        found, made = await hostile_clients.attacked(url, SECONDS)
+        judge(found, made, len(hostile_clients.TLS))
+        assert hostile_clients.memory(pid) < 384  # the limit in deploy/
