@@ -150,7 +150,8 @@ class Engine:
         if task.cancelled():
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
-        return own(error) if error else task.result() or ()
+        # Without the traceback: its frames keep the claim, and form cycles that only a collection frees.
+        return own(error).with_traceback(None) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
 

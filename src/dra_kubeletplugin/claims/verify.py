@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ..driver import AllocatedDevice, Driver
-from ..driver.parameters import resolve
+from ..driver.parameters import Resolved
+from ..driver.resolving import Resolver
 from ..driver.results import AllocationResult
 from ..errors import (
     ApiError,
@@ -23,11 +25,15 @@ from ..errors import (
     DeviceGoneError,
     DevicesUnknownError,
     DeviceUnhealthyError,
+    DraError,
     describe,
 )
 from ..inventory import Inventory
-from ..kube import KubeClient
+from ..kube import KubeClient, Resource
+from ..kube.boundary import object_of
+from ..kube.http1 import HttpResponse
 from ..resources.convert import GROUP, convert
+from ..resources.encoded import from_json, in_parts
 from ..resources.types import Device
 from .amounts import Supply
 from .elsewhere import Elsewhere
@@ -36,6 +42,8 @@ from .record import Record, allocated_json, identity
 
 JSON = dict[str, Any]
 _GET = 10.0  # seconds for one claim
+_LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the worst take about 3 ms
+_LARGE_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -126,31 +134,36 @@ class Verifier:
         self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
+        self._resolver = Resolver(driver, name)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     async def fetch(self, ref: ClaimRef) -> Fetched | None:
         """The claim; None where it is gone.
 
-        Raises :class:`ApiUnavailableError` where the server does not tell, whatever it answers.
+        Raises :class:`ApiUnavailableError` for every other response than the claim or "not found".
         """
+        async with self._reading(ref) as claim:
+            return claim
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, ref: ClaimRef) -> AsyncIterator[Fetched | None]:
+        """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: decoded, one takes 20 times its bytes."""
         try:
             resource = await self.client.dra("resourceclaims")
-            found = await self.client.get(resource, ref.name, ref.namespace, timeout=_GET)
+            answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
-            if e.status == 404 and e.names(ref.name):
-                return None
-            # A refusal is no word on the claim: a token that was rotated, a permission, a version that is served no more.
-            raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-        try:
-            fields = msgspec.convert(found, _Fields)
-            obj: JSON = {**found, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim"}
-            if resource.version == "v1beta1":  # the only one of another shape
-                obj = convert({**obj, "apiVersion": resource.api_version}, "v1")
-        except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
-            raise ApiUnavailableError(
-                f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
-            ) from None
-        status = fields.status or _Status()
-        return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())
+            if e.status != 404 or not e.names(ref.name):
+                # A refusal says nothing about the claim: a token that was rotated, a permission, a version that is no longer served.
+                raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
+            answer = None
+        if answer is None:
+            yield None
+            return
+        if len(answer.body) <= _LARGE:
+            yield _fetched(ref, resource, answer, from_json)
+            return
+        async with self._large:
+            yield await asyncio.to_thread(_fetched, ref, resource, answer, in_parts)
 
     def has(self, claim: Fetched, record: Record) -> bool:
         """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
@@ -172,7 +185,10 @@ class Verifier:
 
         Raises :class:`ClaimError` where the claim itself is wrong; what is wrong with its devices is ``fault``.
         """
-        claim = await self.fetch(ref)
+        async with self._reading(ref) as claim:
+            return await self._verified(ref, claim)
+
+    async def _verified(self, ref: ClaimRef, claim: Fetched | None) -> Verified:
         if claim is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
         if claim.uid != ref.uid:
@@ -190,17 +206,24 @@ class Verifier:
         )  # one look is new enough for all devices of a claim, however long it takes
         try:
             devices, entries = [], []
+            resolved = await self._resolver.resolve(claim.config(), [r.request for r in results])
             for result in results:
-                devices.append(await self._device(ref, result, claim.config(), supply, asked))
+                devices.append(await self._device(ref, result, resolved, supply, asked))
                 entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
             return Verified(claim.object, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
-            return Verified(claim.object, claim.reserved_for, devices, entries, supply, e)
+            # Neither the object nor a traceback, whose frames keep it: it may have taken 30 MB, and nothing is prepared.
+            return Verified({}, claim.reserved_for, devices, entries, supply, e.with_traceback(None))
 
     async def _device(
-        self, ref: ClaimRef, result: AllocationResult, config: Sequence[JSON], supply: Known, asked: float
+        self,
+        ref: ClaimRef,
+        result: AllocationResult,
+        resolved: Mapping[str, Resolved | DraError],
+        supply: Known,
+        asked: float,
     ) -> AllocatedDevice:
         name = result.device
         device = self._own(ref, result)
@@ -208,11 +231,15 @@ class Verifier:
             found = await self.elsewhere.find(f"claim {ref}", result.pool, name, asked)
             supply.add(result.pool, found)
             device = found.device
+        match resolved[result.request]:
+            case ConfigError() as e:
+                raise ConfigError(f"claim {ref}, device {name}: {e}")
+            case DraError() as e:
+                raise e
+            case (chosen, source):
+                pass
         try:
-            chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
             consumed = result.consumed()
-        except ConfigError as e:
-            raise ConfigError(f"claim {ref}, device {name}: {e}") from None
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         return result.allocated(device, chosen, source, consumed)
@@ -233,3 +260,22 @@ class Verifier:
             reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         return device
+
+
+def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse, decode: Callable[[bytes], Any]) -> Fetched:
+    """Raises :class:`ApiUnavailableError` for what is no ResourceClaim."""
+    what = f"GET {resource.path(ref.namespace, ref.name)}"
+    try:
+        found = object_of(answer, what, decode)
+        fields = msgspec.convert(found, _Fields)
+        obj: JSON = {**found, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim"}
+        if resource.version == "v1beta1":  # the only version of another shape
+            obj = convert({**obj, "apiVersion": resource.api_version}, "v1")
+    except ApiError as e:
+        raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
+    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
+        raise ApiUnavailableError(
+            f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
+        ) from None
+    status = fields.status or _Status()
+    return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())

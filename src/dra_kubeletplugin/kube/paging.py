@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ApiError
+from ..resources.encoded import from_json
 from .client import KubeClient
 from .resource import Resource
 
@@ -53,5 +54,5 @@ async def read_all(
 
 def as_json(item: msgspec.Raw) -> JSON:
     """The object itself."""
-    decoded: JSON = msgspec.json.decode(item)
+    decoded: JSON = from_json(item)
     return decoded
