@@ -18,6 +18,7 @@ from .driver.config import MOST_FAULTS
 from .driver.config_faults import MORE
 from .driver.parameters import Entry, Parameters, applies
 from .errors import DraError, printable
+from .resources.encoded import from_json
 
 JSON = Mapping[str, Any]
 _PLACES = {
@@ -177,8 +178,10 @@ def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
 
 
 def _content(entry: JSON) -> bytes:
-    """What an entry says, whatever the order of its keys."""
-    return msgspec.json.encode(entry, order="sorted")
+    """The JSON of an entry, with its keys sorted."""
+    return msgspec.json.encode(
+        {k: from_json(v) if isinstance(v, msgspec.Raw) else v for k, v in entry.items()}, order="sorted"
+    )
 
 
 def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:

@@ -22,7 +22,7 @@ from .errors import DriverFailedError, SettingsError, clip, describe
 from .lifespan import bounded
 from .observe.http import HttpServer, Limits, Request, Response
 from .opaque import KINDS, Reader, faults
-from .resources.encoded import from_json, in_parts
+from .resources.encoded import config_entries, from_json
 from .settings import WebhookSettings
 from .wording import first
 
@@ -160,7 +160,9 @@ def _with_parameters(raw: msgspec.Raw, depth: int = 4) -> object:
         fields = from_json(raw, _OBJECT)
     except msgspec.ValidationError:
         return None
-    out: dict[str, object] = {k: in_parts(fields[k]) for k in ("kind", "config") if k in fields}
+    out: dict[str, object] = {"kind": from_json(fields["kind"])} if "kind" in fields else {}
+    if "config" in fields:
+        out["config"] = config_entries(fields["config"])
     if depth:
         out |= {k: _with_parameters(fields[k], depth - 1) for k in ("spec", "devices") if k in fields}
     return out

@@ -23,7 +23,6 @@ from ..errors import ApiUnavailableError, ClaimBusyError, ClaimTakenError, DraEr
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from ..reporting import ClaimKey, StatusReports
-from ..resources.allocation import node_of
 from . import metadata, rows
 from .answers import PreparedAnswer, answer, complete
 from .batch import Rendezvous
@@ -251,9 +250,9 @@ class Engine:
             uid=ref.uid,
             devices=tuple(verified.devices),
             reserved_for=verified.reserved_for,
-            object=verified.object,
+            object=verified.object,  # type: ignore[arg-type]  # decoded when it is read
             operation=operation_id(),
-            node=node_of(verified.object),
+            node=verified.node,
             _undo=undo,
             _status=self.reports.of(key),
         )

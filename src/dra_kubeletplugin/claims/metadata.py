@@ -17,6 +17,7 @@ import msgspec
 from ..cdi import ClaimSpecs, validate_device_name, version_to_declare
 from ..cdi.directory import content_of, write_file
 from ..driver import Claim, MetadataUpdate, PreparedDevice
+from ..driver.claim import annotations_of
 from ..driver.metadata_update import attribute_faults
 from ..errors import BadAnswerError, DriverError, MetadataError, MetadataUpdateError
 from ..metadata.document import ClaimRef, decode, encode
@@ -56,7 +57,7 @@ def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], s
             entry = {**entry, "cdi": [*(entry.get("cdi") or ()), _id(specs.driver, claim.uid, base)]}
         entries.append(entry)
     record.doc["devices"] = entries
-    annotations = (claim.object.get("metadata") or {}).get("annotations") or {}
+    annotations = annotations_of(claim)
     pod_claim = str(annotations.get(POD_CLAIM) or "")
     record.doc["metadata"] = {"generation": 1, "podClaim": pod_claim, "requests": requests}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ..driver import AllocatedDevice, Driver
+from ..driver.claim import EncodedClaim
 from ..driver.parameters import Resolved
 from ..driver.resolving import Resolver
 from ..driver.results import AllocationResult
@@ -30,10 +31,10 @@ from ..errors import (
 )
 from ..inventory import Inventory
 from ..kube import KubeClient, Resource
-from ..kube.boundary import object_of
 from ..kube.http1 import HttpResponse
-from ..resources.convert import GROUP, convert
-from ..resources.encoded import from_json, in_parts
+from ..resources.allocation import node_of
+from ..resources.convert import convert
+from ..resources.encoded import config_entries, from_json
 from ..resources.types import Device
 from .amounts import Supply
 from .elsewhere import Elsewhere
@@ -65,7 +66,8 @@ class Verified:
     ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
     """
 
-    object: JSON
+    object: EncodedClaim | JSON
+    node: str
     reserved_for: Sequence[JSON]
     devices: Sequence[AllocatedDevice]
     entries: Sequence[JSON]
@@ -75,11 +77,12 @@ class Verified:
 
 class _Devices(msgspec.Struct):
     results: list[AllocationResult] | None = None
-    config: list[JSON] | None = None
+    config: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Allocation(msgspec.Struct):
+class _Allocation(msgspec.Struct, rename="camel"):
     devices: _Devices | None = None
+    node_selector: JSON | None = None
 
 
 class _Status(msgspec.Struct, rename="camel"):
@@ -98,9 +101,9 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A claim as the API server answered, and what of it matters here, of known shape."""
+    """A claim as the API server sent it, and the fields that are read here, of known shape."""
 
-    object: JSON
+    object: EncodedClaim | JSON
     uid: str
     allocation: _Allocation | None
     reserved_for: Sequence[JSON]
@@ -111,8 +114,14 @@ class Fetched:
         return [r for r in (devices.results if devices else None) or () if r.driver == driver]
 
     def config(self) -> Sequence[JSON]:
+        """Entries of the allocation, with encoded parameters."""
         devices = self.allocation.devices if self.allocation else None
-        return (devices.config if devices else None) or ()
+        return config_entries(devices.config) if devices else ()
+
+    @property
+    def node(self) -> str:
+        """The one node where the allocation can be used; empty where there may be several."""
+        return node_of({"status": {"allocation": {"nodeSelector": self.allocation and self.allocation.node_selector}}})
 
 
 class Verifier:
@@ -147,7 +156,7 @@ class Verifier:
 
     @contextlib.asynccontextmanager
     async def _reading(self, ref: ClaimRef) -> AsyncIterator[Fetched | None]:
-        """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: decoded, one takes 20 times its bytes."""
+        """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: each may take 20 ms."""
         try:
             resource = await self.client.dra("resourceclaims")
             answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
@@ -160,10 +169,10 @@ class Verifier:
             yield None
             return
         if len(answer.body) <= _LARGE:
-            yield _fetched(ref, resource, answer, from_json)
+            yield _fetched(ref, resource, answer)
             return
         async with self._large:
-            yield await asyncio.to_thread(_fetched, ref, resource, answer, in_parts)
+            yield await asyncio.to_thread(_fetched, ref, resource, answer)
 
     def has(self, claim: Fetched, record: Record) -> bool:
         """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
@@ -210,12 +219,12 @@ class Verifier:
             for result in results:
                 devices.append(await self._device(ref, result, resolved, supply, asked))
                 entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
-            return Verified(claim.object, claim.reserved_for, devices, entries, supply)
+            return Verified(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
-            # Neither the object nor a traceback, whose frames keep it: it may have taken 30 MB, and nothing is prepared.
-            return Verified({}, claim.reserved_for, devices, entries, supply, e.with_traceback(None))
+            # Neither the object nor a traceback, whose frames keep it: nothing is prepared.
+            return Verified({}, claim.node, claim.reserved_for, devices, entries, supply, e.with_traceback(None))
 
     async def _device(
         self,
@@ -262,18 +271,15 @@ class Verifier:
         return device
 
 
-def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse, decode: Callable[[bytes], Any]) -> Fetched:
+def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse) -> Fetched:
     """Raises :class:`ApiUnavailableError` for what is no ResourceClaim."""
-    what = f"GET {resource.path(ref.namespace, ref.name)}"
     try:
-        found = object_of(answer, what, decode)
-        fields = msgspec.convert(found, _Fields)
-        obj: JSON = {**found, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim"}
+        fields: _Fields = from_json(answer.body, _Fields)
+        obj: EncodedClaim | JSON = EncodedClaim(answer.body)
         if resource.version == "v1beta1":  # the only version of another shape
-            obj = convert({**obj, "apiVersion": resource.api_version}, "v1")
-    except ApiError as e:
-        raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
+            found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
+            obj = convert(found, "v1")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
         raise ApiUnavailableError(
             f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
         ) from None

@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import ConfigError, DraError, DriverFailedError, clip
 from ..interruption import Interrupted
+from ..resources.encoded import from_json
 from ..wording import listed, near
 from .config import MOST_FAULTS, Config, Refused, as_json, checked, converted
 from .config_faults import MORE, path_of, refusal, told
@@ -75,14 +76,18 @@ class Parameters:
             int, tuple[object, bytes | None]
         ] = {}  # by identity; the object is kept, so the identity is its own
         self._results: dict[tuple[str, bytes], Any] = {}
+        # Of entries that are not layered, by their content: those that were judged, and the configurations of those that apply again.
+        self._right: set[bytes] = set()
+        self._configs: dict[bytes, Config] = {}
         self._resolved: dict[tuple[int, ...], Resolved] = {}
 
     def content(self, parameters: object) -> bytes | None:
         """The parameters as JSON; None for a value that JSON does not have."""
         found = self._contents.get(id(parameters))
         if found is None:
+            content: bytes | None
             try:
-                content = msgspec.json.encode(parameters)
+                content = bytes(parameters) if isinstance(parameters, msgspec.Raw) else msgspec.json.encode(parameters)
             except (ValueError, TypeError, OverflowError, RecursionError, NotImplementedError):
                 content = None
             found = self._contents[id(parameters)] = parameters, content
@@ -126,36 +131,51 @@ class Parameters:
         found: Config | None = None
         origin = ""
         below: Given | None = None
+        whole: Entry | None = None  # the last entry, where its kind is not layered
         wrong: list[ConfigError] = []
         for entry in entries:
             if not self.room:
                 self._stopped = True
                 break
+            content = self.content(entry.parameters)
+            if content is not None and content in self._right:
+                found, origin, below, whole = None, entry.source, None, entry
+                continue
             try:
                 read = self._given(entry.parameters, entry.where)
                 if read is None:
                     continue
                 found, origin = None, entry.source
-                if read.cls.LAYERED:
-                    self._judge_partial(read)  # a field of this entry is reported with this entry
-                    below = self._layer(below, read) if below else read._replace(fields=laid_over({}, read.fields))
-                else:
-                    below = read
-                    found = self._newest(read)
+                if not read.cls.LAYERED:
+                    found, below, whole = self._newest(read), None, entry
+                    self._right.update({content} if content else ())
+                    continue
+                self._judge_partial(read)  # a field of this entry is reported with this entry
+                if whole:  # an older version, which is not layered
+                    below, whole = self._given(whole.parameters, whole.where), None
+                below = self._layer(below, read) if below else read._replace(fields=laid_over({}, read.fields))
             except ConfigError as e:
                 wrong.append(e)
                 continue
-            if below and below.size > MAX_LAYERED_BYTES:
+            if below.size > MAX_LAYERED_BYTES:
                 wrong.append(self._refusal([_too_large(below)], ""))
                 break
         if wrong or self._stopped:
             raise self._together(wrong)
-        if below and found is None:
-            found = self._newest(below)
-        if found is None and self.kinds:
-            with contextlib.suppress(msgspec.ValidationError):
-                found = converted({}, self.kinds[0])
-        return found, origin
+        return found or self._applied(below, whole), origin
+
+    def _applied(self, below: Given | None, whole: Entry | None) -> Config | None:
+        """The configuration of entries that were judged; of no entries, the default."""
+        if whole:
+            content = self.content(whole.parameters) or b""
+            if content not in self._configs and (given := self._given(whole.parameters, whole.where)):
+                self._configs[content] = self._newest(given)
+            return self._configs[content]
+        if below:
+            return self._newest(below)
+        with contextlib.suppress(msgspec.ValidationError):
+            return converted({}, self.kinds[0]) if self.kinds else None
+        return None
 
     def judge(self, parameters: object, where: str) -> None:
         """Whether one entry of a claim or a class can be right, before anything is allocated.
@@ -184,6 +204,9 @@ class Parameters:
         content = self.content(parameters)
 
         def read() -> Given | None:
+            nonlocal parameters
+            if isinstance(parameters, msgspec.Raw):
+                parameters = from_json(parameters)
             if not isinstance(parameters, Mapping):
                 raise _Faults(["opaque.parameters must be an object"])
             given: JSON = parameters
@@ -202,6 +225,8 @@ class Parameters:
             return Given(cls, fields, (Layer("", fields),), len(content or b""), content)
 
         found = self._once("given", content, where, read)
+        if found and not found.cls.LAYERED:
+            del self._results["given", content or b""]  # decoded fields take 20 times their bytes, and are read once
         return found and found._replace(layers=(Layer(where, found.fields),))
 
     def _newest(self, given: Given) -> Config:
@@ -213,7 +238,12 @@ class Parameters:
                 config = _converted_to(target, config, given)
             return config
 
-        return self._once("newest", given.content, given.where, newest)
+        if given.content in self._right:
+            return newest()
+        found = self._once("newest", given.content, given.where, newest)
+        if not given.cls.LAYERED:
+            del self._results["newest", given.content or b""]  # most are judged only, and apply to no request
+        return found
 
     def _judge_partial(self, given: Given) -> None:
         """The fields that are given, by name and type, in objects within too; missing fields may come from another layer."""
