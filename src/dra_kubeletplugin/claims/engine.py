@@ -19,7 +19,15 @@ from typing import Any
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
 from ..driver.mistakes import judging
-from ..errors import ApiUnavailableError, ClaimBusyError, ClaimTakenError, DraError, StillWorkingError, StoppingError
+from ..errors import (
+    ApiUnavailableError,
+    ClaimBusyError,
+    ClaimTakenError,
+    DraError,
+    StillWorkingError,
+    StoppingError,
+    without_frames,
+)
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from ..reporting import ClaimKey, StatusReports
@@ -150,7 +158,7 @@ class Engine:
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
         # Without the traceback: its frames keep the claim, and form cycles that only a collection frees.
-        return own(error).with_traceback(None) if error else task.result() or ()
+        return without_frames(own(error)) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
 

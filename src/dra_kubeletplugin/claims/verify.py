@@ -28,6 +28,7 @@ from ..errors import (
     DeviceUnhealthyError,
     DraError,
     describe,
+    without_frames,
 )
 from ..inventory import Inventory
 from ..kube import KubeClient, Resource
@@ -224,7 +225,7 @@ class Verifier:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
             # Neither the object nor a traceback, whose frames keep it: nothing is prepared.
-            return Verified({}, claim.node, claim.reserved_for, devices, entries, supply, e.with_traceback(None))
+            return Verified({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
 
     async def _device(
         self,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from ..errors import ConfigError, DraError, DriverFailedError, clip
+from ..errors import ConfigError, DraError, DriverFailedError, clip, without_frames
 from ..interruption import Interrupted
 from ..resources.encoded import from_json
 from ..wording import listed, near
@@ -155,7 +155,7 @@ class Parameters:
                     below, whole = self._given(whole.parameters, whole.where), None
                 below = self._layer(below, read) if below else read._replace(fields=laid_over({}, read.fields))
             except ConfigError as e:
-                wrong.append(e)
+                wrong.append(without_frames(e))  # the frames keep decoded entries, in a cycle with this list
                 continue
             if below.size > MAX_LAYERED_BYTES:
                 wrong.append(self._refusal([_too_large(below)], ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import DraError
+from ..errors import DraError, without_frames
 from .checks import Checks
 from .contract import Driver
 from .parameters import Parameters, Resolved
@@ -45,7 +45,7 @@ class Resolver:
                 try:
                     out[name] = parameters.resolve(config, name)
                 except DraError as e:
-                    out[name] = e.with_traceback(None)  # whose frames keep the documents
+                    out[name] = without_frames(e)
                     break
             return out
 
