@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,9 @@ class Worst(Driver):
         pass
 
 
-def resident() -> int:
+def resident(field: str = "VmRSS") -> int:
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    return int(fields["VmRSS"].split()[0]) * 1024
+    return int(fields[field].split()[0]) * 1024
 
 
 def encoded(kind: Any, shape: str, name: str, requests: int) -> bytes:
@@ -81,7 +80,7 @@ async def main(folder: Path) -> None:
         await asyncio.sleep(11)  # threads at rest end after 10 s
         trim()
         after = resident()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resident("VmHWM")
     print(json.dumps({"before": before, "burst": burst, "after": after, "peak": peak, "faults": faults}))
 
 
