@@ -225,8 +225,10 @@ class Parameters:
             return Given(cls, fields, (Layer("", fields),), len(content or b""), content)
 
         found = self._once("given", content, where, read)
-        if found and not found.cls.LAYERED:
-            del self._results["given", content or b""]  # decoded fields take 20 times their bytes, and are read once
+        if found:
+            del self._results[
+                "given", content or b""
+            ]  # decoded fields take 20 times their bytes, and most are read once
         return found and found._replace(layers=(Layer(where, found.fields),))
 
     def _newest(self, given: Given) -> Config:
