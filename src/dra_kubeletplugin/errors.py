@@ -31,7 +31,6 @@ import re
 from typing import ClassVar, TypeGuard, TypeVar
 
 T = TypeVar("T")
-E = TypeVar("E", bound=BaseException)
 
 MAX_MESSAGE_BYTES = 1024
 _LONGEST = 65_536  # characters of a foreign text that are looked at; nothing shows more
@@ -80,21 +79,6 @@ def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     if len(raw) <= limit:
         return line
     return raw[: max(limit - 3, 0)].decode(errors="ignore") + "..."
-
-
-def without_frames(e: E) -> E:
-    """The exception itself, without its traceback and those of what it was raised from, or while.
-
-    Frames keep every local variable of the work that failed, such as a decoded claim, often in a cycle that only a collection frees.
-    """
-    seen: set[int] = set()
-    below: BaseException | None = e
-    while below is not None and id(below) not in seen:
-        seen.add(id(below))
-        BaseException.with_traceback(below, None)
-        cause, context = (vars(BaseException)[name].__get__(below) for name in ("__cause__", "__context__"))
-        below = cause if cause is not None else context
-    return e
 
 
 def _described(e: BaseException, depth: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.mistakes import judging
+from ..driver.mistakes import judging, without_frames
 from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
@@ -26,7 +26,6 @@ from ..errors import (
     DraError,
     StillWorkingError,
     StoppingError,
-    without_frames,
 )
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics

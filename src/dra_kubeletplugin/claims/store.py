@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import DraError, RecordsBusyError, RecordsError, without_frames
+from ..driver.mistakes import without_frames
+from ..errors import DraError, RecordsBusyError, RecordsError
 from ..inventory import Held
 from . import rows
 from .batch import Batcher

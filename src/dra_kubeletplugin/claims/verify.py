@@ -12,6 +12,7 @@ import msgspec
 
 from ..driver import AllocatedDevice, Driver
 from ..driver.claim import EncodedClaim
+from ..driver.mistakes import without_frames
 from ..driver.parameters import Resolved
 from ..driver.resolving import Resolver
 from ..driver.results import AllocationResult
@@ -28,7 +29,6 @@ from ..errors import (
     DeviceUnhealthyError,
     DraError,
     describe,
-    without_frames,
 )
 from ..inventory import Inventory
 from ..kube import KubeClient, Resource

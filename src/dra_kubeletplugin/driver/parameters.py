@@ -13,22 +13,22 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from ..errors import ConfigError, DraError, DriverFailedError, clip, without_frames
+from ..errors import ConfigError, DraError, DriverFailedError, clip
 from ..interruption import Interrupted
 from ..resources.encoded import from_json
-from ..wording import listed, near
+from ..wording import listed
 from .config import MOST_FAULTS, Config, Refused, as_json, checked, converted
 from .config_faults import MORE, path_of, refusal, told
+from .config_versions import name_of, unknown_kind, versions
 from .data import is_plain_json, plain_json
 from .every_fault import Fault, every
 from .merging import Layer, came_from, difference, laid_over, lay_over
-from .mistakes import explained
+from .mistakes import explained, without_frames
 from .partial import judge_partial
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
 T = TypeVar("T")
-_SHOWN = 80  # bytes of a kind or an API version in a message
 MAX_LAYERED_BYTES = 65_536
 """JSON of all layers of one request together. The API server accepts 10 KiB for each of 64 entries, and every request may combine them."""
 
@@ -346,7 +346,7 @@ class Parameters:
         own = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
         if "/" in api_version and group not in own and group != self.driver and not group.endswith("." + self.driver):
             return None
-        raise _Faults([_unknown(api_version, kind, self.driver, known)])
+        raise _Faults([unknown_kind(api_version, kind, self.driver, known)])
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -408,7 +408,7 @@ def applies(requests: Sequence[str], request: str) -> bool:
 
 def _converted_to(target: type[Config], older: Config, given: Given, *, check: bool = True) -> Config:
     """Where the author's ``convert_from`` runs."""
-    step = f"{_name(type(older))} as {_name(target)}"
+    step = f"{name_of(type(older))} as {name_of(target)}"
     try:
         config = target.convert_from(older)
         if type(config) is target:
@@ -426,39 +426,9 @@ def _converted_to(target: type[Config], older: Config, given: Given, *, check: b
     )
 
 
-def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
-    """Every kind that claims may give, with the one that it is converted to; None for what the driver's code knows."""
-    out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
-    waiting = list(kinds)
-    while waiting:
-        cls = waiting.pop(0)
-        for older in cls.OLDER:
-            if older not in out:
-                out[older] = cls
-                waiting.append(older)
-    return out
-
-
-def _unknown(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
-    """Which of the two is none of the driver's, or missing, and what it may be."""
-    kinds = sorted({cls.KIND for cls in known if api_version in {"", cls.API_VERSION} or not cls.API_VERSION} - {""})
-    names = ", ".join(map(_name, known))
-    if meant := near(kind, kinds) if kind not in kinds else "":
-        return f"parameters.kind: {clip(kind, _SHOWN)!r} is not known to {driver}{meant}"
-    field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
-    if not value:
-        return f"parameters.{field}: missing: known to {driver} are {names}"
-    to_do = "to read one of before, keep its class and name it in OLDER"
-    return f"parameters.{field}: {clip(value, _SHOWN)!r} is not known to {driver}: known are {names}; {to_do}"
-
-
 def _too_large(given: Given) -> str:
     places = listed([layer.where for layer in given.layers])
     return (
         f"parameters: {places} are laid over each other for one request and have {given.size} bytes: at most "
         f"{MAX_LAYERED_BYTES} are read; remove entries that are not needed"
     )
-
-
-def _name(cls: type[Config]) -> str:
-    return f"{cls.API_VERSION or '-'} {cls.KIND or cls.__name__}"

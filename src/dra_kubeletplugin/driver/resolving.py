@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import DraError, without_frames
+from ..errors import DraError
 from .checks import Checks
 from .contract import Driver
+from .mistakes import without_frames
 from .parameters import Parameters, Resolved
 
 JSON = Mapping[str, Any]
