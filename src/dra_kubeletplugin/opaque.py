@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .driver import Config, Driver
-from .driver.parameters import Entry, applies, judge, together
+from .driver.config import MOST_FAULTS
+from .driver.config_faults import MORE
+from .driver.parameters import Entry, Parameters, applies
 from .errors import DraError, printable
+from .resources.encoded import from_json
 
 JSON = Mapping[str, Any]
 _PLACES = {
@@ -39,26 +42,33 @@ class Reader:
         """``name`` is the driver's where it is not the class's own."""
         return cls(name or driver.name, driver.config_kinds())
 
+    def parameters(self) -> Parameters:
+        """What judges the parameters of one object, or of one and its classes."""
+        return Parameters(self.kinds, self.driver)
+
 
 def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> list[str]:
-    """A sentence with the path for every entry that its driver would refuse; entries for other drivers are theirs to judge.
+    """A sentence with the path for every fault of an entry that its driver would refuse. Entries for other drivers are not judged.
+    At most ``MOST_FAULTS`` sentences, and then :data:`MORE`: the search stops there.
 
     Entries that the object had ``before``, wherever they stood in it, are not judged again: one for one, so that a wrong one cannot
     be written a second time.
     """
-    by_name = {r.driver: r for r in readers}
+    by_name = {r.driver: r.parameters() for r in readers}
     known = Counter(_content(entry) for _, entry in _entries(before or {}))
     out: list[str] = []
     for path, entry in _entries(obj):
         if known and known[content := _content(entry)]:
             known[content] -= 1
             continue
-        reader = by_name.get(str(entry.get("driver")))
-        if reader is not None:
-            try:
-                judge(entry.get("parameters"), reader.kinds, reader.driver, path)
-            except DraError as e:
-                out += map(printable, e.faults or (e,))
+        if (parameters := by_name.get(str(entry.get("driver")))) is None:
+            continue
+        if len(out) >= MOST_FAULTS:
+            return [*out[:MOST_FAULTS], MORE]
+        try:
+            parameters.judge(entry.get("parameters"), path)
+        except DraError as e:
+            out += map(printable, e.faults or (e,))
     return out
 
 
@@ -71,22 +81,25 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
     if str(obj.get("kind")) not in _PLACES.keys() - {"DeviceClass"}:
         return []
     own, requests = list(_given(obj)), list(_requests(obj))
+    by_name = {r.driver: r.parameters() for r in readers}
     out: dict[str, None] = {}
     for path, request, class_name in requests:
         if (found := classes.get(class_name)) is None:
             continue
         below = list(_given(found))
-        for reader in readers:
-            under = [g for g in below if g.opaque.get("driver") == reader.driver]
-            over = [g for g in own if g.opaque.get("driver") == reader.driver and applies(g.requests, request)]
+        for driver, parameters in by_name.items():
+            if len(out) >= MOST_FAULTS:
+                return [*list(out)[:MOST_FAULTS], MORE]
+            under = [g for g in below if g.opaque.get("driver") == driver]
+            over = [g for g in own if g.opaque.get("driver") == driver and applies(g.requests, request)]
             # An entry for all requests may be for another one's devices: which driver a class leads to, only its own entries tell.
             if under or any(g.requests or len(requests) == 1 for g in over):
                 at = over[-1].path if over else path
-                out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, reader)))
+                out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, parameters)))
     return list(out)
 
 
-def _together(under: Sequence[_Given], over: Sequence[_Given], reader: Reader) -> Iterator[str]:
+def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Parameters) -> Iterator[str]:
     entries = [
         Entry(given.where, source, given.opaque.get("parameters"))
         for source, several in (("FromClass", under), ("FromClaim", over))
@@ -94,11 +107,11 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], reader: Reader) -
     ]
     try:
         for entry in entries:
-            judge(entry.parameters, reader.kinds, reader.driver, entry.where)
+            parameters.judge(entry.parameters, entry.where)
     except DraError:
         return  # told with the entry itself
     try:
-        together(entries, reader.kinds, reader.driver)
+        parameters.together(entries)
     except DraError as e:
         yield from map(printable, e.faults or (e,))
 
@@ -165,8 +178,10 @@ def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
 
 
 def _content(entry: JSON) -> bytes:
-    """What an entry says, whatever the order of its keys."""
-    return msgspec.json.encode(entry, order="sorted")
+    """The JSON of an entry, with its keys sorted."""
+    return msgspec.json.encode(
+        {k: from_json(v) if isinstance(v, msgspec.Raw) else v for k, v in entry.items()}, order="sorted"
+    )
 
 
 def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, Pool, PreparedDevice
 from dra_kubeletplugin.claims import ClaimRef, Claims
 from dra_kubeletplugin.claims.processes import ProcessLock
@@ -15,6 +17,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.http1 import HttpResponse
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.settings import Settings
 
@@ -31,6 +34,11 @@ class One(Driver):
 class Api:
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
+        *_, namespace, plural, name = path.split("/")
+        found = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
+        return HttpResponse(200, {}, msgspec.json.encode(found))
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
         result = {"request": "r", "driver": NAME, "pool": "node", "device": "d"}

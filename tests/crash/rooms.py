@@ -18,6 +18,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.boundary import Metadata, Page
+from dra_kubeletplugin.kube.http1 import HttpResponse
 from dra_kubeletplugin.observe.metrics import Metrics
 from dra_kubeletplugin.settings import Settings
 
@@ -37,6 +38,11 @@ class Api:
 
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
+        *_, namespace, plural, name = path.split("/")
+        found = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
+        return HttpResponse(200, {}, msgspec.json.encode(found))
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
         if self.away:

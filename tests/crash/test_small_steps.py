@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
@@ -23,6 +24,7 @@ from dra_kubeletplugin.claims.store import Mode
 from dra_kubeletplugin.claims.verify import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.http1 import HttpResponse
 from tests.crash.rooms import Api, Room, room
 from tests.crash.stores import DRIVER, a_record, add, in_memory, instance, open_store, with_file
 
@@ -148,6 +150,11 @@ class Server:
 
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
+        *_, namespace, plural, name = path.split("/")
+        found = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
+        return HttpResponse(200, {}, msgspec.json.encode(found))
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
         return {"metadata": {"name": name, "namespace": namespace, "uid": "u"}, "status": self.status}

@@ -22,10 +22,10 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.doctor.redaction import tidy
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
-from dra_kubeletplugin.kube.decoding import TOO_DEEP, decode, flattened
 from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resources.convert import convert
+from dra_kubeletplugin.resources.encoded import TOO_DEEP, flattened, from_json
 from tests.local.test_hostile_text import HOSTILE, Server, cluster, is_clean
 from tests.raw_server import Peer, answer
 
@@ -239,11 +239,11 @@ def test_a_claim_with_deeply_nested_parameters_stops_no_command(
 def test_what_is_nested_too_deeply_is_replaced_and_the_rest_is_read(opened: bytes) -> None:
     closed = {b"[": b"]", b'{"a":': b"}", b'[{"]}\\"{[":': b"}]"}[opened]
     deep = opened * 20_000 + b"1" + closed * 20_000
-    found = decode(b'{"before": "[[[", "deep": ' + deep + b', "after": [{"x": "}}"}]}')
+    found = from_json(b'{"before": "[[[", "deep": ' + deep + b', "after": [{"x": "}}"}]}')
     assert (found["before"], found["after"]) == ("[[[", [{"x": "}}"}])
     assert TOO_DEEP in json.dumps(found["deep"])
     with pytest.raises(ValueError, match=r"truncated|malformed|trailing"):
-        decode(b'{"deep": ' + deep[:-1] + b"}")
+        from_json(b'{"deep": ' + deep[:-1] + b"}")
 
 
 @given(

@@ -18,7 +18,8 @@ from enum import Enum
 
 from ..driver import AllocatedDevice, Claim, Condition, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.parameters import resolve
+from ..driver.parameters import Resolved
+from ..driver.resolving import Resolver
 from ..errors import ApiError, ClaimError, ConfigError, DraError, PermanentError, clip, describe
 from ..inventory import Inventory
 from ..observe.log import operation, operation_id
@@ -86,6 +87,7 @@ class Binder:
         self.pauses = pauses or Pauses()
         self.faults: dict[str, str] = {}
         """What is in the way, by claim (namespace/name)."""
+        self._resolver = Resolver(driver, name)
         self._watch: ClaimWatch | None = None
         self._bound: dict[str, Record] = {}
         self._results: dict[str, tuple[Identity, DraError | None]] = {}  # how bind went, until the claim says it
@@ -284,12 +286,13 @@ class Binder:
         """Raises :class:`ConfigError` for parameters that the driver does not take, :class:`ClaimError` and :class:`ApiError`."""
         claim = wanted.claim
         version = await self.records.client.dra_version()
+        resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
         obj = {**wanted.object, "apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
         return Claim(
             namespace=claim.namespace,
             name=claim.name,
             uid=claim.uid,
-            devices=tuple(self._device(wanted, r) for r in wanted.waiting),
+            devices=tuple(self._device(wanted, r, resolved) for r in wanted.waiting),
             reserved_for=wanted.reserved_for,
             object=obj if version == "v1" else convert(obj, "v1"),
             operation=operation_id(),
@@ -297,8 +300,13 @@ class Binder:
             _status=self.author.of(claim),
         )
 
-    def _device(self, wanted: Allocated, result: Result) -> AllocatedDevice:
-        config, source = resolve(wanted.config, self.driver.config_kinds(), self.name, result.request)
+    def _device(
+        self, wanted: Allocated, result: Result, resolved: Mapping[str, Resolved | DraError]
+    ) -> AllocatedDevice:
+        found = resolved[result.request]
+        if isinstance(found, DraError):
+            raise found
+        config, source = found
         try:
             consumed = result.consumed()
         except ValueError as e:

@@ -19,7 +19,7 @@ from typing import Any
 from ..cdi.directory import is_uid
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.mistakes import judging
+from ..driver.mistakes import judging, without_frames
 from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
@@ -33,7 +33,6 @@ from ..errors import (
 from ..observe.log import operation, operation_id
 from ..observe.metrics import Metrics
 from ..reporting import ClaimKey, StatusReports
-from ..resources.allocation import node_of
 from . import metadata, rows
 from .answers import PreparedAnswer, answer, complete
 from .batch import Rendezvous
@@ -160,7 +159,8 @@ class Engine:
         if task.cancelled():
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
-        return own(error) if error else task.result() or ()
+        # Without the traceback: its frames keep the claim, and form cycles that only a collection frees.
+        return without_frames(own(error)) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
 
@@ -263,9 +263,9 @@ class Engine:
             uid=ref.uid,
             devices=tuple(verified.devices),
             reserved_for=verified.reserved_for,
-            object=verified.object,
+            object=verified.object,  # type: ignore[arg-type]  # decoded when it is read
             operation=operation_id(),
-            node=node_of(verified.object),
+            node=verified.node,
             _undo=undo,
             _status=self.reports.of(key),
         )

@@ -17,6 +17,7 @@ import msgspec
 from ..cdi import ClaimSpecs, validate_device_name, version_to_declare
 from ..cdi.directory import content_of, ignoring_absence, is_uid, name_of, naming, remove_file, write_file
 from ..driver import Claim, MetadataUpdate, PreparedDevice
+from ..driver.claim import annotations_of
 from ..driver.metadata_update import attribute_faults
 from ..errors import BadAnswerError, ClaimError, DriverError, MetadataUpdateError, printable
 from ..metadata.document import ClaimRef, encode
@@ -71,8 +72,7 @@ def _pod_claim(claim: Claim) -> str:
 
     Users may write any text into the annotation. The claim controller writes a DNS label, so another text is ignored.
     """
-    annotations = (claim.object.get("metadata") or {}).get("annotations") or {}
-    name = str(annotations.get(POD_CLAIM) or "")
+    name = str(annotations_of(claim).get(POD_CLAIM) or "")
     return "" if label(name) else name
 
 

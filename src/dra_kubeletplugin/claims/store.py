@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import RecordsBusyError, RecordsError
+from ..driver.mistakes import without_frames
+from ..errors import DraError, RecordsBusyError, RecordsError
 from ..inventory import Held
 from . import rows
 from .batch import Batcher
@@ -324,7 +325,8 @@ def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
     except Exception as e:
         if isinstance(e, sqlite3.Error) and not isinstance(e, sqlite3.IntegrityError):
             raise
-        return e
+        # An error of a claim goes without its traceback: the frames keep the claim, in cycles with the list of results.
+        return without_frames(e) if isinstance(e, DraError) else e
 
 
 __all__ = ["Job", "Mode", "Store"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ..driver import AllocatedDevice, Driver
-from ..driver.parameters import resolve
+from ..driver.claim import EncodedClaim
+from ..driver.mistakes import without_frames
+from ..driver.parameters import Resolved
+from ..driver.resolving import Resolver
 from ..driver.results import AllocationResult
 from ..errors import (
     ApiError,
@@ -23,11 +27,15 @@ from ..errors import (
     DeviceGoneError,
     DevicesUnknownError,
     DeviceUnhealthyError,
+    DraError,
     describe,
 )
 from ..inventory import Inventory
-from ..kube import KubeClient
-from ..resources.convert import GROUP, convert
+from ..kube import KubeClient, Resource
+from ..kube.http1 import HttpResponse
+from ..resources.allocation import node_of
+from ..resources.convert import convert
+from ..resources.encoded import config_entries, from_json
 from ..resources.types import Device
 from .amounts import Supply
 from .elsewhere import Elsewhere
@@ -36,6 +44,8 @@ from .record import Record, allocated_json, identity
 
 JSON = dict[str, Any]
 _GET = 10.0  # seconds for one claim
+_LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the worst take about 3 ms
+_LARGE_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,8 @@ class Verified:
     ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
     """
 
-    object: JSON
+    object: EncodedClaim | JSON
+    node: str
     reserved_for: Sequence[JSON]
     devices: Sequence[AllocatedDevice]
     entries: Sequence[JSON]
@@ -67,11 +78,12 @@ class Verified:
 
 class _Devices(msgspec.Struct):
     results: list[AllocationResult] | None = None
-    config: list[JSON] | None = None
+    config: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Allocation(msgspec.Struct):
+class _Allocation(msgspec.Struct, rename="camel"):
     devices: _Devices | None = None
+    node_selector: JSON | None = None
 
 
 class _Status(msgspec.Struct, rename="camel"):
@@ -90,9 +102,9 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A claim as the API server answered, and what of it matters here, of known shape."""
+    """A claim as the API server sent it, and the fields that are read here, of known shape."""
 
-    object: JSON
+    object: EncodedClaim | JSON
     uid: str
     allocation: _Allocation | None
     reserved_for: Sequence[JSON]
@@ -103,8 +115,14 @@ class Fetched:
         return [r for r in (devices.results if devices else None) or () if r.driver == driver]
 
     def config(self) -> Sequence[JSON]:
+        """Entries of the allocation, with encoded parameters."""
         devices = self.allocation.devices if self.allocation else None
-        return (devices.config if devices else None) or ()
+        return config_entries(devices.config) if devices else ()
+
+    @property
+    def node(self) -> str:
+        """The one node where the allocation can be used; empty where there may be several."""
+        return node_of({"status": {"allocation": {"nodeSelector": self.allocation and self.allocation.node_selector}}})
 
 
 class Verifier:
@@ -126,31 +144,36 @@ class Verifier:
         self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
+        self._resolver = Resolver(driver, name)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     async def fetch(self, ref: ClaimRef) -> Fetched | None:
         """The claim; None where it is gone.
 
-        Raises :class:`ApiUnavailableError` where the server does not tell, whatever it answers.
+        Raises :class:`ApiUnavailableError` for every other response than the claim or "not found".
         """
+        async with self._reading(ref) as claim:
+            return claim
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, ref: ClaimRef) -> AsyncIterator[Fetched | None]:
+        """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: each may take 20 ms."""
         try:
             resource = await self.client.dra("resourceclaims")
-            found = await self.client.get(resource, ref.name, ref.namespace, timeout=_GET)
+            answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
-            if e.status == 404 and e.names(ref.name):
-                return None
-            # A refusal is no word on the claim: a token that was rotated, a permission, a version that is served no more.
-            raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-        try:
-            fields = msgspec.convert(found, _Fields)
-            obj: JSON = {**found, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim"}
-            if resource.version == "v1beta1":  # the only one of another shape
-                obj = convert({**obj, "apiVersion": resource.api_version}, "v1")
-        except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
-            raise ApiUnavailableError(
-                f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
-            ) from None
-        status = fields.status or _Status()
-        return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())
+            if e.status != 404 or not e.names(ref.name):
+                # A refusal says nothing about the claim: a token that was rotated, a permission, a version that is no longer served.
+                raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
+            answer = None
+        if answer is None:
+            yield None
+            return
+        if len(answer.body) <= _LARGE:
+            yield _fetched(ref, resource, answer)
+            return
+        async with self._large:
+            yield await asyncio.to_thread(_fetched, ref, resource, answer)
 
     def has(self, claim: Fetched, record: Record) -> bool:
         """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
@@ -172,7 +195,10 @@ class Verifier:
 
         Raises :class:`ClaimError` where the claim itself is wrong; what is wrong with its devices is ``fault``.
         """
-        claim = await self.fetch(ref)
+        async with self._reading(ref) as claim:
+            return await self._verified(ref, claim)
+
+    async def _verified(self, ref: ClaimRef, claim: Fetched | None) -> Verified:
         if claim is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
         if claim.uid != ref.uid:
@@ -190,17 +216,24 @@ class Verifier:
         )  # one look is new enough for all devices of a claim, however long it takes
         try:
             devices, entries = [], []
+            resolved = await self._resolver.resolve(claim.config(), [r.request for r in results])
             for result in results:
-                devices.append(await self._device(ref, result, claim.config(), supply, asked))
+                devices.append(await self._device(ref, result, resolved, supply, asked))
                 entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
-            return Verified(claim.object, claim.reserved_for, devices, entries, supply)
+            return Verified(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
-            return Verified(claim.object, claim.reserved_for, devices, entries, supply, e)
+            # Neither the object nor a traceback, whose frames keep it: nothing is prepared.
+            return Verified({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
 
     async def _device(
-        self, ref: ClaimRef, result: AllocationResult, config: Sequence[JSON], supply: Known, asked: float
+        self,
+        ref: ClaimRef,
+        result: AllocationResult,
+        resolved: Mapping[str, Resolved | DraError],
+        supply: Known,
+        asked: float,
     ) -> AllocatedDevice:
         name = result.device
         device = self._own(ref, result)
@@ -208,11 +241,15 @@ class Verifier:
             found = await self.elsewhere.find(f"claim {ref}", result.pool, name, asked)
             supply.add(result.pool, found)
             device = found.device
+        match resolved[result.request]:
+            case ConfigError() as e:
+                raise ConfigError(f"claim {ref}, device {name}: {e}")
+            case DraError() as e:
+                raise e
+            case (chosen, source):
+                pass
         try:
-            chosen, source = resolve(config, self.driver.config_kinds(), self.name, result.request)
             consumed = result.consumed()
-        except ConfigError as e:
-            raise ConfigError(f"claim {ref}, device {name}: {e}") from None
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         return result.allocated(device, chosen, source, consumed)
@@ -233,3 +270,19 @@ class Verifier:
             reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         return device
+
+
+def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse) -> Fetched:
+    """Raises :class:`ApiUnavailableError` for what is no ResourceClaim."""
+    try:
+        fields: _Fields = from_json(answer.body, _Fields)
+        obj: EncodedClaim | JSON = EncodedClaim(answer.body)
+        if resource.version == "v1beta1":  # the only version of another shape
+            found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
+            obj = convert(found, "v1")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
+        raise ApiUnavailableError(
+            f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
+        ) from None
+    status = fields.status or _Status()
+    return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())

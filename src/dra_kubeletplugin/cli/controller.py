@@ -6,12 +6,14 @@ Exit codes are those of ``dra run``.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from ..controller import Controller
 from ..driver import Driver, Role, load_driver, make
+from ..host.memory import keep_trimmed
 from ..settings import ControllerSettings, load
 from .exits import Exit
 from .options import given
@@ -21,10 +23,15 @@ from .stopping import Stop
 
 
 async def cut_when_lost(process: Controller, stop: Stop) -> None:
-    """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too."""
+    """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too.
+
+    Until then it returns memory of large claims to the kernel.
+    """
+    trim = asyncio.create_task(keep_trimmed(), name="trim memory")
     try:
         await process.elector.lost.wait()
     finally:
+        trim.cancel()
         if process.elector.lost.is_set():
             stop.cut_ending(Exit.FOUND, process.times.slack)
 

@@ -217,6 +217,6 @@ def schema(args: argparse.Namespace) -> int:
 
 
 def _kinds(driver: str) -> list[Any]:
-    from ..driver.parameters import versions
+    from ..driver.config_versions import versions
 
     return list(versions(make(load_driver(driver)).config_kinds()))

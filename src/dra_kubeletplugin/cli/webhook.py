@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ..driver import load_driver, make
 from ..errors import SettingsError
+from ..host.memory import keep_trimmed
 from ..opaque import Reader
 from ..settings import WebhookSettings, load
 from ..webhook import Webhook
@@ -16,8 +17,9 @@ from .serving import serve
 from .stopping import Stop
 
 
-async def _nothing(process: Webhook, stop: Stop) -> None:
-    """Nothing runs beside it."""
+async def _trim(process: Webhook, stop: Stop) -> None:
+    """Returns memory of large reviews to the kernel."""
+    await keep_trimmed()
 
 
 def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
@@ -33,4 +35,4 @@ def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     if twice := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
         raise SettingsError(f"two drivers are named {', '.join(sorted(twice))}")
     own = variables([type(d) for d in drivers])  # the pod has them, as the plugin's has
-    serve(lambda: Webhook(readers, settings), settings, stop, _nothing, own)
+    serve(lambda: Webhook(readers, settings), settings, stop, _trim, own)

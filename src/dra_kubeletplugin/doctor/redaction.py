@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..kube.decoding import TOO_DEEP
+from ..resources.encoded import TOO_DEEP
 
 REMOVED = "<removed>"
 _DEEPEST = 100  # levels; parameters of a claim may have thousands, and Python a thousand frames

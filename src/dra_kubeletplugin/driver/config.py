@@ -5,6 +5,7 @@ Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -19,6 +20,9 @@ from ..resources.version import Version
 from .mistakes import defined, explained, located
 
 Steps = tuple[str | int, ...]  # keys and positions from the top
+MOST_FAULTS = 10
+"""Faults that are reported of all parameters of a claim, class or review together. To find each costs one more judgement, or several."""
+_PLAIN = frozenset({str, int, float, bool, type(None)})  # types of values that contain no object
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -158,8 +162,11 @@ class Refused(ValueError):
 
 
 def checked(config: Config) -> Config:
-    """After :meth:`Config.check` of it and of all within. Raises :class:`Refused` where one refuses."""
-    if said := list(_refusals(config, ())):
+    """After :meth:`Config.check` of it and of all within.
+
+    Raises :class:`Refused` where one refuses, with at most one more than :data:`MOST_FAULTS`.
+    """
+    if said := list(itertools.islice(_refusals(config, ()), MOST_FAULTS + 1)):
         raise Refused(said)
     return config
 
@@ -168,13 +175,18 @@ def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
     """Calls ``check`` of every object within, innermost first, and of those in which nothing is wrong."""
     within: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, Config):
-        within = ((f.encode_name, getattr(value, f.name)) for f in msgspec.structs.fields(value))
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        within = ((encoded, getattr(value, name)) for encoded, name in names)
     elif isinstance(value, Mapping):
         within = value.items()
     elif isinstance(value, (list, tuple, set, frozenset)):
         within = enumerate(value)
-    wrong = [said for step, item in within for said in _refusals(item, (*at, step))]
-    yield from wrong
+    wrong = False
+    for step, item in within:
+        if type(item) not in _PLAIN:
+            for refused in _refusals(item, (*at, step)):
+                wrong = True
+                yield refused
     if wrong or not isinstance(value, Config):
         return
     try:

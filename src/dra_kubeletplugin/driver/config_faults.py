@@ -10,19 +10,25 @@ import msgspec
 from ..errors import ConfigError, clip, printable
 from ..wording import first, near
 from .config import Config, Steps
+from .config_types import alternatives, types_of
 from .every_fault import Fault
 
 JSON = Mapping[str, Any]
 
+MORE = "more faults were not looked for"
+"""The last of an error's faults, where the search has stopped before the end."""
 _MOST = 12  # fields that are told where none is near
-_LONGEST = 80  # bytes of a key in a path
+_LONGEST = 80  # bytes of a key in a path, and of an unknown field
+_LONGEST_TEXT = 512  # bytes of what msgspec or a check() says of a value, which may quote the value
 
 
 def refusal(*wrong: str, at: str = "") -> ConfigError:
     """With a sentence for each thing that is wrong, all of them ``at`` one place; its message has as many as an event has room for."""
     head = f"{at}: " if at else ""
-    error = ConfigError(head + first(wrong, "; "))
-    error.faults = tuple(head + w for w in wrong)
+    found = [w for w in wrong if w != MORE]
+    more = [MORE] if len(found) < len(wrong) else []
+    error = ConfigError("; ".join((*([head + first(found, "; ")] if found else ()), *more)))
+    error.faults = (*(head + w for w in found), *more)
     return error
 
 
@@ -30,21 +36,21 @@ def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
     """The path first, the nearest known name for an unknown field, and what a choice may be; a sentence for each missing field."""
     path, here = path_of(cls, fault.at)
     if fault.unknown:
-        known = sorted(_names(here) or _names_within(cls))
+        known = sorted(_names(here)) or types_of(cls).names
         name = printable(fault.unknown)
-        yield f"{path}: unknown field {name!r}{near(name, known) or _listed(known)}"
+        yield f"{path}: unknown field {clip(name, _LONGEST)!r}{near(name, known) or _listed(known)}"
     elif fault.missing:
         for name in dict.fromkeys((fault.missing, *_required(here, value_at(given, fault.at)))):
             yield f"{path}: missing required field {name!r}"
     elif fault.text.startswith("Invalid enum value") and (known := _choices(here)):
-        yield f"{path}: {printable(fault.text)}: give one of {', '.join(map(repr, known))}"
+        yield f"{path}: {clip(fault.text, _LONGEST_TEXT)}: give one of {', '.join(map(repr, known))}"
     else:
-        yield f"{path}: {'the key: ' if fault.key else ''}{printable(fault.text)}"
+        yield f"{path}: {'the key: ' if fault.key else ''}{clip(fault.text, _LONGEST_TEXT)}"
 
 
 def path_of(cls: type[Config], steps: Steps) -> tuple[str, list[Any]]:
     """How a place is written, and the types that may stand there, alternatives apart."""
-    path, infos = "parameters", [msgspec.inspect.type_info(cls)]
+    path, infos = "parameters", [types_of(cls).info]
     for step in steps:
         fields = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == step]
         named = isinstance(step, str) and not any(isinstance(i, msgspec.inspect.DictType) for i in infos)
@@ -77,7 +83,7 @@ def _listed(known: Sequence[str]) -> str:
 
 def apart(infos: Sequence[Any]) -> list[Any]:
     """The types of unions one by one."""
-    return [t for i in infos for t in (i.types if isinstance(i, msgspec.inspect.UnionType) else (i,))]
+    return [t for i in infos for t in alternatives(i)]
 
 
 def _items_of(info: Any, step: str | int) -> list[Any]:
@@ -103,15 +109,3 @@ def _choices(infos: Sequence[Any]) -> list[Any]:
 def _names(infos: Sequence[Any]) -> set[str]:
     """JSON names of the fields of these types."""
     return {f.encode_name for i in infos for f in getattr(i, "fields", ())}
-
-
-def _names_within(cls: Any, depth: int = 0) -> set[str]:
-    """JSON names of the fields of a struct and of those within it."""
-    out: set[str] = set()
-    for f in msgspec.structs.fields(cls):
-        out.add(f.encode_name)
-        inner = msgspec.inspect.type_info(f.type)
-        for t in getattr(inner, "types", (inner,)):
-            if isinstance(t, msgspec.inspect.StructType) and depth < 4:
-                out |= _names_within(t.cls, depth + 1)
-    return out

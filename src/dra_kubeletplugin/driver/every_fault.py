@@ -17,7 +17,6 @@ from .config import Steps
 
 JSON = Mapping[str, Any]
 Judge = Callable[[JSON], object]
-MOST = 50  # parts that are looked for; each is one more judgement of the whole, or several
 _SAID = re.compile(r"(?P<text>.*) - at (?P<key>`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)(?P<whole>`?)", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -34,14 +33,15 @@ class Fault(NamedTuple):
     key: bool = False  # of the last step itself, not of its value
 
 
-def every(given: JSON, judge: Judge) -> list[Fault]:
-    """What ``judge`` refuses with ``msgspec.ValidationError``, in the order of the document; at most :data:`MOST`.
+def every(given: JSON, judge: Judge, most: int) -> list[Fault]:
+    """What ``judge`` refuses with ``msgspec.ValidationError``, in the order of the document; at most ``most``.
 
+    Each fault costs one more judgement, and about ten where it stands in a long mapping.
     Raises what else ``judge`` raises of the document as it was given.
     """
     copy = _Copy(given, judge)
     found: list[Fault] = []
-    while len(found) < MOST:
+    while len(found) < most:
         try:
             judge(copy.top)
             break

@@ -22,17 +22,34 @@ class Layer(NamedTuple):
 
 
 def laid_over(below: JSON, above: JSON) -> dict[str, Any]:
-    """``below`` with what ``above`` gives; null takes a field away."""
-    out = dict(below)
+    """A copy of ``below`` with the fields of ``above``; null removes a field. Objects are copied, lists are shared."""
+    out: dict[str, Any] = {}
+    _copy(out, below)
+    lay_over(out, above)
+    return out
+
+
+def _copy(into: dict[str, Any], given: JSON) -> None:
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            into[key] = {}
+            _copy(into[key], value)
+        else:
+            into[key] = value
+
+
+def lay_over(below: dict[str, Any], above: JSON) -> None:
+    """As :func:`laid_over`, into ``below`` itself: the cost is that of ``above``, however much is below."""
     for key, value in above.items():
         if value is None:
-            out.pop(key, None)
+            below.pop(key, None)
         elif isinstance(value, Mapping):
-            under = out.get(key)
-            out[key] = laid_over(under if isinstance(under, Mapping) else {}, value)
+            under = below.get(key)
+            if not isinstance(under, dict):
+                under = below[key] = {}
+            lay_over(under, value)
         else:
-            out[key] = value
-    return out
+            below[key] = value
 
 
 def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:

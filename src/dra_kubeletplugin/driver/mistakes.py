@@ -12,7 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import (
     BadAnswerError,
@@ -27,10 +27,26 @@ from ..errors import (
 )  # fmt: skip
 from .hints import hint
 
+E = TypeVar("E", bound=BaseException)
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = str(Path(os.__file__).parent) + os.sep  # its own library
 _INSTALLED = {"site-packages", "dist-packages"}  # also where an environment is within the driver's folder
 _OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
+
+
+def without_frames(e: E) -> E:
+    """The exception itself, without its traceback and those of what it was raised from, or while.
+
+    Frames keep every local variable of the work that failed, such as a decoded claim, often in a cycle that only a collection frees.
+    """
+    seen: set[int] = set()
+    below: BaseException | None = e
+    while below is not None and id(below) not in seen:
+        seen.add(id(below))
+        BaseException.with_traceback(below, None)
+        cause, context = (vars(BaseException)[name].__get__(below) for name in ("__cause__", "__context__"))
+        below = cause if cause is not None else context
+    return e
 
 
 def explained(e: BaseException) -> str:

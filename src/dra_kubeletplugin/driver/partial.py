@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from .config import Config, read_form
-from .config_faults import apart
+from .config_types import ConfigTypes, alternatives, types_of
 
 JSON = Mapping[str, Any]
 
@@ -22,15 +22,18 @@ def judge_partial(given: JSON, cls: type[Config]) -> None:
 
     Raises ``msgspec.ValidationError`` with the path of the first that cannot.
     """
-    _judge(given, msgspec.inspect.type_info(cls), "$")
+    types = types_of(cls)
+    _judge(given, types.info, "$", types)
 
 
-def _judge(given: JSON, info: Any, path: str) -> None:
+def _judge(given: JSON, info: Any, path: str, kind: ConfigTypes) -> None:
     """``info`` is of an object with fields."""
-    types = {f.encode_name: f.type for f in info.fields}
-    rest = _besides_objects(given, types.get, lambda key: f"{path}.{key}")
+    rest = given
+    if any(isinstance(value, dict) for value in given.values()):
+        types = {f.encode_name: f.type for f in info.fields}
+        rest = _besides_objects(given, types.get, lambda key: f"{path}.{key}", kind)
     try:
-        msgspec.convert(rest, _partial(info), dec_hook=read_form, str_keys=True)
+        msgspec.convert(rest, _partial(info, kind), dec_hook=read_form, str_keys=True)
     except msgspec.ValidationError as e:
         text, found, below = str(e).rpartition("`$")
         at = path + below.removesuffix("`")
@@ -39,7 +42,9 @@ def _judge(given: JSON, info: Any, path: str) -> None:
         raise msgspec.ValidationError(str(e) if path == "$" else f"{e} - at `{path}`") from None
 
 
-def _besides_objects(given: JSON, type_of: Callable[[str], Any], path_of: Callable[[str], str]) -> dict[str, Any]:
+def _besides_objects(
+    given: JSON, type_of: Callable[[str], Any], path_of: Callable[[str], str], kind: ConfigTypes
+) -> dict[str, Any]:
     """What is left of ``given`` when the objects within that are laid over others have been judged."""
     rest: dict[str, Any] = {}
     for key, value in given.items():
@@ -47,13 +52,14 @@ def _besides_objects(given: JSON, type_of: Callable[[str], Any], path_of: Callab
         if found is None:
             rest[key] = value
         elif isinstance(found, _OBJECTS):
-            _judge(value, found, path_of(key))
+            _judge(value, found, path_of(key), kind)
         elif isinstance(found, msgspec.inspect.DictType):
             at, inner = path_of(key), found.value_type
             if left := _besides_objects(
                 value,
                 lambda _, inner=inner: inner,  # type: ignore[misc]
                 lambda key, at=at: f"{at}[{json.dumps(key)}]",  # type: ignore[misc]
+                kind,
             ):
                 rest[key] = left
     return rest
@@ -66,7 +72,7 @@ _OBJECTS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
 def _laid_over_as(info: Any, value: JSON) -> Any:
     """The struct, or mapping of objects, that an object is a part of at this place; ``_LATER`` where its tag comes from elsewhere;
     None for what is no such place."""
-    infos = apart([info])
+    infos = alternatives(info)
     structs: list[Any] = [i for i in infos if isinstance(i, _OBJECTS) and not getattr(i, "array_like", False)]
     if tagged := [i for i in structs if getattr(i, "tag_field", None)]:
         given = value.get(tagged[0].tag_field, _LATER)  # one union has one tag field
@@ -77,8 +83,14 @@ def _laid_over_as(info: Any, value: JSON) -> Any:
     return next(iter((*structs, *maps)), None)
 
 
-def _partial(info: Any) -> type:
-    """A struct like the one that ``info`` tells of, of which no field is required."""
+def _partial(info: Any, kind: ConfigTypes) -> type:
+    """A struct like the one of ``info``, of which no field is required. It is made once for each kind of parameters."""
+    if (found := kind.partial.get(info.cls)) is None:
+        found = kind.partial[info.cls] = _made_partial(info)
+    return found
+
+
+def _made_partial(info: Any) -> type:
     if isinstance(info, msgspec.inspect.DataclassType):
         types = get_type_hints(info.cls, include_extras=True)
         return msgspec.defstruct(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, describe, printable
-from .decoding import decode
+from ..resources.encoded import from_json
 from .http1 import BadAnswerError, HttpResponse
 
 JSON = dict[str, Any]
@@ -35,7 +35,7 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
         raise ApiError(f"{what}: the answer of {server} cannot be used: {describe(e)}") from e
 
 
-def object_of(answer: HttpResponse, what: str) -> JSON:
+def object_of(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
     """The JSON object of a good answer, {} for none.
 
     Raises :class:`ApiError` for all else, with status 0 where somebody else than the API server answered: a proxy's page or
@@ -93,9 +93,9 @@ def page_of(answer: HttpResponse, what: str) -> Page:
     if answer.status >= 300:
         object_of(answer, what)  # which raises
     try:
-        page = decode(answer.body, Page)
+        page: Page = from_json(answer.body, Page)
         for item in page.items or []:
-            meta = decode(item, Bare).metadata
+            meta = from_json(item, Bare).metadata
             if not (meta.name and meta.uid):
                 raise ValueError("an item has no name or no UID")
     except (ValueError, RecursionError) as e:

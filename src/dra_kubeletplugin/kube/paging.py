@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ApiError, describe
+from ..resources.encoded import from_json
 from .client import KubeClient
-from .decoding import decode
 from .resource import Resource
 
 JSON = dict[str, Any]
@@ -58,6 +58,7 @@ def as_json(item: msgspec.Raw) -> JSON:
     Raises :class:`ApiError` for what is no JSON object: a page's items are checked as far as their metadata alone.
     """
     try:
-        return decode(item, dict[str, Any])
+        decoded: JSON = from_json(item, dict[str, Any])
     except (ValueError, RecursionError) as e:
         raise ApiError(f"an object of the list cannot be read: {describe(e)}") from None
+    return decoded

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, printable
+from ..resources.encoded import from_json
 from .boundary import Bare, Page, identity, translated
 from .client import KubeClient
-from .decoding import decode
 from .resource import Resource
 
 log = logging.getLogger(__name__)
@@ -207,9 +207,9 @@ class Reflector:
     def _take(self, line: bytes) -> Event | None:
         what = f"watch {self.plural}"
         with translated(what, self.client.transport.server, lambda: ""):
-            raw = decode(line, _Line)
+            raw = from_json(line, _Line)
             kind = raw.type
-            obj = decode(raw.object) if self._copies or kind == "ERROR" else _bare(raw.object)
+            obj = from_json(raw.object) if self._copies or kind == "ERROR" else _bare(raw.object)
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
                 raise ApiError(f"{what}: {message}", status=int(obj.get("code") or 500), details=obj)
@@ -236,5 +236,5 @@ class _Line(msgspec.Struct):
 
 
 def _bare(encoded: msgspec.Raw) -> JSON:
-    meta = decode(encoded, Bare).metadata
+    meta = from_json(encoded, Bare).metadata
     return {"metadata": {"name": meta.name, "uid": meta.uid, "resourceVersion": meta.resource_version}}

@@ -1,0 +1,81 @@
+"""Decodes JSON of an API server that has text of users in it, which Go reads and msgspec refuses.
+
+An opaque parameter may contain half of a surrogate pair (``"\\ud800"``) or 5,000 nested lists: the API server accepts both. Without
+this module one such object makes a whole list unreadable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+TOO_DEEP = "<nested too deeply>"
+"""Stands in decoded JSON for a value that is nested too deeply."""
+_DEPTH = 128  # levels of nested lists and objects that are kept where a decoder refuses the depth
+_MARK = f'"{TOO_DEEP}"'.encode()
+_HEX = rb"[0-9a-fA-F]"
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]" + _HEX + rb"{2}\\u[dD][c-fC-F]" + _HEX + rb"{2}|(u[dD][89a-fA-F]" + _HEX + rb"{2})|.)",
+    re.DOTALL,
+)
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
+
+
+def from_json(encoded: bytes | memoryview | msgspec.Raw, type: Any = Any) -> Any:
+    """As ``msgspec.json.decode``, also for lone surrogates, which become U+FFFD, and for any depth: a value below level 128 becomes
+    :data:`TOO_DEEP` where the decoder refuses the depth.
+
+    Raises what ``msgspec.json.decode`` raises.
+    """
+    try:
+        return msgspec.json.decode(encoded, type=type)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, RecursionError):
+        readable = flattened(_ESCAPE.sub(_without_half, bytes(encoded)))
+        return msgspec.json.decode(readable, type=type)
+
+
+def config_entries(encoded: msgspec.Raw) -> list[dict[str, Any]]:
+    """Entries of ``devices.config`` whose ``opaque.parameters`` stay encoded, as :class:`msgspec.Raw`. A user writes 10 KiB of parameters
+    in each of 32 entries; decoded, they take 20 times their bytes. What has another shape is left out."""
+    return [entry for raw in _as(encoded, list[msgspec.Raw]) or () if (entry := _config_entry(raw))]
+
+
+def _config_entry(encoded: msgspec.Raw) -> dict[str, Any]:
+    entry: dict[str, Any] = _as(encoded, dict[str, msgspec.Raw]) or {}
+    out: dict[str, Any] = {key: from_json(entry[key]) for key in entry.keys() & {"source", "requests"}}
+    if (opaque := _as(entry.get("opaque", msgspec.Raw(b"null")), dict[str, msgspec.Raw])) is not None:
+        out["opaque"] = {key: value if key == "parameters" else from_json(value) for key, value in opaque.items()}
+    return out
+
+
+def _as(encoded: msgspec.Raw, type: Any) -> Any:
+    """None for a value of another type."""
+    try:
+        return from_json(encoded, type)
+    except msgspec.ValidationError:
+        return None
+
+
+def _without_half(escape: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if escape[1] else escape[0]
+
+
+def flattened(encoded: bytes, deepest: int = _DEPTH) -> bytes:
+    """The document, with :data:`TOO_DEEP` in the place of each value that is nested too deeply."""
+    out: list[bytes] = []
+    depth = kept = 0
+    for token in _TOKEN.finditer(encoded):
+        text = token[0]
+        if text in b"[{":
+            depth += 1
+            if depth == deepest + 1:
+                out += (encoded[kept : token.start()], _MARK)
+        elif text in b"]}":
+            depth -= 1
+            if depth == deepest:
+                kept = token.end()
+    return b"".join((*out, encoded[kept:])) if depth == 0 else encoded

@@ -1,0 +1,159 @@
+"""Opaque parameters that take the most work to judge, within the limits of the API server: what tests of bounded work feed to a driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dra_kubeletplugin import Config, Quantity
+
+JSON = dict[str, Any]
+DRIVER = "worst.example.com"
+PARAMETERS = 10 * 1024  # bytes of opaque.parameters of one entry: MaxLen of DeviceConfiguration in resource.k8s.io/v1
+ENTRIES = 32  # entries of a claim; an allocation has those of the classes too
+REQUESTS = 32
+LIMIT = 0.020  # seconds of the event loop for one claim or review
+MACHINE = 5  # how much slower than the machine of the finding another one may be
+
+
+class Leaf(Config):
+    size: int = 0
+    unit: str = "a"
+
+
+class Plain(Config):
+    """Fields of each sort: scalars, an object, a list of objects, mappings, a text with a form of its own."""
+
+    KIND = "Plain"
+    API_VERSION = f"{DRIVER}/v1"
+    time_slice: int = 1
+    interval: str = "s"
+    leaf: Leaf | None = None
+    leaves: Sequence[Leaf] = ()
+    named: Mapping[str, Leaf] = msgspec.field(default_factory=dict)
+    numbers: Mapping[str, int] = msgspec.field(default_factory=dict)
+    memory: Quantity = Quantity("1Gi")
+
+
+class Layered(Plain):
+    KIND = "Layered"
+    LAYERED = True
+
+
+class Older(Config):
+    KIND = "Versioned"
+    API_VERSION = f"{DRIVER}/v1alpha1"
+    numbers: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+
+class Versioned(Config):
+    KIND = "Versioned"
+    API_VERSION = f"{DRIVER}/v1"
+    OLDER = (Older,)
+    LAYERED = True
+    numbers: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def convert_from(cls, older: Any, /) -> Versioned:
+        return cls(numbers=older.numbers)
+
+
+KINDS: tuple[type[Config], ...] = (Plain, Layered, Versioned)
+
+
+def filled(size: int, item: Callable[[int], tuple[str, Any]]) -> JSON:
+    """An object of at most ``size`` bytes of compact JSON."""
+    out: JSON = {}
+    left = size
+    for i in itertools.count():
+        key, value = item(i)
+        left -= len(key) + len(json.dumps(value, separators=(",", ":"))) + 4
+        if left < 0:
+            return out
+        out[key] = value
+    raise AssertionError("never")
+
+
+def nested(depth: int, key: str) -> JSON:
+    out: JSON = {}
+    for _ in range(depth):
+        out = {key: out}
+    return out
+
+
+SHAPES: dict[str, Callable[[int, int], JSON]] = {
+    # name: the fields of entry i, in at most n bytes
+    "many unknown keys": lambda i, n: filled(n, lambda j: (f"k{i}x{j}", 1)),
+    "near names": lambda i, n: filled(n, lambda j: (f"timeSlic{j}x{i}", 1)),
+    "long near names": lambda i, n: filled(n, lambda j: (f"{'timeSlice' * 50}{j}x{i}", 1)),
+    "few long keys": lambda i, n: {f"{c}{i}" * (n // 60): 1 for c in "abcdefghij"},
+    "wrong items": lambda i, n: {"leaves": [[]] * (n // 3)},
+    "right items": lambda i, n: {"leaves": [{}] * (n // 3)},
+    "wrong in a mapping": lambda i, n: {"named": filled(n, lambda j: (f"{i}.{j}", 1))},
+    "right mapping": lambda i, n: {"named": filled(n, lambda j: (f"{i}.{j}", {}))},
+    "last of a mapping": lambda i, n: {"named": filled(n, lambda j: (f"{i}.{j}", {})) | {"z": 1}},
+    "wrong numbers": lambda i, n: {"numbers": filled(n, lambda j: (f"{i}.{j}", ""))},
+    "last number": lambda i, n: {"numbers": filled(n, lambda j: (f"{i}.{j}", 1)) | {"z": ""}},
+    "right numbers": lambda i, n: {"numbers": filled(n, lambda j: (f"{i}.{j}", 1))},
+    "long quantity": lambda i, n: {"memory": "9" * n},
+    "long odd quantity": lambda i, n: {"memory": [[]] * (n // 3)},
+    "long integer": lambda i, n: {"timeSlice": int("9" * 300)},
+    "deep objects": lambda i, n: {"leaf": nested(min(n // 5, 900), "a")},
+    "deep with long keys": lambda i, n: {"leaf": nested(28, "a" * (n // 29))},
+    "nested lists": lambda i, n: {"x": [[]] * (n // 3)},
+    "surrogates": lambda i, n: filled(n, lambda j: (f"\ud800{i}{j}", "\udc00")),
+    "same": lambda i, n: filled(n, lambda j: (f"k{j}", 1)),
+}
+
+
+def entries(kind: type[Config], shape: str, count: int = ENTRIES, size: int = PARAMETERS) -> list[JSON]:
+    """``spec.devices.config`` of a claim."""
+    head = {"apiVersion": kind.API_VERSION, "kind": kind.KIND}
+    fields = [SHAPES[shape](i, size - 200) for i in range(count)]
+    return [{"opaque": {"driver": DRIVER, "parameters": head | f}} for f in fields]
+
+
+def claim(config: Sequence[JSON], name: str = "worst", *, requests: int = 1) -> JSON:
+    """A ResourceClaim with that configuration."""
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1"},
+        "spec": {"devices": {
+            "requests": [{"name": f"r{i}", "exactly": {"deviceClassName": "c"}} for i in range(requests)],
+            "config": list(config),
+        }},
+    }  # fmt: skip
+
+
+def allocated(obj: JSON, config: Sequence[JSON], *, requests: int = 1) -> JSON:
+    """The claim with one device for each request; class and claim have the same configuration, as many entries as are allowed."""
+    results = [{"request": f"r{i}", "driver": DRIVER, "pool": "node", "device": f"d-{i}"} for i in range(requests)]
+    both = [{"source": source, **entry} for source in ("FromClass", "FromClaim") for entry in config]
+    return obj | {"status": {"allocation": {"devices": {"results": results, "config": both}}}}
+
+
+@contextlib.contextmanager
+def steps_of_the_loop() -> Iterator[list[float]]:
+    """CPU seconds of each step of event loops in this thread, while the context lasts. Other processes do not count, nor other threads."""
+    found: list[float] = []
+    run = asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        try:
+            run(handle)
+        finally:
+            found.append(time.thread_time() - began)
+
+    asyncio.Handle._run = measured  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
