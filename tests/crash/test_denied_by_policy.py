@@ -84,7 +84,8 @@ async def test_cdi_files_that_may_not_be_written_fail_the_claim_and_show_in_read
 
             patch.setattr(os, "open", open_)
             error = (await prepare_call(node, ref(found))).claims[uid].error
-            assert f"{cdi} cannot be written (Permission denied)" in error
+            assert f"{cdi}/k8s." in error
+            assert "cannot be written (Permission denied): see the permissions" in error
             assert any("Permission denied" in line for line in await node.plugin.not_ready())
             assert cls.state == {}
         assert (await prepare_call(node, ref(found))).claims[uid].error == ""

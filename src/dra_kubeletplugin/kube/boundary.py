@@ -140,7 +140,7 @@ def listed(page: JSON, what: str) -> JSON:
 def refusal(answer: HttpResponse, what: str) -> ApiError:
     """The error of a refusal, with the Status object where there is one."""
     try:
-        found = decode(answer.body)
+        found = from_json(answer.body)
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):

@@ -78,4 +78,6 @@ def flattened(encoded: bytes, deepest: int = _DEPTH) -> bytes:
             depth -= 1
             if depth == deepest:
                 kept = token.end()
-    return b"".join((*out, encoded[kept:])) if depth == 0 else encoded
+    if depth <= deepest:
+        out.append(encoded[kept:])
+    return b"".join(out)
