@@ -262,6 +262,7 @@ def assert_one_of(expected: tuple[str, ...], said: str) -> None:
     assert any(e in said for e in expected), said
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 @pytest.mark.parametrize(
     ("kind", "attack", "why"),
@@ -326,6 +327,7 @@ async def allocated(deployed: Deployed, node: str, driver: str = NAME) -> None:
     await cluster.client.patch(CLAIMS, "c", {"status": status}, "default", "status")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("kind", "driver", "node", "allowed"),
     [
@@ -352,6 +354,7 @@ async def test_the_status_of_devices_is_its_drivers_and_its_nodes(
     assert f'resourceclaims.resource.k8s.io "{driver}" is forbidden' in said
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [NODE, CLUSTER])
 @pytest.mark.parametrize(
     "change", [{"allocation": None}, {"reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}]}]
