@@ -46,10 +46,15 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_worker_survives_lone_surrogates(run: Run) -> None:
-    done = run(
-        'import sys\ndef test_it():\n    print("\\udcff")\n    assert "\\udcff" == 1, "\\ud800 in the message"\n'
-    )
+    done = run("""
+def test_it(tmp_path):
+    print("\\udcff", tmp_path)
+    assert "\\udcff" == 1, "\\ud800 in the message"
+""")
     assert "1 failed" in done.stdout, done.stdout + done.stderr
+    folder = re.search(r"\S+/t-\w+", done.stdout)
+    assert folder, "the folder of a run that failed stays"
+    shutil.rmtree(folder[0])
     assert "in the message" in done.stdout
     assert "crashed" not in done.stdout
 
