@@ -38,9 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [n for n in os.environ if n in _HIDDEN or n.startswith("LC_")]:
         del os.environ[name]
     os.environ["LC_ALL"] = "C.UTF-8"
-    for variable, name, mode in (("TMPDIR", "tmp", 0o777), ("HOME", "home", 0o755), ("KUBELET_ROOT", "kubelet", 0o755)):
+    os.environ["TMPDIR"] = "/tmp"  # noqa: S108
+    for variable, name in (("HOME", "home"), ("KUBELET_ROOT", "kubelet")):
         (folder / name).mkdir()
-        (folder / name).chmod(mode)
         os.environ[variable] = str(folder / name)
     tempfile.tempdir = None  # read TMPDIR again
 
@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
         names = {m.name for m in item.iter_markers()}
-        item.config.stash[_LEFT_OUT].update([next((r for r in _REASONS if r in names), "others")])
+        item.config.stash[_LEFT_OUT].update([r for r in _REASONS if r in names][:1])
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -75,10 +75,10 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Names the tests that were left out by marker."""
+    """Counts the tests that were left out by marker."""
     counts = config.stash[_LEFT_OUT]
-    listed = ", ".join(f"{counts[r]} {r}" for r in (*_REASONS, "others") if counts[r])
-    if listed:
+    listed = ", ".join(f"{counts[r]} {r}" for r in _REASONS if counts[r])
+    if listed and config.option.markexpr:
         terminalreporter.write_line(f"left out by marker (pyproject.toml says what each means): {listed}")
 
 
