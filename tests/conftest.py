@@ -93,7 +93,7 @@ def _mark_further_cases(items: list[pytest.Item]) -> None:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
         marker = cases[0].get_closest_marker("cases")
-        number = marker.args[0] if marker else 2 if cases[0].get_closest_marker("crash") else len(cases)
+        number = marker.args[0] if marker else 1 if cases[0].get_closest_marker("crash") else len(cases)
         for i, item in enumerate(cases):
             if i * number // len(cases) == (i - 1) * number // len(cases):
                 item.add_marker("full")

@@ -68,6 +68,7 @@ async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: 
         assert b.is_empty(), (b.taken(), b.files(), b.records())
 
 
+@pytest.mark.full
 async def test_a_few_random_kills_leak_nothing_and_hand_nothing_out_twice() -> None:
     done = await kills(12, random.Random(7))
     assert done.kills == 12

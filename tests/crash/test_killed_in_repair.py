@@ -87,7 +87,6 @@ async def test_killed_in_repair_no_claim_is_lost_and_no_device_is_given_twice(tm
         await check_nothing_is_lost(b)
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("skip", [0, 1])
 async def test_killed_twice_in_repair_the_third_start_knows_every_claim(tmp_path: Path, skip: int) -> None:
     async with box(tmp_path) as b:

@@ -160,7 +160,6 @@ PAIRS = [
 ]
 
 
-@pytest.mark.cases(1)
 @pytest.mark.crash
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("first", "then"), PAIRS, ids=[", then ".join(pair) for pair in PAIRS])
@@ -185,7 +184,6 @@ def test_what_happens_before_any_line_of_a_repair_loses_nothing_and_gives_no_dev
                 both.check()
 
 
-@pytest.mark.cases(1)
 @pytest.mark.crash
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("then", ["all removed", "replaced"])
