@@ -62,9 +62,12 @@ def test_a_changed_test_file_comes_first() -> None:
     ]  # fmt: skip
 
 
-def test_a_test_that_would_start_after_the_minute_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(changed._END, raising=False)
-    changed.pytest_runtest_setup()
-    monkeypatch.setenv(changed._END, "1")
+def test_a_test_that_would_start_after_the_minute_is_skipped(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed.pytest_collection_finish(request.session)
+    changed.pytest_runtest_setup(request.node)
+    monkeypatch.setattr(changed, "_SECONDS", -1.0)
+    changed.pytest_collection_finish(request.session)
     with pytest.raises(pytest.skip.Exception, match="the minute of `make check` has passed"):
-        changed.pytest_runtest_setup()
+        changed.pytest_runtest_setup(request.node)
