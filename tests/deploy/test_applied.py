@@ -100,7 +100,7 @@ async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
     assert left == ""
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.kubectl
 @pytest.mark.parametrize("features", [["rollingUpdate"], []], ids=["two-at-once", "one-after-the-other"])
 async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> None:
@@ -126,6 +126,7 @@ async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubec
     assert said.count("serverside-applied") == len(manifests), said
 
 
+@pytest.mark.full
 @pytest.mark.helm
 @pytest.mark.kubectl
 async def test_helm_installs_upgrades_and_uninstalls(tmp_path: Path) -> None:

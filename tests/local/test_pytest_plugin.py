@@ -110,7 +110,7 @@ def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
     )
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("mode", "coroutines"),
     [
@@ -226,6 +226,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
     run(author).assert_outcomes(passed=7)
 
 
+@pytest.mark.full
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
@@ -389,11 +390,13 @@ def test_a_marker_says_it_for_one_test(local_cluster):
 """
 
 
+@pytest.mark.full
 def test_a_release_is_said_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RELEASES)
     pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=LONGEST).assert_outcomes(passed=2)
 
 
+@pytest.mark.full
 def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
