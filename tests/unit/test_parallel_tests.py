@@ -52,7 +52,7 @@ def test_it(tmp_path):
     assert "\\udcff" == 1, "\\ud800 in the message"
 """)
     assert "1 failed" in done.stdout, done.stdout + done.stderr
-    folder = re.search(r"\S+/t-\w+", done.stdout)
+    folder = re.search(r"/\w+/t-\w+", done.stdout)
     assert folder, "the folder of a run that failed stays"
     shutil.rmtree(folder[0])
     assert "in the message" in done.stdout
