@@ -1,4 +1,5 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each sets up all it needs.
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile every module that it imports
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
@@ -9,7 +10,7 @@ DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev test plugin pauses mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
+.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -34,8 +35,25 @@ examples: $(STAMP) ## each manifest of examples/ on the local cluster
 dev: $(BASE) ## the local cluster with the PCI driver, until Ctrl-C
 	@$(BIN)/dra dev drivers/pci
 
-test: $(STAMP) ## every test
-	@$(BIN)/python -m pytest -q $(ARGS)
+# Tests wait more than they work, so there are more workers than cores. A worker that has finished takes tests from another.
+WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+# The markers of tests that need root, a container, an image build or a package index, and of long tests (pyproject.toml).
+REST     = mounts or podman or runc or netns or image or index or full
+
+check: $(STAMP) ## before a commit: lint, types, and within a minute the tests of the modules that changed
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m tests.tools.changed --workers $(WORKERS) --leave-out "crash or $(REST)" $(ARGS)
+
+test: $(STAMP) ## within 5 minutes: the tests that need no root, container, image or package index, and part of the crash tests
+	@$(PYTEST) -m "not ($(REST))" $(ARGS)
+	@echo "the tests that were left out: make test-rest; all tests: make test-all"
+
+test-rest: $(STAMP) ## the tests that `make test` leaves out
+	@$(PYTEST) -m "$(REST)" $(ARGS)
+
+test-all: $(STAMP) ## every test, within 20 minutes
+	@$(PYTEST) $(ARGS)
 
 # What judges the plugin: its publisher, engine, health, events and controller before an API server and a kubelet.
 PLUGIN = publisher gates_and_status newer_fields driver_on_a_node health_and_inventory served_versions undo_and_errors \
@@ -43,7 +61,7 @@ PLUGIN = publisher gates_and_status newer_fields driver_on_a_node health_and_inv
   quantities_published own_device_nodes controller controller_faults control_plane
 KILLED = killed_and_vanished processes node_dies
 plugin: $(STAMP) ## the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
-	@DRA_KUBERNETES=$(RELEASE) $(BIN)/python -m pytest -q $(PLUGIN:%=tests/local/test_%.py) $(KILLED:%=tests/crash/test_%.py) $(ARGS)
+	@DRA_KUBERNETES=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/local/test_%.py) $(KILLED:%=tests/crash/test_%.py) $(ARGS)
 
 pauses: $(STAMP) ## tests with pauses at random: make pauses ARGS="tests/local --pauses late,tasks,children"
 	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)

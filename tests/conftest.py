@@ -63,7 +63,9 @@ def _log() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _mark_further_cases(items)
     wanted = {m.name for item in items for m in item.iter_markers()}  # not keywords: a parameter may have the same name
     reasons = {
         "mounts": None if "mounts" not in wanted or _can_mount() else "needs root and the right to mount",
@@ -82,3 +84,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _mark_further_cases(items: list[pytest.Item]) -> None:
+    """Marks as ``full`` the cases of a parametrised test that ``make test`` need not run (see the marker ``cases``)."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        marker = cases[0].get_closest_marker("cases")
+        number = marker.args[0] if marker else 1 if cases[0].get_closest_marker("crash") else len(cases)
+        for i, item in enumerate(cases):
+            if i * number // len(cases) == (i - 1) * number // len(cases):
+                item.add_marker("full")

@@ -346,6 +346,7 @@ async def test_readiness_after_a_full_disk_heals_by_itself_without_a_claim(tmp_p
 # --- two instances ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.crash
 async def test_while_one_of_two_instances_is_stopped_the_other_serves_everything_that_is_not_in_its_hands(
     tmp_path: Path,

@@ -160,6 +160,7 @@ async def test_a_controller_killed_at_any_step_leaves_nothing_undone(fabric: Any
             assert first.poll() is None, "there are more steps than this test kills at"
 
 
+@pytest.mark.full
 async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric: Any, tmp_path: Path) -> None:
     fabric.add("gpu-0", "a100", seconds=600)
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
@@ -182,6 +183,7 @@ async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric
         assert lease["spec"]["leaseTransitions"] == 1
 
 
+@pytest.mark.full
 async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any, tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start(lasts=4)

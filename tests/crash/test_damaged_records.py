@@ -75,6 +75,7 @@ flips = st.lists(
 )
 
 
+@pytest.mark.full
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

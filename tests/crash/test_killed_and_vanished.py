@@ -67,6 +67,7 @@ async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_c
         await end(b)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", UNPREPARED)
 async def test_killed_in_unprepare_the_device_is_published_as_vanished_until_that_is_done(
     tmp_path: Path, point: str

@@ -68,17 +68,20 @@ async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: 
         assert b.is_empty(), (b.taken(), b.files(), b.records())
 
 
+@pytest.mark.full
 async def test_a_few_random_kills_leak_nothing_and_hand_nothing_out_twice() -> None:
     done = await kills(12, random.Random(7))
     assert done.kills == 12
 
 
+@pytest.mark.full
 async def test_a_few_rolling_updates_leak_nothing_and_hand_nothing_out_twice() -> None:
     done = await kills(6, random.Random(11), rolling=True)
     assert done.kills == 6
 
 
 # A connection that is cut while asyncio makes it belongs to nobody who could close it: the proxy's, not the plugin's.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_few_kills_while_everything_around_fails_leak_nothing_and_every_call_is_answered() -> None:
     done = await kills(12, random.Random(7), faults=True)

@@ -87,6 +87,7 @@ async def test_killed_in_repair_no_claim_is_lost_and_no_device_is_given_twice(tm
         await check_nothing_is_lost(b)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("skip", [0, 1])
 async def test_killed_twice_in_repair_the_third_start_knows_every_claim(tmp_path: Path, skip: int) -> None:
     async with box(tmp_path) as b:
@@ -98,6 +99,7 @@ async def test_killed_twice_in_repair_the_third_start_knows_every_claim(tmp_path
         await check_nothing_is_lost(b)
 
 
+@pytest.mark.full
 async def test_killed_in_a_migration_the_next_start_migrates(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         await hold_two(b)
@@ -142,6 +144,7 @@ async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_ha
         await b.until("everything to be free", b.is_empty)
 
 
+@pytest.mark.full
 async def test_while_nobody_knows_what_the_hardware_has_in_use_nothing_is_prepared(tmp_path: Path) -> None:
     """The records are lost, a device is half taken, and the driver cannot tell: the pod waits, and says for what."""
     # Of a pod 25 Events are told, and then hardly any: those of tries while no plugin is there must not be all.

@@ -184,6 +184,7 @@ def test_what_happens_before_any_line_of_a_repair_loses_nothing_and_gives_no_dev
                 both.check()
 
 
+@pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("then", ["all removed", "replaced"])

@@ -183,6 +183,7 @@ async def test_a_claim_that_moved_to_another_node_is_undone_on_the_first_and_sta
         assert two.is_empty()
 
 
+@pytest.mark.full
 async def test_a_claim_that_comes_back_to_the_node_that_died_is_prepared_there_anew(tmp_path: Path) -> None:
     """Its UID is the one that kubelet and plugin know of old, for a pod that is no more."""
     async with two_nodes(tmp_path) as (one, two):
@@ -198,6 +199,7 @@ async def test_a_claim_that_comes_back_to_the_node_that_died_is_prepared_there_a
         assert one.is_empty()
 
 
+@pytest.mark.full
 async def test_a_device_that_a_restarted_kubelet_still_gives_to_a_claim_is_nobody_else_s(tmp_path: Path) -> None:
     """While the kubelet is away its pod is taken by force, and the claim gets another device of the node, for another pod. The
     kubelet knows the claim as prepared and starts that pod with the first device, without a word to the plugin; and the first

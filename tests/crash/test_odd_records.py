@@ -165,6 +165,7 @@ values = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.full
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -63,6 +63,7 @@ async def test_power_fails_in_prepare_and_the_pod_gets_its_device_afresh(
         assert b.is_empty(), (b.taken(), b.files(), b.records())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keeps", [True, False], ids=["devices keep their state", "devices lose their state"])
 @pytest.mark.parametrize("point", UNPREPARE_POINTS)
 async def test_power_fails_in_unprepare_and_the_device_is_free_for_the_next(

@@ -38,6 +38,7 @@ def all_prepared(b: Box) -> int:
     return len(states) if set(states) <= {"Prepared"} else 0
 
 
+@pytest.mark.full
 async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_new_one_alone(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         await b.start("old", POD_UID=OLD)
@@ -61,6 +62,7 @@ async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_
         assert not list((b.node.kubelet_root / "plugins" / DRIVER).glob("*.sock"))
 
 
+@pytest.mark.full
 async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bounded_wait(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         old = await b.start("old", POD_UID=OLD)
@@ -121,6 +123,7 @@ async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sent
         await b.cluster.wait_running("pod")
 
 
+@pytest.mark.full
 async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_from_memory(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         await b.start()
@@ -142,6 +145,7 @@ async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_f
         b.check_quiet()
 
 
+@pytest.mark.full
 async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Path) -> None:
     """Nobody tells the plugin that the old claim is gone: the kubelet lost its memory too."""
     async with box(tmp_path) as b:
@@ -182,6 +186,7 @@ async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: P
         b.check_quiet()
 
 
+@pytest.mark.full
 async def test_a_call_longer_than_the_grace_is_left_and_undone_at_the_next_start(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         process = await b.start(STOP_GRACE="300ms")
@@ -314,6 +319,7 @@ async def test_a_claim_deallocated_and_allocated_anew_under_the_same_uid_gets_it
         assert b.is_empty()
 
 
+@pytest.mark.full
 async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_a_living_one_s(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
         await b.start(POD_UID=OLD)

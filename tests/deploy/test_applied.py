@@ -65,6 +65,7 @@ EVERYTHING = with_features(*ALL)
 ON_NODE = with_features("probes", "hostNetwork", "namespace")
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 async def test_every_form_is_applied_under_strict_validation(kubectl: Kubectl) -> None:
     forms = [EVERYTHING, ON_NODE, with_features("namespace")]
@@ -77,6 +78,7 @@ async def test_every_form_is_applied_under_strict_validation(kubectl: Kubectl) -
         await kubectl("delete", "--ignore-not-found", "-f", "-", stdin=given)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", DRIVERS)
 async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
@@ -98,6 +100,7 @@ async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
     assert left == ""
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 @pytest.mark.parametrize("features", [["rollingUpdate"], []], ids=["two-at-once", "one-after-the-other"])
 async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> None:
@@ -123,6 +126,7 @@ async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubec
     assert said.count("serverside-applied") == len(manifests), said
 
 
+@pytest.mark.full
 @pytest.mark.helm
 @pytest.mark.kubectl
 async def test_helm_installs_upgrades_and_uninstalls(tmp_path: Path) -> None:

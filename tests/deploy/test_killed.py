@@ -41,6 +41,7 @@ def tree(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("before", [False, True], ids=["for the first time", "again"])
 def test_a_deploy_that_is_killed_anywhere_is_whole_after_the_next(tmp_path: Path, before: bool) -> None:
     folder = tmp_path / "deploy"
@@ -59,6 +60,7 @@ def test_a_deploy_that_is_killed_anywhere_is_whole_after_the_next(tmp_path: Path
     assert ("deviceclass.yaml" in tree(folder)) is not before
 
 
+@pytest.mark.full
 def test_a_package_whose_making_was_killed_anywhere_is_made_by_the_next_run_or_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "packages"
     folder.mkdir()

@@ -257,6 +257,7 @@ OF_A_NODE = "on a node are written by"
 OTHER_DRIVER = "this service account may write ResourceSlices of its own driver only"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 @pytest.mark.parametrize(
     ("kind", "attack", "why"),
@@ -321,6 +322,7 @@ async def allocated(deployed: Deployed, node: str, driver: str = NAME) -> None:
     await cluster.client.patch(CLAIMS, "c", {"status": status}, "default", "status")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("kind", "driver", "node", "allowed"),
     [
@@ -347,6 +349,7 @@ async def test_the_status_of_devices_is_its_drivers_and_its_nodes(
     assert f'resourceclaims.resource.k8s.io "{driver}" is forbidden' in said
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [NODE, CLUSTER])
 @pytest.mark.parametrize(
     "change", [{"allocation": None}, {"reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}]}]

@@ -98,6 +98,7 @@ def test_the_schema_takes_the_texts_that_the_driver_takes_and_no_others(folder: 
     }
 
 
+@pytest.mark.full
 @pytest.mark.helm
 def test_helm_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) -> None:
     taken = of_its_process(folder)

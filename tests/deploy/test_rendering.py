@@ -123,12 +123,14 @@ WANTED: dict[str, JSON] = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("wanted", WANTED)
 def test_kustomize_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
     assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
 
 
+@pytest.mark.cases(8)
 @pytest.mark.helm
 @pytest.mark.parametrize("wanted", WANTED)
 def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
@@ -409,6 +411,7 @@ class Npu(Driver):
 """
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("options", "says"),
     [

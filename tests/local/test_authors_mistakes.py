@@ -31,6 +31,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.testing.running.PATIENCE", 0.2)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """Exempts what earlier tests left from the collection after each test here: it took 0.4 s."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
     """A coroutine that nobody awaited warns when it goes, which is to be here, and not in another test."""

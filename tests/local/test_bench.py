@@ -13,6 +13,7 @@ from bench import memory
 from bench.apiserver import api_server
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, to make the API server's certificate")
 async def test_the_plugin_of_the_bench_registers_publishes_and_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

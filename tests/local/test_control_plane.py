@@ -20,6 +20,7 @@ pytest_plugins = ["pytester"]
 __all__ = ["author"]
 
 
+@pytest.mark.full
 def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty(
     author: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
         ControlPlane(tmp_path, tmp_path / "plane").__enter__()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_killed(tmp_path: Path) -> None:
     """A session that is killed, by a CI's time limit say, runs no line of its own any more."""

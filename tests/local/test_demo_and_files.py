@@ -92,6 +92,7 @@ def test_every_error_has_its_own_code_and_a_help_text() -> None:
     assert all(len(c.help) > 10 for c in errors_page.catalogue())
 
 
+@pytest.mark.index
 def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
     python = Path(os.environ.get("PROTO_PYTHON") or ROOT / ".venv-proto/bin/python")
     if not python.exists():

@@ -278,6 +278,7 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.full
 def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short: Path) -> None:
     with running(short, "--state", str(short / "s")) as dev:
         assert "A driver in any language registers in a node's kubelet root" in dev.told
@@ -320,6 +321,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
         until(lambda: not any(_alive(pid) for pid in pids))
 
 
+@pytest.mark.full
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
     with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
@@ -411,6 +413,7 @@ def test_a_release_or_gate_that_cannot_be_had_is_said_in_a_sentence(
     assert (code, says in told, "Traceback" in told) == (2, True, False), told
 
 
+@pytest.mark.full
 def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
     gates = ("--feature-gates", "DRADeviceTaints=true", "--feature-gates", "DRAExtendedResource=true")
     with running(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
@@ -423,6 +426,7 @@ def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.full
 def test_a_driver_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER + "\n    def start(self):\n        raise RuntimeError('no licence')\n")
     done = command(str(tmp_path / "driver.py"))
@@ -458,6 +462,7 @@ sys.exit(cli.main(["dev"]))
 """
 
 
+@pytest.mark.full
 def test_the_end_of_a_component_ends_the_command_with_its_name_last_and_no_success() -> None:
     argv = [sys.executable, "-c", FAULTY]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=110, check=False)

@@ -50,6 +50,7 @@ def test_files_and_classes_that_cannot_work_are_all_told_before_anything_starts(
     each_is_told(tmp_path, [*FILES, *CLASSES])
 
 
+@pytest.mark.full
 @together(DEVICES)
 def test_drivers_whose_devices_cannot_be_told_are_all_told_at_the_end(
     tmp_path: Path, mistakes: Sequence[Mistake]
@@ -57,6 +58,7 @@ def test_drivers_whose_devices_cannot_be_told_are_all_told_at_the_end(
     each_is_told(tmp_path, mistakes)
 
 
+@pytest.mark.full
 def test_what_is_odd_is_told_under_each_driver(tmp_path: Path) -> None:
     mistakes = [*UNPUBLISHED, *HEALTH]
     with running(tmp_path, *targets(tmp_path, mistakes)) as dev:
@@ -93,6 +95,7 @@ def failed(dev: Dev, pods: int) -> dict[str, str]:
     return found if len(found) == pods else {}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.kubectl
 @together([*PARAMETERS, *PREPARE])
 def test_pods_that_cannot_be_prepared_are_told_why(tmp_path: Path, mistakes: Sequence[Mistake]) -> None:

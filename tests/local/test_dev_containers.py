@@ -212,6 +212,7 @@ def finished(dev: Dev, name: str) -> Any:
     ]
 
 
+@pytest.mark.full
 def test_jobs_complete_or_fail_with_their_simulated_containers(simulated: Dev) -> None:
     prefix = "simulated.dra-kubeletplugin.dev"
     short = {f"{prefix}/duration": "10ms"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,16 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.doctor import Examination, Finding, Level, examine
+from dra_kubeletplugin.doctor import Examination, Finding, Level, examine, processes
 from dra_kubeletplugin.doctor.cluster import PLUGIN, _clock
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Toy, toy
+
+
+@pytest.fixture(autouse=True)
+def only_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the other processes of this machine: one may be a kubelet with a root of its own."""
+    monkeypatch.setattr(processes, "running", lambda root: [processes.at(root, os.getpid())])
 
 
 def of(node: DriverNode[Toy]) -> Examination:

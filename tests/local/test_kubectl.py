@@ -148,6 +148,7 @@ items:
 """
 
 
+@pytest.mark.full
 async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_deleted(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

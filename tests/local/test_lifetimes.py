@@ -145,6 +145,7 @@ def swept(state: Path, events: str, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_cluster_that_is_killed_anywhere_leaves_nothing_and_comes_up_again_on_its_state(short: Path) -> None:
     found = swept(short / "s", "subprocess.Popen,os.rename,socket.bind", "--nodes", "2")

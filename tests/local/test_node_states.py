@@ -41,6 +41,7 @@ async def test_a_kubelet_holds_the_lease_of_its_node(cluster: LocalCluster) -> N
     assert [o["uid"] for o in lease["metadata"]["ownerReferences"]] == [node["metadata"]["uid"]]
 
 
+@pytest.mark.kubectl
 async def test_kubectl_describes_a_node_without_a_complaint(cluster: LocalCluster) -> None:
     async def made() -> bool:
         return bool((await cluster.client.list(LEASES, NAMESPACE))["items"])

@@ -110,6 +110,8 @@ class {name}(Driver):
 """
 
 
+@pytest.mark.full
+@pytest.mark.kubectl
 def test_dev_gives_flags_to_each_driver_that_has_them_in_every_role(tmp_path: Path) -> None:
     for name in ("Left", "Right"):
         text = FILE.format(name=name, lower=name.lower())

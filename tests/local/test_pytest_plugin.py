@@ -110,6 +110,7 @@ def run(author: pytest.Pytester, *args: str) -> pytest.RunResult:
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("mode", "coroutines"),
     [
@@ -225,6 +226,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
     run(author).assert_outcomes(passed=7)
 
 
+@pytest.mark.full
 def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
@@ -268,6 +270,7 @@ def test_a_failing_test_shows_the_events_of_its_cluster(author: pytest.Pytester)
     )
 
 
+@pytest.mark.full
 def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
@@ -303,6 +306,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
     run(author).assert_outcomes(passed=4)
 
 
+@pytest.mark.full
 def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester) -> None:
     author.makefile(".ini", pytest="[pytest]\n")
     author.makepyfile("def test_it(node): pass")
@@ -311,6 +315,7 @@ def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester
     result.stdout.fnmatch_lines(["*which driver? Say it with dra_driver*"])
 
 
+@pytest.mark.full
 def test_a_driver_or_host_that_is_mistyped_in_the_ini_file_is_one_sentence_that_names_the_option(
     author: pytest.Pytester,
 ) -> None:
@@ -328,6 +333,7 @@ def test_a_driver_or_host_that_is_mistyped_in_the_ini_file_is_one_sentence_that_
         result.stdout.no_fnmatch_line("*During handling*")
 
 
+@pytest.mark.full
 def test_a_marker_s_misspelt_name_is_told_with_the_nearest(author: pytest.Pytester) -> None:
     author.makepyfile("import pytest\n@pytest.mark.dra(health_intervall=1.0)\ndef test_it(node): pass")
     result = run(author)
@@ -335,6 +341,7 @@ def test_a_marker_s_misspelt_name_is_told_with_the_nearest(author: pytest.Pytest
     result.stdout.fnmatch_lines(["*takes no 'health_intervall': did you mean health_interval?*"])
 
 
+@pytest.mark.full
 def test_options_of_the_driver_that_are_wrong_are_one_sentence(author: pytest.Pytester) -> None:
     author.makepyfile("import pytest\n@pytest.mark.dra(options={'slots': 1})\ndef test_it(node): pass")
     result = run(author)
@@ -354,6 +361,7 @@ def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytes
     run(author).assert_outcomes(passed=1)
 
 
+@pytest.mark.full
 def test_an_installed_package_needs_no_word_in_pytest_s_settings(
     author: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,11 +390,13 @@ def test_a_marker_says_it_for_one_test(local_cluster):
 """
 
 
+@pytest.mark.full
 def test_a_release_is_said_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RELEASES)
     pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=LONGEST).assert_outcomes(passed=2)
 
 
+@pytest.mark.full
 def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
@@ -417,6 +427,7 @@ def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) 
     assert not [line for line in frames if "/testing/" in line or "/concurrent/" in line], frames
 
 
+@pytest.mark.full
 def test_mistakes_of_a_test_are_told_in_one_sentence_with_the_nearest_name(author: pytest.Pytester) -> None:
     author.makepyfile(
         """

@@ -88,6 +88,7 @@ async def placed(cluster: LocalCluster) -> dict[str, tuple[str, tuple[str, ...]]
     return {name: (node, tuple(devices[name])) for name, node in nodes.items() if node}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("driver", "folder"), [(Gpu, "gpu_example"), (Mig, "mig_example")])
 async def test_a_described_cluster_has_the_slices_that_plugins_publish(driver: type, folder: str) -> None:
     hosts = sorted((ROOT / "drivers" / folder).glob("hosts/*.yaml"))

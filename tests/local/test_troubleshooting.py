@@ -41,6 +41,7 @@ from .test_driver_on_a_node import allocate, prepare_call, ref
 PREPARE = "FailedPrepareDynamicResources"
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("heading", symptoms())
 async def test_what_the_page_shows_of_a_symptom_is_seen_when_it_is_there(heading: str) -> None:
     promised = symptoms()[heading]

@@ -208,6 +208,7 @@ def _kubectl(cluster: LocalCluster, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 async def test_a_deployment_is_rolled_back_restarted_and_has_a_history(cluster: LocalCluster) -> None:
     async def kubectl(*args: str) -> str:

@@ -7,23 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
+
 from . import images
 from .installing import Environment, build
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Building, installing and judging types take their time on a busy machine."""
+    """Gives builds and installations more time, and leaves them to ``make test-all``."""
+    folder = str(Path(__file__).parent)
     for item in items:
-        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(600))
+        if str(item.path).startswith(folder):
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(600))
+            if isinstance(item, pytest.Function) and "dist" in item.fixturenames:
+                item.add_marker("full")
 
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist of this tree."""
-    folder = tmp_path_factory.mktemp("dist")
-    build(folder)
-    return folder
+    return once(tmp_path_factory, "dist", build)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +40,7 @@ def wheel(dist: Path) -> Path:
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of an image that stands for python:3.13-slim."""
-    images.make_base(tmp_path_factory.mktemp("base"))
+    once(tmp_path_factory, "base", images.make_base)
     return images.BASE
 
 

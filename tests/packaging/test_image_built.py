@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from dra_kubeletplugin.local.cluster import LocalCluster
+from tests.once import once
 
 from ..deploy.deployed import Deployed
 from ..deploy.rendering import kustomized, values_of
@@ -26,12 +27,16 @@ SBOM = "usr/share/sbom/image.cdx.json"
 
 
 @pytest.fixture(scope="session")
-def image(base: str) -> Iterator[str]:
-    """Of the PCI driver."""
-    tag = images.tag("pci")
-    images.build(ROOT, tag, "--build-arg", "DRIVER=drivers/pci")
-    yield tag
-    images.remove(tag)
+def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image of the PCI driver. podman keeps it until the next run in this tree, because parallel workers share it."""
+    tag = f"localhost/dra-test/pci:{zlib.crc32(str(ROOT).encode()):08x}"
+
+    def build(_: Path) -> None:
+        images.remove(tag)
+        images.build(ROOT, tag, "--build-arg", "DRIVER=drivers/pci")
+
+    once(tmp_path_factory, "image", build)
+    return tag
 
 
 def test_it_adds_at_most_ninety_megabytes(image: str, base: str) -> None:

@@ -169,6 +169,7 @@ def shown(at: tuple[str | int, ...]) -> str:
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Tree, LayeredTree])
 @given(data=st.data())
 def test_whatever_is_made_wrong_is_told_in_the_order_of_the_document(kind: type[Config], data: st.DataObject) -> None:
@@ -200,6 +201,7 @@ _value = st.recursive(
 _field = st.sampled_from([f.encode_name for f in msgspec.structs.fields(Tree)]) | _names
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Tree, LayeredTree])
 @given(fields=st.dictionaries(_field, _value))
 def test_of_any_document_all_is_told_or_nothing_is_wrong(kind: type[Config], fields: dict[str, Any]) -> None:

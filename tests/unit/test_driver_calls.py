@@ -182,6 +182,7 @@ async def test_every_kind_of_method_answers_and_lazy_answers_are_read(kind: str,
     assert calls.busy == 0
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

@@ -120,6 +120,7 @@ LONG = {
 SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("words", LONG.values(), ids=LONG)
 def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
@@ -187,6 +188,7 @@ run(Own)
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("doc", ['""" """', '"""Its own words."""', "pass"])
 @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
 def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, doc: str, redirected: str) -> None:

@@ -222,6 +222,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
+@pytest.mark.full
 @thorough
 @given(seeds)
 def test_a_complete_generation_is_one_whole_answer_whatever_fails_or_is_deleted_between_two_calls(
@@ -278,6 +279,7 @@ def test_an_instance_that_takes_over_in_the_middle_never_makes_a_mixture(random:
         run(story(Path(folder)))
 
 
+@pytest.mark.full
 @thorough
 @given(seeds)
 def test_two_that_publish_the_same_at_once_end_with_one_whole_generation(random: Random) -> None:

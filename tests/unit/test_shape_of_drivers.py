@@ -108,6 +108,7 @@ def test_the_image_of_a_driver_is_named_once_and_runs_its_module(package: Path) 
     assert values["driverName"] == load_driver(str(package)).name
 
 
+@pytest.mark.cases(1)
 @every_driver
 def test_a_driver_s_tests_are_found_in_its_own_folder_too(package: Path) -> None:
     """As `make test` there runs them: by its own pyproject.toml, with nothing of this tree's but the framework."""

@@ -1,0 +1,98 @@
+"""Settings for all tests of this tree: the machine's configuration is hidden, temporary paths are short, parallel workers are safe."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_FOLDER = pytest.StashKey[Path]()
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+# Configuration of the machine or of the developer that our commands, kubectl, helm or child processes would read.
+_HIDDEN = ("KUBECONFIG", "NODE_NAME", "POD_UID", "DRIVER_NAME", "LANG", "LANGUAGE", "PYTHONDONTWRITEBYTECODE")
+# The reasons why `make test` leaves a test out, in the order in which the summary names them.
+_REASONS = ("image", "podman", "runc", "mounts", "netns", "index", "full")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the run its own folder below /tmp, because the path of a socket has at most 107 bytes, and hides the machine.
+
+    The workers of pytest-xdist inherit both from the process that starts them.
+    """
+    config.stash[_LEFT_OUT] = Counter()
+    if hasattr(config, "workerinput"):
+        return
+    folder = config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    folder.chmod(0o711)  # some tests start processes of other users
+    if config.option.basetemp is None:
+        config.option.basetemp = folder / "b"
+    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # the downloads of pip and pyright stay usable
+    for name in [n for n in os.environ if n in _HIDDEN or n.startswith("LC_")]:
+        del os.environ[name]
+    os.environ["LC_ALL"] = "C.UTF-8"
+    os.environ["TMPDIR"] = "/tmp"  # noqa: S108
+    for variable, name in (("HOME", "home"), ("KUBELET_ROOT", "kubelet")):
+        (folder / name).mkdir()
+        os.environ[variable] = str(folder / name)
+    tempfile.tempdir = None  # read TMPDIR again
+
+
+def pytest_collection_finish() -> None:
+    """Exempts the thousands of collected tests from garbage collection: a full one took 0.3 s, and some tests ask for it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        names = {m.name for m in item.iter_markers()}
+        item.config.stash[_LEFT_OUT].update([r for r in _REASONS if r in names][:1])
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Removes the folder of the run; after a failure it stays, because the failure may name files in it."""
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = dict(config.stash[_LEFT_OUT])
+    elif exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Every worker of pytest-xdist leaves out the same tests, so the counts of any worker are those of the run."""
+    counts = getattr(node, "workeroutput", {}).get("left_out")
+    if counts is not None:
+        node.config.stash[_LEFT_OUT] = Counter(counts)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Counts the tests that were left out by marker."""
+    counts = config.stash[_LEFT_OUT]
+    listed = ", ".join(f"{counts[r]} {r}" for r in _REASONS if counts[r])
+    if listed and config.option.markexpr:
+        terminalreporter.write_line(f"left out by marker (pyproject.toml says what each means): {listed}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Iterator[Any]:
+    """pytest-xdist sends reports as UTF-8: a lone surrogate in captured text would end the worker."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(k): _encodable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_encodable, value))
+    return value
